@@ -50,9 +50,9 @@ attack: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m docs.generate
 
-# Writes the dashboards and the names of the allocation sources into the chart, and renders deploy/manifests from it.
+# Writes dashboards, allocation sources and XIDs into the chart, and renders deploy/manifests from it.
 manifests: .venv/dev
-	$(BIN)/python -m deploy.sources
+	$(BIN)/python -m deploy.tables
 	$(BIN)/python -m deploy.dashboards
 	$(BIN)/python -m deploy.render
 

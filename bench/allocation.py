@@ -23,18 +23,20 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from bench.figures import Figure
-from podgpu.agent.node_document import from_snapshot
+from podgpu.agent.allocation_turn import AllocationPart
+from podgpu.agent.publish import NodeParts, build_node_state
+from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.files import SETTLED_NS
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders import AllocationSource
 from podgpu.holders.checkpoint import CheckpointAllocation
 from podgpu.holders.hpc import HpcAllocation
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.podlist import PodlistAllocation
-from podgpu.holders.source import AllocationSource
 from podgpu.metrics.render import Policy, render_node
-from podgpu.model import Device, Snapshot
+from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
@@ -157,8 +159,9 @@ class FullNode:
         clock.lap(_NAMES)
         allocation = merge(readings, identities.complete)
         clock.lap("merge")
-        snapshot = Snapshot(1.0, self.devices, assignments=allocation.assignments, unmapped=allocation.unmapped)
-        render_node(from_snapshot(snapshot), Policy())
+        telemetry = TelemetryPart(self.devices, self.devices)
+        parts = NodeParts(telemetry, AllocationPart(allocation.assignments, allocation.unmapped))
+        render_node(build_node_state(parts, ""), Policy())
         clock.lap("render")
         named = sum(
             bool(assignment.holder.pod and assignment.holder.uid and assignment.share)

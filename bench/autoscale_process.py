@@ -25,15 +25,13 @@ from podgpu.clock import Clock
 from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble_use
-from podgpu.compose.process import look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import Workload
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
-from podgpu.web.aside import Aside
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
 
 GPUS = 8
@@ -135,9 +133,6 @@ def _front_proxy(folder: Path) -> Trust:
 
 async def main(count: int, namespaces: int, folder: Path, api_url: str) -> None:
     """`folder` has the certificates of tests/autoscale/authorities.py; `api_url` answers reviews."""
-    share_one_heap()
-    look_for_cycles_seldom()
-    take_turns_often()
     store, seconds = _filled(count, namespaces)
     certificate, key = (Pem(file=str(folder / f"server.{ending}")) for ending in ("crt", "key"))
     client_ca = Pem(file=str(folder / "client-ca.crt"))
@@ -148,8 +143,8 @@ async def main(count: int, namespaces: int, folder: Path, api_url: str) -> None:
     async with ApiClient(ApiConfig(api_url, "the benchmark")) as client:
         reviews = Reviews(client)
         app = MetricsApi(store, ApiGate(lambda: trust, lambda: reviews)).application()
-        tls = ApiContexts(pair_of_files(certificate, key), lambda: trust).for_listener(Aside("api-tls"))
-        async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), Limits()) as bound:
+        tls = ApiContexts(pair_of_files(certificate, key), lambda: trust).now
+        async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), ConnectionLimits()) as bound:
             print(json.dumps({"https": bound.port, "grpc": keda.port, "take_seconds": seconds}), flush=True)
             await asyncio.to_thread(sys.stdin.read)
 

@@ -165,11 +165,11 @@ def seconds_of(agent: Agent, clock: TickClock, seconds: Iterable[int], scrape_ev
     usage_interval = round(agent.settings.usage_interval)
     for second in seconds:
         clock.advance()
-        agent.read_due_telemetry()
+        agent.read_telemetry(only_due=True)
         if second % round(agent.settings.allocation_interval) == 0:
             agent.read_allocation()
         if second % usage_interval == 0:
-            agent.read_due_usage()
+            agent.read_usage()
         if second % scrape_every == 0:
             _ = agent.published.fresh.zipped
     return time.process_time() - began

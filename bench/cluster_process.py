@@ -28,9 +28,8 @@ from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeS
 from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
-from podgpu.compose.process import look_for_cycles_seldom, share_one_heap
 from podgpu.http_client import open_session
-from podgpu.metrics.text import encode
+from podgpu.metrics.encode import encode
 
 _SLOTS = ScrapeSettings().concurrency
 _HEADERS = {"Accept": "text/plain;version=0.0.4,text/plain;q=0.5", "Accept-Encoding": "gzip"}
@@ -149,6 +148,4 @@ async def run() -> None:
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    share_one_heap()
-    look_for_cycles_seldom()
     asyncio.run(run())

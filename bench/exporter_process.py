@@ -23,13 +23,11 @@ from bench.node import NodeShape, TickClock, bench_agent, simulated_driver
 from podgpu.agent.loop import Agent
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
 from podgpu.compose.histories import history_of, node_keeper
-from podgpu.compose.process import give_back_unused, look_past_what_stays, share_one_heap
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.text import CONTENT_TYPE
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures
+from podgpu.web.connections import ConnectionLimits
+from podgpu.web.exporter_app import PageSources, application
 from podgpu.web.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
@@ -74,11 +72,10 @@ async def run(shape: NodeShape, socket: str) -> None:
     agent = bench_agent(driver, len(driver.machine.gpus), [KubeletAllocation(socket)], clock)
     ticker = Ticker(agent, clock)
     ticker.tick(TICKS_PER_ALLOCATION)
-    app = application(agent, shown=BesideFigures(history_of(ticker.keeper)))
+    app = application(agent, page=PageSources(history_of(ticker.keeper)))
     app.add_routes(constant_routes(agent))
-    look_past_what_stays()
     try:
-        async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
+        async with listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound:
             _say({"port": bound.port})
             await _obey(ticker, agent)
     finally:
@@ -87,16 +84,14 @@ async def run(shape: NodeShape, socket: str) -> None:
 
 async def _obey(ticker: Ticker, agent: Agent) -> None:
     loop = asyncio.get_running_loop()
-    settled = False
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         cost = await loop.run_in_executor(None, ticker.tick, int(line.removeprefix("tick ")))
-        if not settled:
-            settled = True
-            give_back_unused()  # as the exporter does once all has turned
-        snapshot = agent.published.snapshot
+        parts = agent.published.parts
         exposition = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
-        failed = [f"{o.source}: {o.message}" for o in snapshot.outcomes if not o.ok]
-        _say({"cost": cost, "exposition": exposition, "assignments": len(snapshot.assignments), "failed": failed})
+        failed = [f"{source.name}: {source.message}" for source in parts.sources if not source.up]
+        _say(
+            {"cost": cost, "exposition": exposition, "assignments": len(parts.allocation.assignments), "failed": failed}
+        )
 
 
 def constant_routes(agent: Agent) -> list[web.RouteDef]:
@@ -125,5 +120,4 @@ if __name__ == "__main__":
     parser.add_argument("--kubelet", required=True)
     given = parser.parse_args()
     logging.disable(logging.WARNING)  # simulated GPUs leave some fields out, and the agent says so
-    share_one_heap()
     asyncio.run(run(NodeShape(given.gpus, given.pods), given.kubelet))

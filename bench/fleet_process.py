@@ -29,8 +29,8 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import CONTENT_TYPE
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants

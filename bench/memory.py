@@ -29,10 +29,6 @@ LADDER = (
         "+ the simulated driver of 8 GPUs",
         "from bench.node import *; kept = simulated_driver(EIGHT_GPUS, TickClock())",
     ),
-    (
-        "- what goes back once it has started",
-        "from podgpu.compose.process import *; look_past_what_stays()",
-    ),
 )
 """Where the exporter's memory is: what each step adds in one interpreter. What it stands at beyond is what it keeps."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.holders.source import AllocationSource
+from podgpu.holders import AllocationSource
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml

@@ -27,7 +27,6 @@ from bench.figures import Figure
 from bench.running import cpu_seconds_of, free_port
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.settings import ViewSettings
-from podgpu.compose.process import look_for_cycles_seldom
 
 NODES, GPUS = 1000, 8
 MOST_SECONDS = 2.0
@@ -49,7 +48,6 @@ def measure(nodes: int = int(os.environ.get(_SIZE, NODES))) -> list[Figure]:
         _prometheus(Path(folder), fleet.answer()["ports"]) as (url, server),
     ):
         _wait_until_scraped(url, nodes)
-        look_for_cycles_seldom()  # as the command does
         return asyncio.run(_turns(fleet, url, server, nodes))
 
 

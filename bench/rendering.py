@@ -17,10 +17,9 @@ from bench.figures import Figure
 from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.encode import Family, encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.node_state import NodeState
-from podgpu.series import Family
 
 LEAST_TIMES_FASTER = 15
 
@@ -76,9 +75,9 @@ def eight_gpu_state() -> tuple[NodeState, Policy]:
             agent.read_telemetry()
         agent.read_allocation()
         agent.stop()
-    snapshot = agent.published.snapshot
-    if len(snapshot.assignments) != EIGHT_GPUS.pods:
-        raise RuntimeError(f"the kubelet was not heard, so the figures would mean nothing: {snapshot.outcomes}")
+    allocation = agent.published.parts.allocation
+    if len(allocation.assignments) != EIGHT_GPUS.pods:
+        raise RuntimeError(f"the kubelet did not answer, so the figures would mean nothing: {allocation.sources}")
     return agent.published.state, agent.settings.policy
 
 

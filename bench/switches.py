@@ -13,9 +13,8 @@ from random import Random
 from statistics import median
 
 from bench.figures import Figure
-from podgpu.gpu.nvml.switches.attribution import Habits, young_first
-from podgpu.gpu.nvml.switches.listener import Listener
-from podgpu.gpu.nvml.switches.records import RECORD
+from podgpu.gpu.nvml.switch_attribution import RECORD, Habits, estimate_without_samples
+from podgpu.gpu.nvml.switch_splitter import SwitchListener
 from podgpu.simulate.engine import Bursts, Engine, SimulatedSwitchLog
 
 MOST_MS = 50
@@ -70,18 +69,20 @@ def measure(seconds: int = 12) -> list[Figure]:
 
 def _costs(log: Recorded, sampled: bool) -> Iterator[tuple[float, int]]:
     """CPU seconds, and the records that were read in them. The first second is not counted: nobody is resident yet."""
-    listener = Listener(log, sampled=sampled, wall=lambda: log.second, clock=lambda: log.second, in_background=False)
+    listener = SwitchListener(
+        log, sampled=sampled, wall=lambda: log.second, clock=lambda: log.second, in_background=False
+    )
     habits = Habits()
     for second, chunk in enumerate(log.chunks, 1):
         log.second = second
         began = time.process_time()
         for _ in range(_SAMPLES if sampled else 1):
             listener.step()
-        residency, samples = listener.window(second)
+        residency, samples = listener.take_window(second)
         if sampled:
             habits.learn(residency, samples)
             habits.estimate(residency, residency.window // 3)
         else:
-            young_first(residency, residency.window // 3)
+            estimate_without_samples(residency, residency.window // 3)
         if second > 1:
             yield time.process_time() - began, len(chunk) // RECORD.size

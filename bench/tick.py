@@ -18,9 +18,8 @@ from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.rendering import turn_seconds
 from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.body import Body
+from podgpu.metrics.encode import Body, encode
 from podgpu.metrics.render import Policy, render_node, render_self
-from podgpu.metrics.text import encode
 from podgpu.node_state import NodeState
 
 

@@ -166,12 +166,11 @@ def measure_cpu(turns: int) -> list[Figure]:
         node.change()
         node.turn()
         whole, driver = zip(*islice(_turn_costs(node), turns), strict=True)
-        attributed = len(
-            [container for container in node.agent.published.snapshot.usage.containers if container.processes]
-        )
+        holders = [holder for gpu in node.agent.published.state.devices for holder in gpu.holders]
+        attributed = sum(holder.usage is not None and bool(holder.usage.processes) for holder in holders)
         pids = node.pids
         (rendering,) = median_seconds(
-            turns, lambda: Published(node.agent.published.snapshot, node.agent.settings.policy, 0.0).fresh.zipped
+            turns, lambda: Published(node.agent.published.parts, node.agent.settings.policy, 0.0).fresh.zipped
         )
         (remembered,) = median_seconds(turns, lambda: [node.finder.find(pid) for pid in pids])
         (forgotten,) = median_seconds(turns, lambda: _look_afresh(node.finder, pids))

@@ -16,12 +16,15 @@ from bench.figures import Figure
 from bench.node import NodeShape, TickClock, simulated_driver
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.publish import Published
+from podgpu.agent.usage_turn import UsagePart
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import Counter, parse_counters, shipped_counters
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
-from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Usage, Workload
+from podgpu.model import Allocation, Assignment, Device, Workload
+from podgpu.node_state import HolderUsage
+from podgpu.usage.ledger import UsageSnapshot
 
 SHAPES = (
     NodeShape("1xH100", 1),
@@ -95,16 +98,18 @@ def cost_of(shape: NodeShape, counters: tuple[Counter, ...], ticks: int) -> tupl
             agent.read_telemetry()
             turns.append(time.process_time() - began)
         agent.read_allocation()
-        assignments = agent.published.snapshot.assignments
-        used = tuple(ContainerUsage(a.device, a.holder, 0.5, 1, 1, 1, 1, 1, 1, 0.1) for a in assignments)
-        snapshot = replace(agent.published.snapshot, usage=Usage(used))
+        parts, usage = agent.published.parts, HolderUsage(0.5, 1, 1, 1, 1, 1, 1, 1, 1, 0.1)
+        holders: dict[str, list[tuple[Workload, HolderUsage]]] = {}
+        for assignment in parts.allocation.assignments:
+            holders.setdefault(assignment.device, []).append((assignment.holder, usage))
+        parts = replace(parts, usage=UsagePart(UsageSnapshot(holders)))
     finally:
         driver.faults.unload_driver()  # so that stopping does not wait for the XID watch
         agent.stop()
     where = f"{shape.gpus}, {shape.pods} pods, {len(counters)} fields"
-    plain, series = rendering(Published(snapshot, policy, 0.0), policy, ticks)
+    plain, series = rendering(Published(parts, policy, 0.0), policy, ticks)
     virtual_policy = replace(policy, virtual_gpus=True)
-    virtual, more = rendering(Published(snapshot, virtual_policy, 0.0), virtual_policy, ticks)
+    virtual, more = rendering(Published(parts, virtual_policy, 0.0), virtual_policy, ticks)
     return [
         Figure(f"{where}: turn", median(turns) * 1e3, "ms"),
         Figure(f"  the exposition, {series} series", plain * 1e3, "ms"),
@@ -117,6 +122,6 @@ def rendering(published: Published, policy: Policy, times: int) -> tuple[float, 
     seconds = []
     for _ in range(times):
         began = time.thread_time()
-        exposition = Published(published.snapshot, policy, 0.0).fresh.plain
+        exposition = Published(published.parts, policy, 0.0).fresh.plain
         seconds.append(time.thread_time() - began)
     return min(seconds), sum(not line.startswith(b"#") for line in exposition.splitlines())

@@ -79,6 +79,7 @@ def bare(command: str) -> str:
     command = re.sub(r"^sudo (?=(?:\S*/)?podgpu )", "", command)
     command = command.replace("/opt/podgpu/bin/podgpu ", "podgpu ")
     command = re.sub(r"^helm upgrade --install (\S+) (?=deploy/)", r"helm template \1 ", command)
+    command = command.replace(" --reuse-values", " --set image.repository=registry.example.com/podgpu")
     return re.sub(r"^make ", "make -n ", command)
 
 

@@ -45,7 +45,7 @@ def _quiet() -> Iterator[None]:
     [
         (lambda: serving.measure(blocks=2, requests=1), 2),
         (lambda: rendering.measure(turns=2), 1),
-        (lambda: parser.measure(turns=2, largest=1_000_000), 4),
+        (lambda: parser.measure(turns=2, largest=1_000_000), 2),
         (lambda: tick.measure(ticks=2), 0),
         (lambda: usage.measure(turns=2, first=64, last=128), 4),
         (lambda: switches.measure(seconds=2), 3),

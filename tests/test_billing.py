@@ -239,7 +239,7 @@ class Node:
                 yield float(second), self.agent.read_telemetry
             if second % ALLOCATION_EVERY == 0:
                 yield second + ALLOCATION_AT, self.agent.read_allocation
-            yield second + USAGE_AT, self.agent.read_due_usage
+            yield second + USAGE_AT, self.agent.read_usage
 
     def live(self, jobs: list[Job], until: float) -> None:
         began = time.monotonic()

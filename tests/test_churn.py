@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.holders.keeping import KEEP_SECONDS
+from podgpu.holders.cache import GRACE_SECONDS
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
@@ -160,7 +160,7 @@ class Churn:
         self._list_pods()  # by the next reading it has heard of all of them
 
     def _lingers(self, named_at: float) -> bool:
-        return self.last_reading - named_at <= KEEP_SECONDS
+        return self.last_reading - named_at <= GRACE_SECONDS
 
     def check(self) -> None:
         exposition = self.agent.published.fresh.plain
@@ -173,7 +173,7 @@ class Churn:
             for holding in info - truth.held - lingering:
                 assert now - truth.released_at[holding] <= INTERVAL + GRACE, "named long after it was released"
             assert info >= truth.at_last_reading, "held when the kubelet last answered, but not named"
-        elif self.last_reading - truth.last_answer > KEEP_SECONDS:
+        elif self.last_reading - truth.last_answer > GRACE_SECONDS:
             assert not info, "the kubelet is away for so long that nobody knows"
         else:
             assert info >= truth.at_last_reading, "a kubelet that is away for a moment ends no pods"

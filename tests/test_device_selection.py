@@ -105,36 +105,3 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
 def test_what_is_not_here_is_said(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse_selection(text).check(NODE)
-
-
-def test_instances_without_mig_are_refused_in_a_sum_too() -> None:
-    with pytest.raises(UsageError, match="no GPU here is in MIG mode"):
-        parse_selection("g:0+i:0").check((GPU,))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("g:3-1000", "-d g:3-1000: no such GPU here: 3, 4, 5, 6, 7 and 993 more; there are 0, 1"),
-        (f"g:{','.join(map(str, range(3, 1001)))}", "-d g:3-1000: no such GPU here: 3, 4, 5, 6, 7 and 993 more;"),
-        (
-            f"g:{','.join(map(str, range(2, 900, 2)))}",
-            "…: no such GPU here: 2, 4, 6, 8, 10 and 444 more;",
-        ),
-        ("g:7", "-d g:7: no such GPU here: 7; there are 0, 1"),
-    ],
-    ids=["range", "list", "gaps", "one"],
-)
-def test_a_long_list_of_numbers_is_shortened(text: str, said: str) -> None:
-    gpus = [Device(number, f"GPU-{number}", f"0000:0{number}:00.0", "H100") for number in range(2)]
-    with pytest.raises(UsageError) as caught:
-        parse_selection(text).check(gpus)
-    assert said in str(caught.value)
-    assert len(str(caught.value)) < 200
-
-
-def test_a_long_selection_that_cannot_be_read_is_shortened() -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_selection(f"g:{','.join(map(str, range(3, 1001)))},x")
-    assert "'x' is not an id" in str(caught.value)
-    assert len(str(caught.value)) < 300

@@ -26,7 +26,6 @@ from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console
 
 NOT_RUN = {
     r"kubectl ": "there is no cluster",
-    r"python3 -c 'from importlib": "podgpu is in the tests' own Python, which may go by another name",
     r"docker ": "there is no container engine, and no registry",
     r"sudo (python3 -m venv|/opt/podgpu/bin/pip|install|systemctl) ": "it changes the machine",
     r"helm repo ": "it reaches out to the internet",

@@ -20,8 +20,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prom.client import PrometheusClient
-from podgpu.cluster.scraping.backend import FixedTargets
+from podgpu.cluster.promql import PrometheusClient, PrometheusServer
+from podgpu.cluster.scrape import FixedTargets
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.exposition import parse_exposition
 from podgpu.gpu.exposition_source import ExpositionSource, FileExposition, UrlExposition, open_exposition_source
@@ -296,7 +296,6 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
         Access(password_file="a"),
         Access(username="a", password_file="b", token_file="c"),
         Access(ca_file="a", insecure=True),
-        Access(headers=(("X Y", "a"),)),
         Access(headers=(("X", "a\r\nHost: b"),)),
     ],
 )
@@ -357,7 +356,7 @@ PLACES = st.builds(
 MAKERS = (
     open_exposition_source,
     HttpClient,
-    PrometheusClient,
+    lambda url: PrometheusClient(PrometheusServer(url)),
     ExporterSource,
     ClusterSource,
     lambda url: FixedTargets([url]),

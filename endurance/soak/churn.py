@@ -54,7 +54,7 @@ class Churn:
         if now % INTERVAL == 0:
             self._agent.read_telemetry()
             self._agent.read_allocation()
-        self._agent.read_due_usage()
+        self._agent.read_usage()
 
     def _look(self) -> None:
         self._judge.look(self._agent.published.fresh.plain.decode())

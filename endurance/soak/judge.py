@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from endurance.soak.truth import REMEMBERED, Holding
 from endurance.soak.world import World
-from podgpu.agent.allocation_turn import KEEP_SECONDS
+from podgpu.holders.cache import GRACE_SECONDS
 from podgpu.metrics.families import LAST_HOLDER
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
 
@@ -15,7 +15,7 @@ INTERVAL = 5.0
 """Seconds between two allocation turns, and two telemetry turns."""
 _SETTLED = 2 * INTERVAL + 1.0
 """A change is in the metrics by then; sooner it may be."""
-_UNSURE = KEEP_SECONDS + 2 * INTERVAL + 60.0
+_UNSURE = GRACE_SECONDS + 2 * INTERVAL + 60.0
 """So long a mapping may outlive what it says, while and just after the kubelet is not well."""
 _HEALED = 90.0
 """Seconds after which what was ill is whole again: NVML is begun anew at most once a minute."""

@@ -13,8 +13,8 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from endurance.soak.truth import Holding, SoakClock, Truth
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.faults import Hang
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.machine import Hang
 from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 

@@ -21,6 +21,20 @@ class Clock:
     wall: Callable[[], float] = time.time
 
 
+class UnixTime:
+    """Converts monotonic moments to Unix time. Small corrections of the wall clock do not move earlier moments."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset = clock.wall() - clock.monotonic()
+
+    def convert(self, moment: float) -> float:
+        offset = self._clock.wall() - self._clock.monotonic()
+        if abs(offset - self._offset) >= _LEAST_STEP:
+            self._offset = offset
+        return moment + self._offset
+
+
 class WallClock:
     """Tells when the wall clock was set, so that moments kept by it move along. It is compared with a clock that only
     goes on; one that stands still while the machine sleeps makes that a step too."""

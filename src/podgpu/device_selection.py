@@ -1,5 +1,4 @@
-"""This module reads dcgm-exporter's device strings: which GPUs and MIG instances (`-d`), switches (`-s`), CPUs (`-p`)
-are shown. Pure."""
+"""Parses dcgm-exporter's device strings: the GPUs and MIG instances (`-d`), switches (`-s`) and CPUs (`-p`) to show."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ _LETTERS = {
     "-s": {"f": "all NVSwitches, and their links", "g": "NVSwitches", "i": "links"},
     "-p": {"f": "all CPUs, and their cores", "g": "CPUs", "i": "cores"},
 }
-_MOST_IDS = 4096
-_LONGEST_SHOWN = 60
+_MAX_IDS = 4096
+_MAX_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     kind: str = "f"
-    """f: GPUs and their instances; g: whole GPUs; i: instances, with the GPU-level series of the GPUs they are on."""
+    """f: GPUs and instances; g: whole GPUs; i: instances, with the GPU-level series of their GPUs."""
     ids: tuple[int, ...] = ()
-    """Empty: all. For `i` the instances of the node are numbered from 0, GPU by GPU."""
+    """Empty: all. Instances (`i`) are numbered from 0 over the node, GPU by GPU."""
     also: Selection | None = None
-    """Beside GPUs: instances, as in g:0+i:1."""
+    """Instances in addition to GPUs, as in g:0+i:1."""
 
     @property
     def parts(self) -> tuple[Selection, ...]:
@@ -35,7 +34,7 @@ class Selection:
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """Numbers of the GPUs, where it is about nothing else; empty: any may be meant."""
+        """Numbers of the selected GPUs; empty if others may be selected, too."""
         return self.ids if self.kind == "g" and self.also is None else ()
 
     @property
@@ -43,18 +42,18 @@ class Selection:
         return any(part.kind == "i" for part in self.parts)
 
     def shows(self, kind: str, number: int) -> bool:
-        """Whether a thing of this kind (g or i) and number is chosen."""
+        """Returns True if the entity of this kind (g or i) and number is selected."""
         return any(
             part.kind == "f" or (part.kind == kind and (not part.ids or number in part.ids)) for part in self.parts
         )
 
     @property
     def shown(self) -> str:
-        """In messages."""
+        """For messages."""
         return _cut(str(self))
 
     def check(self, devices: Sequence[Device]) -> None:
-        """Seed 001's warnings as rules; raises UsageError that names what is wrong and the way out."""
+        """Raises UsageError for selections that dcgm-exporter warns about, with advice."""
         if self.also is not None:
             for part in self.parts:
                 part._check_ids(devices)
@@ -62,10 +61,10 @@ class Selection:
         self._check_ids(devices)
         gpus, _ = _split(devices)
         if self.kind == "g":
-            mig = [g.index for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
+            mig = [g.index or 0 for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
             if mig:
                 raise UsageError(
-                    f"-d {self.shown}: GPU {_numbers(mig)} is in MIG mode, where pods get instances, not GPUs; "
+                    f"-d {self.shown}: GPU {_numbers(mig)} is in MIG mode, where pods use instances instead of GPUs; "
                     "use -d f (everything) or -d i (instances)"
                 )
 
@@ -73,14 +72,14 @@ class Selection:
         gpus, instances = _split(devices)
         if self.kind == "i" and not any(g.mig_enabled for g in gpus):
             raise UsageError(f"-d {self.shown}: no GPU here is in MIG mode, so it has no instances; use -d f or -d g")
-        known = [g.index for g in gpus] if self.kind == "g" else list(range(len(instances)))
+        known = [g.index for g in gpus if g.index is not None] if self.kind == "g" else list(range(len(instances)))
         missing = [i for i in self.ids if i not in known]
         if missing:
             what = "GPU" if self.kind == "g" else "MIG instance"
             raise UsageError(f"-d {self.shown}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
 
     def of(self, devices: Sequence[Device]) -> frozenset[str]:
-        """Keys of the devices to show. Lenient: at run time a GPU that left is simply not shown."""
+        """Returns the keys of the devices to show. Missing GPUs are ignored at run time."""
         gpus, instances = _split(devices)
         if self.also is not None:
             return frozenset().union(*(part.of(devices) for part in self.parts))
@@ -92,52 +91,52 @@ class Selection:
         return frozenset(d.key for d in shown) | frozenset(d.uuid for d in shown)
 
     def __str__(self) -> str:
-        """As it may be written, neighbours as a range."""
+        """Formats the selection with ranges."""
         first = f"{self.kind}:{','.join(_ranges(self.ids))}" if self.ids else self.kind
         return first if self.also is None else f"{first}+{self.also}"
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
-    """What `-d` says, or `-s` and `-p`, which speak the same language of switches and CPUs. Raises UsageError."""
-    said = f"{option} {_cut(text)!r}"
-    parts = [_parse_part(part, option, said) for part in text.split("+")]
+    """Parses the value of `-d`, or of `-s` and `-p`, which have the same syntax. Raises UsageError."""
+    quoted = f"{option} {_cut(text)!r}"
+    parts = [_parse_part(part, option, quoted) for part in text.split("+")]
     if len(parts) == 1:
         return parts[0]
     by_kind = {part.kind: part for part in parts}
     if by_kind.keys() != {"g", "i"} or len(parts) != 2:
-        raise UsageError(f"{said}: + stands between one g and one i, each with or without ids, such as g:0+i:1")
+        raise UsageError(f"{quoted}: + stands between one g and one i, each with or without ids, such as g:0+i:1")
     return replace(by_kind["g"], also=by_kind["i"])
 
 
-def _parse_part(text: str, option: str, said: str) -> Selection:
+def _parse_part(text: str, option: str, quoted: str) -> Selection:
     letters = _LETTERS[option]
     kind, colon, ids = text.partition(":")
     if kind not in letters:
         known = ", ".join(f"{letter} ({what})" for letter, what in letters.items())
-        raise UsageError(f"{said}: starts with one of {known}, then optionally :ids such as g:0,2-4; g:0+i:1 is both")
+        raise UsageError(f"{quoted}: starts with one of {known}, then optionally :ids such as g:0,2-4; g:0+i:1 is both")
     if not colon:
         return Selection(kind)
     if kind == "f":
-        raise UsageError(f"{said}: f takes no ids; use {'g:' + ids!r} or {'i:' + ids!r}")
-    return Selection(kind, tuple(sorted(set(_parse_ids(said, ids)))))
+        raise UsageError(f"{quoted}: f takes no ids; use {'g:' + ids!r} or {'i:' + ids!r}")
+    return Selection(kind, tuple(sorted(set(_parse_ids(quoted, ids)))))
 
 
-def _parse_ids(said: str, ids: str) -> list[int]:
-    found: list[int] = []
+def _parse_ids(quoted: str, ids: str) -> list[int]:
+    numbers: list[int] = []
     for part in ids.split(","):
         m = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         if m is None:
             raise UsageError(
-                f"{said}: {part!r} is not an id; ids are numbers and ranges without spaces, such as 0,2-4, "
+                f"{quoted}: {part!r} is not an id; ids are numbers and ranges without spaces, such as 0,2-4, "
                 "and one letter (g or i) stands in front of all of them"
             )
         first, last = int(m[1]), int(m[2] or m[1])
         if last < first:
-            raise UsageError(f"{said}: the range {part} runs backwards; write {last}-{first}")
-        found.extend(range(first, last + 1))
-        if len(found) > _MOST_IDS:
-            raise UsageError(f"{said}: more than {_MOST_IDS} ids")
-    return found
+            raise UsageError(f"{quoted}: the range {part} runs backwards; write {last}-{first}")
+        numbers.extend(range(first, last + 1))
+        if len(numbers) > _MAX_IDS:
+            raise UsageError(f"{quoted}: more than {_MAX_IDS} ids")
+    return numbers
 
 
 def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
@@ -145,14 +144,14 @@ def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
 
 
 def _ranges(ids: Sequence[int]) -> Iterator[str]:
-    """3, 4, 5, 9 as 3-5 and 9."""
+    """Yields 3-5 and 9 for 3, 4, 5, 9."""
     for _, neighbours in groupby(enumerate(ids), key=lambda place: place[1] - place[0]):
         numbers = [number for _, number in neighbours]
         yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -1,32 +1,33 @@
-"""This module owns how podgpu reads a file: whole, within a limit, and parsed again only after a change.
-
-It waits for no writer, reads past no limit, and never hands out a file that changed while it was read.
-"""
+"""Reads files completely and within a size limit, and writes files that other programs may read at any moment."""
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.errors import SourceError
+from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
-
-TRIES = 3
-_PAUSE_S = 0.01
 SETTLED_NS = 2_000_000_000
-"""A younger change may hide another: kernels stamp files with a clock of 1 to 10 ms, some file systems with 2 s."""
+"""A second change within this time may leave the time stamp unchanged: some file systems have a resolution of 2 s."""
+_MAX_ATTEMPTS = 3
+_RETRY_SECONDS = 0.01
+_TEMPORARY_SUFFIX = ".podgpu-tmp"
+_LEFTOVER_SECONDS = 60.0
 
 
 # Reading
 
 
 class FileIdentity(NamedTuple):
-    """Tells a file from the one that takes its place, and its content from what is written over it."""
+    """Changes if the file is replaced or written."""
 
     filesystem: int
     inode: int
@@ -36,7 +37,7 @@ class FileIdentity(NamedTuple):
 
 
 def look_at(path: str) -> FileIdentity:
-    """Who the regular file at the path is now. Costs one stat."""
+    """Returns the identity of a regular file. Raises SourceError."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:
@@ -46,29 +47,23 @@ def look_at(path: str) -> FileIdentity:
 
 
 def read_bounded(path: str, limit: int) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes."""
-    if look_at(path).size > limit:  # before it is opened: opening a device or a FIFO is not without effect
+    """Reads a regular file of at most `limit` bytes. Raises SourceError."""
+    if look_at(path).size > limit:  # checked first: opening a device or a FIFO has effects
         raise _too_large(path, limit)
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        # Without O_NONBLOCK, opening a FIFO would wait for its writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             _refuse_irregular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain(error, path) from error
-    if len(content) > limit:  # it grew, or is one of the kernel's, which have no size
+    if len(content) > limit:  # files in /proc and /sys have no size
         raise _too_large(path, limit)
     return content
 
 
 def _too_large(path: str, limit: int) -> SourceError:
-    return SourceError(
-        "too_large", f"{path} has more than {limit} bytes, which is all that is read: see that it is the right file"
-    )
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a FIFO that was put here a moment ago would wait for its writer.
-    return os.open(path, flags | os.O_NONBLOCK)
+    return SourceError("too_large", f"{path} has more than {limit} bytes, the limit: is it the right file?")
 
 
 def _refuse_irregular(found: os.stat_result, path: str) -> None:
@@ -77,12 +72,12 @@ def _refuse_irregular(found: os.stat_result, path: str) -> None:
         raise SourceError(
             "not_a_file",
             f"{path} is {kind}, not a file: name the file itself, and mount the directory it is in"
-            " (mounting a file that is not there yet makes a directory of its name)",
+            " (mounting a file that does not exist yet creates a directory with its name)",
         )
 
 
 def explain(error: OSError | ValueError, path: str) -> SourceError:
-    """What a failure to open or read means to the person who runs podgpu."""
+    """Explains why a file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
             "file_missing",
@@ -95,18 +90,11 @@ def explain(error: OSError | ValueError, path: str) -> SourceError:
             " (no capability is needed)",
         )
     why = getattr(error, "strerror", None) or str(error)
-    return SourceError("unreadable", f"cannot read {path} ({why}): see that the path is right and its disk is well")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept(Generic[T]):
-    path: str
-    identity: FileIdentity
-    parsed: T
+    return SourceError("unreadable", f"cannot read {path} ({why}): check the path and its disk")
 
 
 class ReadOnChange(Generic[T]):
-    """Keeps what was parsed while the file is the same: a reading of an unchanged file costs one stat."""
+    """Caches the parsed content of a file until the file changes."""
 
     def __init__(
         self,
@@ -119,30 +107,132 @@ class ReadOnChange(Generic[T]):
         self._limit = limit
         self._read = read
         self._clock = clock
-        self._kept: _Kept[T] | None = None
+        self._cached: tuple[str, FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
-        """What the file says now. `parse` gets its bytes and its path, and raises SourceError if it makes no sense."""
-        now, identity, kept = self._clock(), look_at(path), self._kept
-        if kept is not None and (kept.path, kept.identity) == (path, identity):
-            return kept.parsed
-        content, identity = self._read_whole(path, identity)
+        """Raises SourceError, also if `parse` does. `parse` gets the content and the path."""
+        now, identity = self._clock(), look_at(path)
+        if self._cached is not None and self._cached[:2] == (path, identity):
+            return self._cached[2]
+        content, identity = self._read_unchanged(path, identity)
         parsed = self._parse(content, path)
         is_settled = now - identity.changed_ns >= SETTLED_NS
-        self._kept = _Kept(path, identity, parsed) if is_settled else None
+        self._cached = (path, identity, parsed) if is_settled else None
         return parsed
 
-    def _read_whole(self, path: str, before: FileIdentity) -> tuple[bytes, FileIdentity]:
-        for _ in range(TRIES):
+    def _read_unchanged(self, path: str, before: FileIdentity) -> tuple[bytes, FileIdentity]:
+        for _ in range(_MAX_ATTEMPTS):
             content = self._read(path, self._limit)
             after = look_at(path)
-            # The length too: within one tick of the kernel's clock a file written over may look untouched.
+            # The size is compared too: two writes within one tick of the kernel's clock have the same time stamp.
             if after == before and len(content) == after.size:
                 return content, after
             before = after
-            time.sleep(_PAUSE_S)
+            time.sleep(_RETRY_SECONDS)
         raise SourceError(
             "being_written",
-            f"{path} changed {TRIES} times while it was read: read again next time; if it lasts, have its writer"
-            " replace it by rename, and less often",
+            f"{path} changed {_MAX_ATTEMPTS} times while it was read: read again next time; if it lasts, have its"
+            " writer replace it by rename, and less often",
         )
+
+
+# Writing
+
+
+class OutputError(PodgpuError):
+    """The file could not be written; the previous one is unchanged."""
+
+    reason = "not_written"
+
+
+@dataclass(frozen=True)
+class Owner:
+    uid: int
+    gid: int = -1
+    """-1: unchanged."""
+
+
+class AtomicFile:
+    """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
+
+    def __init__(
+        self,
+        path: str,
+        mode: int = 0o644,
+        owner: Owner | None = None,
+        option: str = "--out",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises UsageError, which names the option, if no file can be written there."""
+        self.path = Path(path)
+        self._mode = mode
+        self._owner = owner
+        self._wall = wall
+        self._check(f"{option} {path}")
+        self._remove_leftovers()
+
+    def _check(self, name: str) -> None:
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            found = None
+        except OSError as e:
+            raise UsageError(f"{name}: {e.strerror}") from e
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            raise UsageError(f"{name}: is a symbolic link, which is not written through; name the file itself")
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{name}: is not a file; name a file in a directory")
+        if not self.path.parent.is_dir():
+            raise UsageError(f"{name}: there is no directory {self.path.parent}; make or mount it")
+
+    def _remove_leftovers(self) -> None:
+        """Removes temporary files of killed processes. Recent ones may belong to a running process."""
+        for leftover in self.path.parent.glob(f".{self.path.name}.*{_TEMPORARY_SUFFIX}"):
+            with suppress(OSError):
+                if abs(self._wall() - leftover.stat().st_mtime) > _LEFTOVER_SECONDS:
+                    leftover.unlink()
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since it was written; None if it does not exist."""
+        try:
+            return max(0.0, self._wall() - self.path.stat().st_mtime)
+        except OSError:
+            return None
+
+    def write(self, content: bytes) -> None:
+        """Raises OutputError."""
+        try:
+            descriptor, temporary = tempfile.mkstemp(_TEMPORARY_SUFFIX, f".{self.path.name}.", self.path.parent)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                    os.fchmod(descriptor, self._mode)
+                    if self._owner is not None:
+                        os.fchown(descriptor, self._owner.uid, self._owner.gid)
+                    file.flush()
+                    os.fsync(descriptor)
+                os.rename(temporary, self.path)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+            _sync_directory(self.path.parent)
+        except OSError as e:
+            raise OutputError(f"{self.path} was not written ({e.strerror}); the previous one is still there") from e
+
+    def remove(self) -> None:
+        """Raises OutputError."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as e:
+            raise OutputError(f"{self.path} was not removed ({e.strerror}): check who may write there") from e
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes the rename survive a power failure. Some network file systems do not support it."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -39,7 +39,6 @@ METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HOST_PORT = re.compile(r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE)
 
 
@@ -73,8 +72,8 @@ class Access:
             unchecked = self.option("insecure-skip-verify")
             raise UsageError(f"{self.option('ca-file')}: has no effect together with {unchecked}")
         for name, value in self.headers:
-            if not _HEADER_NAME.fullmatch(name) or not value.isprintable() or value != value.strip():
-                raise UsageError(f"the header {name!r}: {value!r} cannot be sent in one line of HTTP")
+            if not value.isprintable() or value != value.strip():
+                raise UsageError(f"the header {name}: {value!r} cannot be sent in one line of HTTP")
 
     def option(self, name: str) -> str:
         return f"--{self.prefix}-{name}"
@@ -175,13 +174,9 @@ class HttpResponse(NamedTuple):
 
 def open_session(keep_alive: float = KEEP_ALIVE_SECONDS) -> aiohttp.ClientSession:
     """`keep_alive`: seconds for which idle connections stay open; 0 closes them after each response."""
-    connector = (
-        aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive)
-        if keep_alive
-        else aiohttp.TCPConnector(limit=0, force_close=True)
-    )
+    options: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
     return aiohttp.ClientSession(
-        connector=connector,
+        connector=aiohttp.TCPConnector(limit=0, **options),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),  # callers set deadlines
         headers={"User-Agent": f"podgpu/{__version__}", "Accept-Encoding": "gzip"},
@@ -304,18 +299,16 @@ class HttpClient:
         """Explains an unwanted status."""
         status, shown = response.status, self.shown
         if status in (401, 403):
-            return SourceError(
-                "unauthorized", f"{shown} needs other credentials ({status}): {self._access.login_advice}"
-            )
-        if 300 <= status < 400:
-            target = redact_url(response.location)
-            return SourceError(
-                f"http_{status}", f"{shown} redirects to {target}, which podgpu does not follow: name that URL"
-            )
-        if status == 503:
-            return SourceError("http_503", f"{shown} answers 503: it is not ready, or its figures are too old")
+            text = f"{shown} needs other credentials ({status}): {self._access.login_advice}"
+            return SourceError("unauthorized", text)
         text = f"{shown} answers {status} {response.reason}".rstrip()
-        return SourceError(f"http_{status}", f"{text}: is the path right?" if status < 500 else text)
+        if 300 <= status < 400:
+            text = f"{shown} redirects to {redact_url(response.location)}, which podgpu does not follow: name that URL"
+        elif status == 503:
+            text = f"{shown} answers 503: it is not ready, or its figures are too old"
+        elif status < 500:
+            text = f"{text}: is the path right?"
+        return SourceError(f"http_{status}", text)
 
     def _failed(self, failure: Failure) -> SourceError:
         reason, why = failure
@@ -369,12 +362,12 @@ def explain_errors(make_error: Callable[[Failure], SourceError]) -> Iterator[Non
 
 
 def _explain(error: Exception) -> Failure:
-    tls = _find_tls_error(error)
-    if isinstance(tls, ssl.SSLCertVerificationError):
-        unknown = f"its certificate cannot be verified: {tls.verify_message}"
-        return Failure("tls", _CERTIFICATE_ERRORS.get(tls.verify_code, unknown))
-    if tls is not None:
-        return Failure("tls", _first_line(str(tls.reason or tls).lower().replace("_", " ")))
+    cause = error.__cause__ if isinstance(error, aiohttp.ClientError) and error.__cause__ else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        unknown = f"its certificate cannot be verified: {cause.verify_message}"
+        return Failure("tls", _CERTIFICATE_ERRORS.get(cause.verify_code, unknown))
+    if isinstance(cause, ssl.SSLError):
+        return Failure("tls", _first_line(str(cause.reason or cause).lower().replace("_", " ")))
     if isinstance(error, TimeoutError):
         return Failure("timeout", "no complete response in time")
     if isinstance(error, aiohttp.ClientPayloadError):
@@ -385,29 +378,15 @@ def _explain(error: Exception) -> Failure:
         return Failure("not_http", "its response is not HTTP: is the port right?")
     if isinstance(error, ValueError):
         return Failure("bad_url", "it is not an address")
-    return Failure("unreachable", _explain_connection_error(error))
-
-
-def _explain_connection_error(error: Exception) -> str:
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionRefusedError):
-        return "nothing listens there"
+        return Failure("unreachable", "nothing listens there")
     if isinstance(cause, socket.gaierror):
-        return "there is no host of this name"
+        return Failure("unreachable", "there is no host of this name")
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it closed the connection without a response"
+        return Failure("unreachable", "it closed the connection without a response")
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)
-    return _first_line(str(error)) or type(error).__name__
-
-
-def _find_tls_error(error: BaseException) -> ssl.SSLError | None:
-    """aiohttp stores the error of ssl in one of several attributes."""
-    places = (error, getattr(error, "certificate_error", None), getattr(error, "os_error", None), error.__cause__)
-    for place in places:
-        if isinstance(place, ssl.SSLError) and not isinstance(place, aiohttp.ClientError):
-            return place
-    return None
+        return Failure("unreachable", os.strerror(cause.errno))
+    return Failure("unreachable", _first_line(str(error)) or type(error).__name__)
 
 
 def _first_line(text: str) -> str:

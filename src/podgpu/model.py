@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +28,7 @@ class Device:
     `uuid` and `index` are always the physical GPU's, as on dcgm-exporter's series.
     """
 
-    index: int
+    index: int | None
     uuid: str
     pci_bus_id: str
     model: str
@@ -43,13 +43,13 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What people and the label `device` call it: nvidia0. Empty where its number is not known (-1)."""
-        return f"{self.maker}{self.index}" if self.index >= 0 else ""
+        """Value of the label `device`, such as nvidia0. Empty if the index is unknown."""
+        return "" if self.index is None else f"{self.maker}{self.index}"
 
     @property
     def number(self) -> str:
-        """Its index as a label has it. Empty where nobody knows it: a GPU that is known by its UUID alone."""
-        return str(self.index) if self.index >= 0 else ""
+        """Value of the label `gpu`. Empty if the index is unknown."""
+        return "" if self.index is None else str(self.index)
 
     @property
     def key(self) -> str:
@@ -116,6 +116,13 @@ class Workload(Document, frozen=True):
         return f"container {container}" if container else ""
 
 
+class WorkloadOwner(Document, frozen=True, order=True):
+    """The object that created a pod: a Deployment, a Job, a StatefulSet, a notebook."""
+
+    kind: Name
+    name: Name
+
+
 WORKLOAD_PARTS = Workload.__struct_fields__
 parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
@@ -167,8 +174,8 @@ class Allocation:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of the GPUs that the source gives away, in anybody's hands or not
-    life: int = 0
-    """Which life of the source said so: another one after it was started anew, or the connection to it broke."""
+    source_instance: int = 0
+    """Changes when the source restarts or the connection to it breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +234,7 @@ class DeviceUsage:
     busy_ns: int | None = None
     """Time within the window in which anything ran."""
     energy_mj: int | None = None
-    """Energy used since it was last told. None with an estimate: it is in what will be told next."""
+    """Energy since the previous reading of the counter. None if it was not read in this turn, or unknown."""
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None
     """None: processes cannot be seen from here (not the host's PID namespace)."""
@@ -244,154 +251,9 @@ class DeviceUsage:
     """Pid -> how much of its residency may have been part of a switch, too."""
     bounded: bool = False
     """Whether the least and the most each can have run is wanted beside the figure."""
-    energy_estimate_nj: int | None = None
-    """About how much of it, or of the next, is of this window; None: what was used and not told is lost."""
-    energy_since_nj: int = 0
-    """About how much was used since what was told, and is in the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerUsage:
-    """What one container used of one device. Counters since the exporter started; None: cannot be known here."""
-
-    device: str
-    holder: Workload
-    utilization: float | None = None
-    memory: int | None = None
-    processes: int | None = None
-    allocated_ns: int | None = None
-    busy_ns: int | None = None
-    idle_ns: int | None = None
-    energy_mj: int | None = None
-    power_part: float | None = None
-    """Its part of the device's energy in the last window."""
-    idle_run_ns: int | None = None
-    """The part of `idle_ns` since it last ran anything: for how long it has been idle."""
-    busy_min_ns: int | None = None
-    busy_max_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTotals:
-    """The device side to check containers against: its own figure, and what no container could be charged for."""
-
-    device: str
-    busy_ns: int | None = None
-    energy_mj: int | None = None
-    memory_used: int | None = None
-    unattributed_busy_ns: int | None = None
-    unattributed_energy_mj: int | None = None
-    unattributed_memory: int | None = None
-    method: UsageMethod | None = None
-    """How its containers' busy time was told in the last turn; None: it is not told."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceTotals:
-    """What a namespace's containers used in all, those that ended included."""
-
-    namespace: str
-    model: str
-    """Of the GPU, or of the MIG instance: those are apart."""
-    allocated_ns: int = 0
-    busy_ns: int | None = None
-    energy_mj: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The ledger's statement at one moment: `at`, in Unix time; 0: not told."""
-
-    containers: tuple[ContainerUsage, ...] = ()
-    devices: tuple[DeviceTotals, ...] = ()
-    namespaces: tuple[NamespaceTotals, ...] = ()
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one source fared in its last turn."""
-
-    source: str
-    seconds: float
-    error: str = ""
-    """Reason word, empty when all went well."""
-    message: str = ""
-    device: str = ""
-    """UUID of the GPU that this is about: another may have its number tomorrow."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.error
-
-
-@dataclass(frozen=True, slots=True)
-class XidTally:
-    """One XID on one device since podgpu started (and within the window dcgm-exporter counts over)."""
-
-    device: str
-    xid: int
-    total: int
-    last_seen: float
-    in_window: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCount:
-    """GPUs on the PCI bus, GPUs the driver answers for, and the difference. None: not known."""
-
-    expected: int | None = None
-    visible: int = 0
-    lost: int = 0
-
-
-class Finding(NamedTuple):
-    """Something that is wrong with a GPU: a condition of the closed list, since when (Unix time), and what exactly."""
-
-    condition: str
-    since: float
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
-    device: Device
-    findings: tuple[Finding, ...] = ()
-    fine: tuple[str, ...] = ()  # conditions that were looked for and are not there
-    last_holders: tuple[Workload, ...] = ()  # of one that is lost
+    power_mw: int | None = None
+    """Power at the end of the window: weights the turns between two readings of energy."""
 
 
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
 """(namespace, pod) -> the pod's labels the user wants to see, with names Prometheus accepts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything one scrape is made of. Frozen; `snapshot_json` writes and reads it."""
-
-    taken_at: float
-    """Unix time at which telemetry was last read; 0 before the first reading."""
-    devices: tuple[Device, ...] = ()
-    readings: tuple[Reading, ...] = ()
-    assignments: tuple[Assignment, ...] = ()
-    unmapped: tuple[Unmapped, ...] = ()
-    vcuda: tuple[VcudaRequest, ...] = ()
-    pod_labels: PodLabels = field(default_factory=dict)
-    outcomes: tuple[Outcome, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(source, reason) -> how often since the start."""
-    unsupported: tuple[tuple[str, int], ...] = ()
-    """(device key, field id) that the device cannot give."""
-    dropped: Mapping[int, int] = field(default_factory=dict)
-    """Field id -> values refused at the door (sentinels, NaN, impossible figures) since the start."""
-    xids: tuple[XidTally, ...] = ()
-    last_xid: Mapping[str, int] = field(default_factory=dict)
-    """Device key -> number of the newest XID; absent: none yet."""
-    clock_events: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(device key, clock event) -> samples in the window with that bit set."""
-    clock_event_totals: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """The same -> how often the bit was set anew since the start."""
-    device_count: DeviceCount = DeviceCount()
-    usage: Usage = Usage()
-    others: tuple[OtherReading, ...] = ()
-    health: tuple[DeviceHealth, ...] = ()

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from podgpu.model import Document, Name, Outcome, Unmapped, Workload
+from podgpu.model import Document, Name, Unmapped, Workload
 
 SCHEMA = 1  # raised when a member changes its meaning; new members do not raise it: decoders ignore unknown ones
 Text = Annotated[str, Meta(max_length=1024)]
@@ -144,20 +144,20 @@ class SourceStatus(Document, frozen=True):
 
 
 def source_statuses(
-    outcomes: Iterable[Outcome], errors: Mapping[tuple[str, str], int], unmapped: Iterable[Unmapped]
+    sources: Iterable[SourceStatus], errors: Mapping[tuple[str, str], int], unmapped: Iterable[Unmapped]
 ) -> Iterator[SourceStatus]:
-    """One status per source. `errors` counts failures by source and reason."""
+    """Adds the counters to the statuses. `errors` counts failures by source and reason."""
     failures: dict[str, dict[str, int]] = {}
     unknown: dict[str, Counter[str]] = {}
     for (source, reason), count in errors.items():
         failures.setdefault(source, {})[reason] = count
     for entry in unmapped:
         unknown.setdefault(entry.source, Counter())[entry.reason] += 1
-    for o in outcomes:
-        counts, unmapped_counts = failures.pop(o.source, {}), dict(unknown.pop(o.source, {}))
-        yield SourceStatus(o.source, o.ok, o.seconds, o.error, o.message, o.device, counts, unmapped_counts)
-    for source in sorted(failures.keys() | unknown.keys()):
-        yield SourceStatus(source, errors=failures.get(source, {}), unmapped=dict(unknown.get(source, {})))
+    for status in sources:
+        counts, unmapped_counts = failures.pop(status.name, {}), dict(unknown.pop(status.name, {}))
+        yield msgspec.structs.replace(status, errors=counts, unmapped=unmapped_counts)
+    for name in sorted(failures.keys() | unknown.keys()):
+        yield SourceStatus(name, errors=failures.get(name, {}), unmapped=dict(unknown.get(name, {})))
 
 
 class EntityState(Document, frozen=True):
@@ -191,12 +191,17 @@ class NodeState(Document, frozen=True, kw_only=True):
     gpus_visible: Amount | None = None
     gpus_lost: Amount | None = None
     devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
-    namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=2048)] = ()
+    namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
     sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
     entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
     pod_labels: dict[Text, Labels] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
     dropped: dict[Name, Amount] = {}  # field -> values refused since the start
+
+
+def has_readings(state: NodeState) -> bool:
+    """Whether any GPU or instance was read in the last turn."""
+    return any(slot.fields is not None for gpu in state.devices for slot in (gpu, *gpu.instances))
 
 
 _decoder = msgspec.json.Decoder(NodeState)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,24 +42,17 @@ class Pem:
 NO_PEM = Pem()
 
 
-class KeptContext(Generic[T]):
-    """The context made of some material: the same one until the material is another. From any thread."""
+class ContextCache(Generic[T]):
+    """Keeps the context made of some material until the material changes."""
 
     def __init__(self, make: Callable[[T], ssl.SSLContext]) -> None:
         self._make = make
-        self._kept: tuple[T, ssl.SSLContext] | None = None
-        self._making = threading.Lock()
+        self._cached: tuple[T, ssl.SSLContext] | None = None
 
-    def of(self, material: T) -> ssl.SSLContext:
-        """Loading authorities takes milliseconds, and a megabyte: a thousand that ask at once make one."""
-        with self._making:
-            if self._kept is None or self._kept[0] != material:
-                self._kept = material, self._make(material)
-            return self._kept[1]
-
-    @property
-    def is_made(self) -> bool:
-        return self._kept is not None
+    def get(self, material: T) -> ssl.SSLContext:
+        if self._cached is None or self._cached[0] != material:
+            self._cached = material, self._make(material)
+        return self._cached[1]
 
 
 def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:

@@ -17,7 +17,7 @@ from podgpu.metrics.counters import Counter, parse_counters, shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.web import routes
+from podgpu.web import exporter_app
 from tests.nodes.clock import wait_until
 
 EXTRA = parse_counters(
@@ -129,8 +129,8 @@ def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
     assert node.agent.is_fresh(published)
     node.time += 0.001
     assert not node.agent.is_fresh(published)
-    assert routes.live(node.agent)[0] is False
-    assert routes.ready(node.agent)[0] is False
+    assert exporter_app.is_live(node.agent)[0] is False
+    assert exporter_app.is_ready(node.agent)[0] is False
     stale = published.stale.plain.decode()
     assert "podgpu_exporter_snapshot_timestamp_seconds" in stale
     assert "\nDCGM_" not in stale
@@ -205,7 +205,7 @@ def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
     assert "GPU_TEMP" not in node.exposition()
     assert 'podgpu_exporter_source_up{source="simulated"} 0' in node.exposition()
     assert "GPU_TEMP" not in node.turn(29.0)
-    assert routes.live(node.agent)[0], "the loop turns"
+    assert exporter_app.is_live(node.agent)[0], "the loop turns"
     assert "GPU_TEMP" in node.turn(2.0)
 
 
@@ -216,7 +216,7 @@ def test_a_driver_that_went_and_came_back(node: Node) -> None:
     exposition = node.turn()
     assert "GPU_TEMP" not in exposition
     assert 'podgpu_device_count{state="lost",Hostname="h"} 2' in exposition
-    assert not routes.ready(node.agent)[0]
+    assert not exporter_app.is_ready(node.agent)[0]
     node.driver.faults.load_driver()
     while "GPU_TEMP" not in node.turn(6.0):
         assert node.time < 1000
@@ -246,8 +246,11 @@ def test_device_strings_choose_what_is_shown(node: Node, text: str, shown: set[s
     chosen = Node("1xH100,1xH100/2x3g.40gb", replace(SETTINGS, selection=selection))
     chosen.agent.check_selection()
     chosen.turn()
-    devices = [r.device for r in chosen.agent.published.snapshot.readings]
-    assert {f"{d.index}/{d.gi_id}" if d.gi_id is not None else str(d.index) for d in devices} == shown
+    found = set()
+    for gpu in chosen.agent.published.state.devices:
+        found |= {str(gpu.index)} if gpu.fields is not None else set()
+        found |= {f"{gpu.index}/{instance.id}" for instance in gpu.instances if instance.fields is not None}
+    assert found == shown
     chosen.agent.stop()
 
 

@@ -87,4 +87,4 @@ def test_three_cadences_against_each_other(tmp_path: Path, restless: bool) -> No
                 driver.faults.fail("nvmlDeviceGetTotalEnergyConsumption", code, code % 4)
         assert agent.fatal is None
         wait_until(lambda: holders.asked > 50, "the loops have turned")
-        wait_until(lambda: agent.published.snapshot.clock_events, "samples of clock events are counted")
+        wait_until(lambda: agent.published.state.devices[0].clock_events, "samples of clock events are counted")

@@ -1,4 +1,4 @@
-"""What the log says of assignments that came to nothing: once per change, in words for whoever holds them."""
+"""What the agent logs: once per change, with the reason and what to do."""
 
 from __future__ import annotations
 
@@ -6,156 +6,91 @@ import logging
 
 import pytest
 
-from podgpu.agent.change_log import MOST_LINES, ChangeLog
-from podgpu.model import Outcome, Snapshot, Unmapped, Workload
-
-CONTAINER = "0123456789abcdef" * 4
-
-
-def said(caplog: pytest.LogCaptureFixture, *unmapped: Unmapped) -> list[str]:
-    caplog.set_level(logging.INFO)
-    ChangeLog().report(Snapshot(1.0, unmapped=unmapped))
-    return caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("unmapped", "line"),
-    [
-        (
-            Unmapped("kubelet", "unknown_device", "GPU-x", "nvidia.com/gpu", Workload("ns", "p", "main")),
-            "kubelet: ns/p/main holds nvidia.com/gpu GPU-x, but it names no GPU of this node (unknown_device): podgpu"
-            " doctor says more: a GPU that was replaced or does not answer, or a MIG layout that was changed",
-        ),
-        (
-            Unmapped("hpc", "unknown_device", "9", "hpc", Workload(job="4711")),
-            "hpc: job 4711 is in the job file 9, but there is no such GPU or GPU instance here (unknown_device): files"
-            " are named by nvidia-smi's index, or index.instance (2.1): see what the scheduler's prolog writes",
-        ),
-        (
-            Unmapped("hpc", "too_many_jobs", "0", "hpc", Workload()),
-            "hpc: the job file 0 is there, but it has more than 64 jobs, and the others are left out (too_many_jobs):"
-            " see what the scheduler's prolog writes",
-        ),
-        (
-            Unmapped("checkpoint", "unknown_device", "GPU-x", "nvidia.com/gpu", Workload(container="main", uid="u-1")),
-            "checkpoint: pod u-1/main holds nvidia.com/gpu GPU-x, but it names no GPU of this"
-            " node (unknown_device): podgpu doctor says more: a GPU that was replaced or does not answer, or a MIG"
-            " layout that was changed",
-        ),
-        (
-            Unmapped("processes", "identity_conflict", "GPU-x", "", Workload(uid="u-1", container_id=CONTAINER)),
-            "processes: pod u-1/0123456789ab works on GPU-x, but the parts of that name belong"
-            " to different pods, so it has no holder (identity_conflict): nothing to do if a pod of that name was"
-            " just recreated; if it lasts, compare the names under /var/log/pods and /var/log/containers with the pods"
-            " of this node",
-        ),
-        (
-            Unmapped("podlist", "unrecognised_id", "a\ncard", "podlist", Workload("ns", "p")),
-            "podlist: ns/p holds a?card, but podgpu cannot read ids of this form (unrecognised_id): nothing to"
-            " do if the resource carries no GPUs; else report the id and the device plugin that makes it",
-        ),
-    ],
-    ids=lambda value: f"{value.source}-{value.reason}" if isinstance(value, Unmapped) else "",
-)
-def test_who_holds_what_and_what_to_do(unmapped: Unmapped, line: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert said(caplog, unmapped) == [line]
-
-
-def test_a_contradiction_is_worth_a_word_but_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Where HAMi hands out GPUs there is one for every pod."""
-    said(caplog, Unmapped("kubelet", "contradicted", "GPU-x", "", Workload("ns", "p", "main")))
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
-
-
-def test_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
-    log, first, second = (
-        ChangeLog(),
-        *(Unmapped("podlist", "unknown_device", name, "podlist", Workload("ns", "p")) for name in ("GPU-x", "GPU-y")),
-    )
-    for unmapped in ((first,), (first,), (first, second), (second,), (first, second)):
-        log.report(Snapshot(1.0, unmapped=unmapped))
-    assert [message.split(",")[0] for message in caplog.messages] == [
-        "podlist: ns/p holds GPU-x",
-        "podlist: ns/p holds GPU-y",
-        "podlist: ns/p holds GPU-x",
-    ]
-
-
-def test_a_source_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    ChangeLog().report(
-        Snapshot(1.0, outcomes=(Outcome("kubelet", 5.0, "deadline", "kubelet: no answer within 5.0 s"),))
-    )
-    assert caplog.messages == ["kubelet: no answer within 5.0 s; podgpu goes on and tries again"]
-
-
-def test_a_thousand_at_once_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    many = [Unmapped("podlist", "unknown_device", f"GPU-{n}", "podlist", Workload("ns", "p")) for n in range(1000)]
-    messages = said(caplog, *many)
-    assert len(messages) == MOST_LINES + 1
-    assert messages[-1] == "podlist: and 995 more of that kind (unknown_device): podgpu doctor names all"
-
+from podgpu.agent.allocation_turn import AllocationPart
+from podgpu.agent.publish import MAX_LINES, ChangeLog, NodeParts
+from podgpu.agent.telemetry_turn import TelemetryPart
+from podgpu.model import Unmapped, Workload
+from podgpu.node_state import SourceStatus
 
 GPU_A, GPU_B = "GPU-a", "GPU-b"
 
 
-def failing(reason: str, device: str = GPU_A) -> Outcome:
-    return Outcome("gpu1", 1.0, reason, f"gpu1: {reason}", device)
-
-
-def well(device: str = GPU_A) -> Outcome:
-    return Outcome("gpu1", 0.1, device=device)
-
-
 class Log:
-    """A change log whose time the test turns, a second for each outcome."""
+    """A change log whose clock advances by a second with each report."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
-        self.now = 0.0
-        self._log = ChangeLog(lambda: self.now)
+        self._now = 0.0
+        self._log = ChangeLog(lambda: self._now)
 
-    def report(self, *outcomes: Outcome) -> None:
-        for outcome in outcomes:
-            self.now += 1
-            self._log.report(Snapshot(1.0, outcomes=(outcome,)))
+    def report(self, *sources: SourceStatus) -> None:
+        for source in sources:
+            self._now += 1
+            self._log.report(NodeParts(TelemetryPart(sources=(source,))))
+
+    def report_unmapped(self, *unmapped: Unmapped) -> None:
+        self._log.report(NodeParts(allocation=AllocationPart(unmapped=unmapped)))
 
 
-def test_a_late_call_is_one_fault_by_whichever_name(caplog: pytest.LogCaptureFixture) -> None:
-    log = Log(caplog)
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Log:
+    return Log(caplog)
+
+
+def unknown(device: str) -> Unmapped:
+    return Unmapped("podlist", "unknown_device", device, "podlist", Workload("ns", "p"))
+
+
+def failing(reason: str, device: str = GPU_A) -> SourceStatus:
+    return SourceStatus("gpu1", False, 1.0, reason, f"gpu1: {reason}", device)
+
+
+def well(device: str = GPU_A) -> SourceStatus:
+    return SourceStatus("gpu1", True, 0.1, device=device)
+
+
+def test_unmapped_assignments_are_logged_once_per_change(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    for devices in (["GPU-x"], ["GPU-x"], ["GPU-x", "GPU-y"], ["GPU-y"], ["GPU-x", "GPU-y"]):
+        log.report_unmapped(*map(unknown, devices))
+    subjects = [": ".join(message.split(": ")[:2]) for message in caplog.messages]
+    assert subjects == [f"podlist: ns/p holds GPU-{letter}" for letter in "xyx"]
+    assert "podgpu doctor" in caplog.messages[0]
+
+
+def test_a_contradiction_is_no_warning(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    """With HAMi there is one for every pod."""
+    log.report_unmapped(Unmapped("kubelet", "contradicted", "GPU-x", "", Workload("ns", "p", "main")))
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+def test_a_thousand_at_once_are_few_lines(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    log.report_unmapped(*(unknown(f"GPU-{n}") for n in range(1000)))
+    assert len(caplog.messages) == MAX_LINES + 1
+    assert "995 more" in caplog.messages[-1]
+
+
+def test_a_late_call_is_one_fault(log: Log, caplog: pytest.LogCaptureFixture) -> None:
     log.report(*(failing(reason) for _ in range(100) for reason in ("deadline", "hung")))
-    assert caplog.messages == [f"gpu1 ({GPU_A}): deadline; podgpu goes on and tries again"]
+    assert [message.split(";")[0] for message in caplog.messages] == [f"gpu1 ({GPU_A}): deadline"]
     log.report(well())
     assert caplog.messages[1:] == [f"gpu1 ({GPU_A}): answers again"]
 
 
-def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    log = Log(caplog)
-    log.report(*(outcome for _ in range(90) for outcome in (failing("deadline"), well())))
+def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    log.report(*(source for _ in range(90) for source in (failing("deadline"), well())))
     assert len(caplog.messages) == 2 * 3
     log.report(*(failing("deadline") for _ in range(61)))
-    assert caplog.messages[-1].startswith(f"gpu1 ({GPU_A}): deadline"), "one that stays is told in the end"
+    assert caplog.messages[-1].startswith(f"gpu1 ({GPU_A}): deadline"), "a lasting fault is logged in the end"
 
 
-def test_another_fault_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    Log(caplog).report(failing("deadline"), failing("gpu_lost"), failing("gpu_lost"))
-    assert [message.split(": ")[1] for message in caplog.messages] == [
-        "deadline; podgpu goes on and tries again",
-        "gpu_lost; podgpu goes on and tries again",
-    ]
-
-
-def test_a_fault_that_changes_its_name_again_and_again_is_told_once_by_each(caplog: pytest.LogCaptureFixture) -> None:
-    Log(caplog).report(*(failing(reason) for _ in range(100) for reason in ("timeout", "gpu_lost")))
+def test_each_kind_of_a_fault_is_logged_once(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    log.report(*(failing(reason) for _ in range(100) for reason in ("timeout", "gpu_lost")))
     assert len(caplog.messages) == 2
 
 
-def test_only_the_same_gpu_answers_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Another has its number now."""
-    log = Log(caplog)
+def test_only_the_same_gpu_answers_again(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    """Another GPU has its index now."""
     log.report(failing("gpu_lost"), well(GPU_B))
     assert len(caplog.messages) == 1
     log.report(failing("gpu_lost", GPU_B), well(GPU_B))
-    assert caplog.messages[1:] == [
-        f"gpu1 ({GPU_B}): gpu_lost; podgpu goes on and tries again",
-        f"gpu1 ({GPU_B}): answers again",
-    ]
+    assert caplog.messages[2:] == [f"gpu1 ({GPU_B}): answers again"]

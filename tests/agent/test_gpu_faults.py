@@ -11,7 +11,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.allocation_turn import MOST_HOLDERS
+from podgpu.agent.allocation_turn import MAX_HOLDERS
+from tests.agent.documents import errors_of
 from tests.agent.gpu_bench import bench_of
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.test_signals import assert_ends_cleanly, exporter, wait_for
@@ -178,7 +179,7 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
         bench.faults.hang("nvmlDeviceGetFieldValues", 2)
         for _ in range(2 * MINUTE // 5):
             bench.turn(0, 3, seconds=5.0)
-        assert not any(reason == "released" for _, reason in bench.agent.published.snapshot.errors)
+        assert not any(reason == "released" for _, reason in errors_of(bench.agent.published.state))
         bench.expected = 5  # a GPU was plugged in: the driver should be taken up anew, and cannot be
         for _ in range(2 * MINUTE // 5):
             bench.turn(0, 3, seconds=5.0)
@@ -216,7 +217,8 @@ def test_mig_laid_out_anew(tmp_path: Path) -> None:
             bench.faults.relayout(1, layout)
             bench.turn(0)
             bench.turn(0)
-            profiles = [r.device.profile for r in bench.agent.published.snapshot.readings if r.device.is_instance]
+            instances = bench.agent.published.state.devices[1].instances
+            profiles = [instance.profile for instance in instances if instance.fields is not None]
             assert profiles == (layout or [])
 
 
@@ -266,7 +268,7 @@ def test_an_energy_counter_that_is_no_number(tmp_path: Path, garbage: float, cap
         for _ in range(5):
             bench.turn(0)
             assert bench.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1) is None
-        assert bench.agent.published.snapshot.errors == {("usage", "bad_value"): 5}
+        assert errors_of(bench.agent.published.state).keys() == {("usage", "bad_value")}
         bench.faults.clear("nvmlDeviceGetTotalEnergyConsumption", 1)
         bench.turn(0, 1)
     assert "Traceback" not in caplog.text
@@ -308,7 +310,7 @@ def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptur
         wait_until(lambda: bench.turn() and bench.driver.calls["nvmlInit"] == 2, "the bus was looked at")
         for _ in range(10):
             bench.turn()
-        assert bench.agent.published.snapshot.devices[1].uuid == bench.uuid(2), "GPU 2 has number 1 now"
+        assert bench.agent.published.state.devices[1].uuid == bench.uuid(2), "GPU 2 has number 1 now"
         assert not lines_about(caplog, "answers again")
         bench.turn(0, 2)
         bench.faults.recover(1)
@@ -330,9 +332,7 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
         for _ in range(3):
             bench.turn(0)
             assert bench.shown(1)
-        assert (
-            f"usage: hung: what its containers use of {bench.uuid(1)} is not known" in bench.client.ask("/health").text
-        )
+        assert f"usage: hung: the usage of {bench.uuid(1)} by containers is unknown" in bench.client.ask("/health").text
         assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.exposition
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")
@@ -348,12 +348,12 @@ def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
         bench.crowd(1, 20_000)
         bench.turn(0, seconds=1.0)
         assert bench.shown(1)
-        assert bench.exposition.count("podgpu_container_gpu_allocated_seconds_total{") == MOST_HOLDERS + 2, (
+        assert bench.exposition.count("podgpu_container_gpu_allocated_seconds_total{") == MAX_HOLDERS + 2, (
             "and those who work there"
         )
-        assert "more holders than podgpu names (1024 of one device)" in bench.client.ask("/health").text
-        errors = bench.agent.published.snapshot.errors
-        assert errors["allocation", "too_many_holders"] == 20_000 - MOST_HOLDERS
+        assert "too many holders (limit: 1024 per device)" in bench.client.ask("/health").text
+        errors = errors_of(bench.agent.published.state)
+        assert errors["allocation", "too_many_holders"] == 20_000 - MAX_HOLDERS
         bench.crowd(1, 1)
         bench.turn(0)
         assert bench.client.ask("/health").text == "OK\n"
@@ -369,7 +369,7 @@ def test_a_call_that_is_late_in_every_turn_is_one_line(tmp_path: Path, caplog: p
             bench.turn(0)
             bench.faults.release_all()
             wait_until(lambda: bench.turn(0, seconds=0.5) and bench.shown(1), "it answers in between")
-        errors = bench.agent.published.snapshot.errors
+        errors = errors_of(bench.agent.published.state)
         assert errors["gpu1", "deadline"] == 3
         assert errors["gpu1", "hung"] >= 3
         assert len(lines_about(caplog, "gpu1 (")) == 2, "that it is late, once a minute, and that it answers again"

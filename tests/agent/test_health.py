@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.agent.health_watch import XID_SECONDS
+from podgpu.agent.health import XID_SECONDS
 from podgpu.metrics.conditions import conditions
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, gpu, known, view
@@ -333,7 +333,7 @@ def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
     assert fields["DCGM_FI_DEV_MAX_SM_CLOCK"]["value"] == 1980
     assert fields["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"] == {
         "name": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
-        "help": "Power limit that is in force.",
+        "help": "Enforced power limit.",
         "unit": "W",
         "value": 700,
         "source": "nvml",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.simulate.faults import Faults
+from podgpu.simulate.machine import FaultInjector
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, gpu, known, view
 
@@ -34,7 +34,7 @@ def turns(bench: GpuBench, number: int) -> None:
 def test_a_gpu_that_has_no_bridge_while_two_others_have(tmp_path: Path) -> None:
     """Three GPUs, and one bridge for two of them."""
 
-    def without_bridge(faults: Faults) -> None:
+    def without_bridge(faults: FaultInjector) -> None:
         for link in range(A30_LINKS):
             faults.cut_link(2, link)
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.allocation_turn import AllocationTurn
+from podgpu.clock import Clock
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import container_cgroup
+from podgpu.workers import Workers
 from tests.nodes.clock import PATIENCE, FakeClock, wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -100,8 +101,8 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, cap
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.exposition
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
-        (said,) = (message for message in caplog.messages if "was restarted" in message)
-        assert "does not name 2 containers that held a GPU" in said
+        (said,) = (message for message in caplog.messages if "restarted and no longer lists" in message)
+        assert "no longer lists 2 GPU containers" in said
 
 
 @pytest.mark.fault(
@@ -234,14 +235,14 @@ def shares(exposition: str) -> dict[str, float]:
 )
 @pytest.mark.parametrize("left", [0, 3], ids=["none left", "three are healthy"])
 def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: int) -> None:
-    clock, isolation = FakeClock(), Isolation()
+    clock, isolation = FakeClock(), Workers()
     with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
         source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
-        turn = AllocationTurn([source], None, isolation, PATIENCE, clock.monotonic)
+        turn = AllocationTurn([source], None, isolation, PATIENCE, Clock(clock.monotonic))
 
         def shares_after(seconds: float) -> dict[str, float | None]:
             clock.advance(seconds)
-            return {one.holder.pod: one.share for one in turn.collect(NODE).allocation.assignments}
+            return {one.holder.pod: one.share for one in turn.collect(NODE).assignments}
 
         kubelet.allocatable = REGISTERED
         assert shares_after(0.0) == {"train": 0.25, "serve": 0.25}
@@ -289,11 +290,11 @@ def slow(folder: Path) -> Iterator[SimulatedKubelet]:
 
 @pytest.fixture
 def make_turn(slow: SimulatedKubelet) -> Iterator[Callable[..., AllocationTurn]]:
-    isolation, made = Isolation(), list[AllocationTurn]()
+    isolation, made = Workers(), list[AllocationTurn]()
 
     def make(late: Callable[[], object]) -> AllocationTurn:
         source = KubeletAllocation(slow.socket)
-        made.append(AllocationTurn([source], None, isolation, 0.05, lambda: 0.0, late=late))
+        made.append(AllocationTurn([source], None, isolation, 0.05, Clock(lambda: 0.0), late=late))
         return made[-1]
 
     yield make
@@ -313,14 +314,14 @@ def test_a_late_answer_is_taken_when_it_comes(slow: SimulatedKubelet, make_turn:
     slow.hang()
     for _ in range(3):
         part = turn.collect(NODE)
-        assert [(one.source, one.error) for one in part.outcomes] == [("kubelet", "deadline")], "one fault, one word"
-        assert part.allocation.assignments == ()
+        assert [(one.name, one.error) for one in part.sources] == [("kubelet", "deadline")], "one fault, one word"
+        assert part.assignments == ()
     assert not came.is_set()
     slow.resume()
     assert came.wait(PATIENCE)
     part = turn.collect(NODE)
-    assert [one.holder.pod for one in part.allocation.assignments] == ["train", "serve"]
-    assert part.outcomes[0].ok
+    assert [one.holder.pod for one in part.assignments] == ["train", "serve"]
+    assert part.sources[0].up
     assert lists_of(slow) == 1, "it was asked once, and its answer used"
     turn.collect(NODE)
     wait_until(lambda: lists_of(slow) == 2, "it is asked again, once its answer was used")

@@ -8,22 +8,21 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.lanes import fields_to_read
+from podgpu.agent.collections import Collection
+from podgpu.agent.counter_feeds import FileCounters
 from podgpu.agent.loop import Agent, Settings
-from podgpu.agent.telemetry_turn import TelemetryTurn
+from podgpu.agent.telemetry_turn import TelemetryTurn, fields_to_read
 from podgpu.clock import Clock
-from podgpu.configuration.config_file import Collection
-from podgpu.configuration.counter_feeds import FileCounters
 from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Lane
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
+from podgpu.workers import Workers
 from tests.nodes.clock import FakeClock, wait_until
 
 CSV = (
@@ -71,7 +70,7 @@ class Bench:
         before = Counter(self.driver.calls)
         for _ in range(seconds):
             self.clock.advance(1.0)
-            self.agent.read_due_telemetry()
+            self.agent.read_telemetry(only_due=True)
         return self.driver.calls - before
 
     @property
@@ -216,7 +215,7 @@ def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
     assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
     assert not [line for line in bench.exposition.splitlines() if 'GPU_I_PROFILE="3g.40gb"' in line]
     bench.run(2)  # its profiling ratios are means, of which this is the second sample
-    assert instances or bench.agent.published.snapshot.devices[1:]
+    assert instances or bench.agent.published.state.devices[0].instances
 
 
 def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
@@ -258,7 +257,7 @@ def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> N
 
 
 def test_a_collection_without_a_field_is_refused_at_start() -> None:
-    with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: none of the configured fields"):
+    with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: no configured field matches"):
         Bench(Collection("nvlink", 2.0, ("DCGM_FI_DEV_FOO_*",), place="c.yaml:1:1"))
 
 
@@ -288,11 +287,11 @@ def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
     bench = Bench()
     old, new = (Lane(fields_to_read(Policy(counters=counters())), 30.0) for _ in range(2))
     nvml = NvmlTelemetry(bench.driver, "simulated", lambda: 1, bench.clock.monotonic, bench.clock.wall)
-    isolation = Isolation(bench.clock.monotonic)
+    isolation = Workers(bench.clock.monotonic)
     turn = TelemetryTurn(nvml, [old], Selection(), isolation, 5.0)
     try:
         turn.collect([old])
-        turn.follow([new])
+        turn.set_lanes([new])
         turn.collect()
         assert turn.collect([old]).lanes == (new,)  # they were due when counters changed
         bench.driver.faults.answer(TEMP, 77)

@@ -81,7 +81,7 @@ def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: R
     assert [c["condition"] for c in lost["conditions"]] == ["lost"]
     assert [h["pod"] for h in lost["holders"]] == ["train"]
     (alert,) = view["alerts"]
-    assert alert["text"].startswith(f"a GPU of node h ({restarted.uuids[1]}): the driver does not list it")
+    assert alert["text"].startswith(f"a GPU of node h ({restarted.uuids[1]}): the driver no longer lists it")
     assert alert["text"] in restarted.client.ask("/health").text.splitlines()
     exposition = restarted.client.ask("/metrics").text
     assert f'podgpu_device_health{{gpu="",UUID="{restarted.uuids[1]}"' in exposition

@@ -10,7 +10,6 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import shipped_counters
@@ -25,7 +24,7 @@ from tests.agent.holders import Holders
 GIB = 1024**3
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
-NAMES = Identities(stated=frozenset(Workload("ns", name, "main", UIDS[name], IDS[name]) for name in UIDS))
+NAMES = Identities(api_pods=frozenset(Workload("ns", name, "main", UIDS[name], IDS[name]) for name in UIDS))
 
 
 class Node:
@@ -156,7 +155,7 @@ def test_virtual_gpus_carry_the_holders_own_part(tmp_path: Path) -> None:
     assert node.value("DCGM_FI_DEV_FB_USED", "train") == 10 * 1024
     assert node.value("DCGM_FI_DEV_POWER_USAGE") is None, "others have no pod-less series"
     parts = [node.value("DCGM_FI_DEV_POWER_USAGE", pod) or 0 for pod in UIDS]
-    watts = next(r.values[155] for r in node.agent.published.snapshot.readings)
+    watts = (node.agent.published.state.devices[0].power_mw or 0) / 1000
     assert sum(parts) == pytest.approx(watts, abs=1)
     assert parts[2] == 0
     temperatures = [x for x in lines if x.startswith("DCGM_FI_DEV_GPU_TEMP{")]
@@ -203,8 +202,8 @@ def test_the_beginning_of_being_idle_stays_where_it_is_between_telemetry_turns(n
     shared(node)
 
     def idle_since() -> float:
-        (device,) = view_of_snapshot(node.agent.published.snapshot, "n").devices
-        (since,) = (of.idle_since for of in device.holders if of.holder.pod == "idle")
+        (device,) = node.agent.published.state.devices
+        (since,) = (of.usage.idle_since for of in device.holders if of.pod == "idle" and of.usage)
         assert since is not None
         return since
 

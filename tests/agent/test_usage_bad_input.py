@@ -15,6 +15,7 @@ import pytest
 
 from podgpu.simulate.proc import cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
+from tests.agent.documents import errors_of
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
 from tests.privilege import without_privilege
 
@@ -56,8 +57,8 @@ class Pair:
 
     def errors(self) -> dict[str, int]:
         """What the spoilt node counts and the sound one does not."""
-        counted = self.spoilt.agent.published.snapshot.errors
-        assert self.sound.agent.published.snapshot.errors == {}
+        counted = errors_of(self.spoilt.agent.published.state)
+        assert errors_of(self.sound.agent.published.state) == {}
         return {reason: count for (source, reason), count in counted.items() if source == "usage"}
 
 
@@ -136,8 +137,8 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
     with without_privilege():
         pair.turn(40)
     assert not up(pair.spoilt)
-    (outcome,) = [o for o in pair.spoilt.agent.published.snapshot.outcomes if o.source == "usage"]
-    assert (outcome.error, "runAsUser: 0" in outcome.message) == ("not_permitted", True)
+    (source,) = [s for s in pair.spoilt.agent.published.state.sources if s.name == "usage"]
+    assert (source.error, "runAsUser: 0" in source.message) == ("not_permitted", True)
     assert pair.differences().keys() == {"train", "idle", "serve", "gpu0", "gpu1", "ns"}
     assert "allocated_seconds_total" not in set().union(*pair.differences().values())
 
@@ -198,7 +199,7 @@ def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     assert pair.errors() == {"bad_value": 2}
     assert pair.differences().keys() <= {"train", "idle", "gpu0", "ns"}
     assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "not 0: it may have run"
-    assert pair.differences()["train"] == BY_USE - {"idle_seconds_total"}
+    assert pair.differences()["train"] == BY_USE
     assert pair.differences()["gpu0"] == UNATTRIBUTED
 
 

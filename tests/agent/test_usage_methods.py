@@ -14,9 +14,8 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.nvml.switches.listener import Listener, SwitchLog
-from podgpu.gpu.nvml.switches.opening import Opening
-from podgpu.gpu.nvml.switches.records import Doubt
+from podgpu.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
 from podgpu.holders.identity import Identities
 from podgpu.model import Assignment, UsageMethod, Workload
 from podgpu.simulate.driver import SimulatedNvml
@@ -46,7 +45,7 @@ def uid(number: int) -> str:
 
 
 NAMES = Identities(
-    stated=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
+    api_pods=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
 )
 
 
@@ -65,15 +64,15 @@ class Node:
     ) -> None:
         self.time = 1000.0
         self.random = random.Random(7)
-        self.listeners: list[Listener] = []
+        self.listeners: list[SwitchListener] = []
         self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
         self.gpu = self.driver.machine.gpus[0]
         self.proc = SimulatedProc(root / "proc")
-        opening = Opening(
+        switch_logs = SwitchLogFactory(
             usage_from,
             open_log=lambda device, _: log(self.driver.switch_log(device.uuid)),
             privileged=lambda: privileged,
-            listen=self.listen,
+            make_listener=self.listen,
         )
         telemetry = NvmlTelemetry(
             self.driver,
@@ -81,7 +80,7 @@ class Node:
             lambda: 1,
             lambda: self.time,
             self.wall,
-            opening=None if usage_from == "samples" else opening,
+            switch_logs=None if usage_from == "samples" else switch_logs,
         )
         self.holders = Holders()
         self.agent = Agent(
@@ -98,8 +97,8 @@ class Node:
     def wall(self) -> float:
         return 1_700_000_000 + self.time
 
-    def listen(self, *arguments: Any, **named: Any) -> Listener:
-        listener = Listener(*arguments, **named, clock=lambda: self.time, in_background=False)
+    def listen(self, *arguments: Any, **named: Any) -> SwitchListener:
+        listener = SwitchListener(*arguments, **named, clock=lambda: self.time, in_background=False)
         self.listeners.append(listener)
         return listener
 
@@ -252,8 +251,8 @@ def test_one_container_alone_is_not_listened_to(make: MakeNode) -> None:
     node.driver.remove(FIRST_PID + 1)
     node.run(70)
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
-    with pytest.raises(Doubt, match="no longer read"):
-        node.listeners[0].window(node.wall())
+    with pytest.raises(SwitchLogError, match="is closed"):
+        node.listeners[0].take_window(node.wall())
 
 
 @pytest.mark.fault(
@@ -286,12 +285,12 @@ class Broken:
         if self.fault == "sequence_gap":
             return data[32:]
         if self.fault == "ring_overflow":
-            raise Doubt("ring_overflow", "7 context switches did not fit into the log before it was read")
+            raise SwitchLogError("ring_overflow", "7 context switches did not fit into the log before it was read")
         return data
 
     def is_busy(self) -> bool:
         if self.fault == "register_value":
-            raise Doubt("register_value", "the busy register answered 0xbadf5040, which is the hardware's refusal")
+            raise SwitchLogError("register_value", "the busy register answered 0xbadf5040")
         return self._log.is_busy()
 
 

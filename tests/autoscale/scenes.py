@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from podgpu.autoscale.metrics import metric_named
@@ -14,11 +15,13 @@ from podgpu.autoscale.questions import Over, Whom, of_workload
 from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.scene import Scene, Store
 from podgpu.clock import Clock
-from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import Memory, assemble
+from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.metrics.fields import fields
 from podgpu.model import Workload
+from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState
 
 BEGIN = 1_700_000_100.0
 """Unix time at monotonic time 0: a multiple of 15 s, and of a minute."""
@@ -67,7 +70,7 @@ class Stage:
     def __post_init__(self) -> None:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
         self.store = Store(self.settings, self.longest, self.running, lambda: self.node_labels, clock)
-        self._memory = Memory()
+        self._state: ClusterState | None = None
         self._last: dict[str, NodeReading] = {}
         self._counted: dict[tuple[str, str, object], tuple[float, float]] = {}
 
@@ -79,9 +82,12 @@ class Stage:
         self.now += self.settings.interval
         for name, told in nodes.items():
             devices = tuple(map(self._with_counters, told)) if self.counts else told
-            self._last[name] = NodeReading(f"http://{name}:9400/metrics", name, devices=devices, read_at=self.now)
+            state = NodeState(node=name, producer="podgpu", devices=tuple(_documents(devices, self.settings)))
+            self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), tuple(outcomes))
-        self.store.take(assemble(reading, self._memory, self.settings, self.now, self.begin + self.now))
+        wall = self.begin + self.now
+        self._state = build_cluster_state(reading, self._state, self.settings, self.now, wall)
+        self.store.take(self._state)
 
     def _with_counters(self, device: DeviceFigures) -> DeviceFigures:
         return replace(device, holders=tuple(self._counted_on(device, of) for of in device.holders))
@@ -106,6 +112,49 @@ class Stage:
             return self.store.scene()
         finally:
             self.now -= later
+
+
+def _documents(devices: Iterable[DeviceFigures], settings: ViewSettings) -> Iterable[DeviceState]:
+    """The devices as an exporter's document has them."""
+    whole: dict[str, DeviceState] = {}
+    for device in devices:
+        values: dict[str, Any] = {fields()[number].name: value for number, value in device.beside}
+        if device.measured is not None:
+            values[settings.used_field_name] = device.measured
+        slot: dict[str, Any] = {
+            "utilization_ratio": device.utilization,
+            "memory_used_bytes": device.memory_used,
+            "memory_total_bytes": device.memory_total,
+            "fields": values,
+            "holders": tuple(_document_of(of) for of in device.holders),
+        }
+        known = whole.get(device.uuid) or DeviceState(
+            uuid=device.uuid, index=device.index, model=device.model, hidden=True
+        )
+        if device.instance:
+            own = MigInstance(id=int(device.instance), profile=device.profile, **slot)
+            whole[device.uuid] = msgspec.structs.replace(known, instances=(*known.instances, own))
+        else:
+            power = None if device.power_watts is None else round(device.power_watts * 1000)
+            whole[device.uuid] = msgspec.structs.replace(known, hidden=False, power_mw=power, **slot)
+    return whole.values()
+
+
+def _document_of(of: HolderFigures) -> Holder:
+    who = of.holder
+    return Holder(
+        *(who.namespace, who.pod, who.container, who.uid, who.container_id, who.job),
+        source="kubelet",
+        share_ratio=of.share,
+        usage=HolderUsage(
+            utilization_ratio=of.utilization,
+            memory_used_bytes=of.memory,
+            processes=of.processes,
+            busy_ns=None if of.busy_seconds is None else round(of.busy_seconds * 1e9),
+            idle_ns=None if of.idle_seconds is None else round(of.idle_seconds * 1e9),
+            energy_mj=None if of.energy_joules is None else round(of.energy_joules * 1000),
+        ),
+    )
 
 
 # What is asked

@@ -71,7 +71,7 @@ def test_of_a_cluster_that_is_well_it_says_what_each_hpa_is_told() -> None:
     said = texts(findings, Level.OK)
     assert "gpu_utilization: inference-1 73500m" in said
     assert "gpu_busy: inference 40" in said
-    assert "answered by podgpu/podgpu-autoscale" in said
+    assert "provided by podgpu/podgpu-autoscale" in said
 
 
 def test_an_apiservice_that_nobody_answers_is_wrong_and_the_way_out_is_named() -> None:
@@ -88,7 +88,7 @@ def test_without_podgpu_and_without_hpas_there_are_notes() -> None:
     findings = examined(ApiDouble(answers={HPAS: {"items": []}}))
     said = texts(findings, Level.NOTE)
     assert "autoscale.enabled=true" in said
-    assert "none asks for a metric of podgpu's" in said
+    assert "none uses a metric of podgpu" in said
     assert texts(findings, Level.WRONG) == ""
 
 

@@ -22,8 +22,7 @@ from podgpu.autoscale.metrics_api import MetricsApi
 from podgpu.autoscale.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
-from podgpu.web.aside import Aside
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
 from tests.autoscale.api_double import ApiDouble
 from tests.autoscale.authorities import Authorities
@@ -86,18 +85,17 @@ async def site_of(authorities: Authorities, folder: Path) -> AsyncIterator[Site]
     stage.now += 6.0
     for name in ("crt", "key"):
         shutil.copy(authorities.path(f"server.{name}"), folder / f"tls.{name}")
-    api, disk = ApiDouble(), Aside("test")
+    api = ApiDouble()
     site = Site(authorities, "", api, trust_of(authorities))
     pair = pair_of_files(Pem(file=str(folder / "tls.crt")), Pem(file=str(folder / "tls.key")))
     contexts = ApiContexts(pair, lambda: site.trust)
     async with api.running() as client:
         reviews = Reviews(client, lambda: site.now)
         app = MetricsApi(stage.store, ApiGate(lambda: site.trust, lambda: reviews)).application()
-        listener = Listener(app, Address("127.0.0.1", 0), tls=contexts.for_listener(disk))
-        async with listening(listener, Limits()) as bound:
+        listener = Listener(app, Address("127.0.0.1", 0), tls=contexts.now)
+        async with listening(listener, ConnectionLimits()) as bound:
             site.url = bound.url
             yield site
-    disk.close()
 
 
 def on_site(authorities: Authorities, folder: Path, ask: Any) -> Any:

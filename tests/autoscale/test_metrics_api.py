@@ -15,7 +15,7 @@ from podgpu.autoscale.api_json import quantity
 from podgpu.autoscale.api_paths import Attributes
 from podgpu.autoscale.metrics_api import MetricsApi, Rejection
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
 from tests.autoscale.scenes import Stage, gpu, holder, pod
 
@@ -44,7 +44,10 @@ def get(
     async def run() -> list[tuple[int, Any]]:
         app = MetricsApi(stage.store, gate or OpenGate(), external=external).application()
         found = []
-        async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound, aiohttp.ClientSession() as s:
+        async with (
+            listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound,
+            aiohttp.ClientSession() as s,
+        ):
             for path in paths:
                 async with s.request(method, bound.url + path, headers={"Accept": accept}) as answer:
                     found.append((answer.status, json.loads(await answer.read())))

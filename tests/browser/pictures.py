@@ -17,9 +17,8 @@ from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState, picture_json
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
-from podgpu.web.connections import note_request
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
 from tests.web.server import LOOPBACK, Client, running
@@ -80,8 +79,8 @@ class Showing:
 
     @contextmanager
     def served(self, address: Address = LOOPBACK) -> Iterator[Client]:
-        app = web.Application(middlewares=[note_request, self._answering()])
-        app.add_routes(page_routes(self.latest))
+        app = web.Application(middlewares=[self._answering()])
+        app.add_routes(page_routes(self.latest, _no_details, ["metrics"]))
         with running(cast(Agent, None), address, lambda _: app) as client:
             yield client
 
@@ -227,3 +226,7 @@ def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> D
     return gpu(
         index, name, model, utilization=load, memory=60, holders=(pod,), power_watts=300 + 350 * load, temperature=60.0
     )
+
+
+async def _no_details(_uuid: str, _view: dict[str, object]) -> dict[str, object]:
+    return {}

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.figures.as_json import picture_json
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.figures.picture import NodePicture, Picture
-from podgpu.model import Workload
+from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}
@@ -234,7 +234,7 @@ def owned(picture: Picture) -> Picture:
     def of(holder: HolderFigures) -> HolderFigures:
         kind = kinds.get(holder.holder.namespace)
         name = holder.holder.pod.rpartition("-")[0] or holder.holder.pod
-        return replace(holder, owner=Owner(kind, name)) if kind else holder
+        return replace(holder, owner=WorkloadOwner(kind, name)) if kind else holder
 
     return replace(
         picture,

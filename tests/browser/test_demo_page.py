@@ -41,7 +41,7 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     assert tab.text("#status-text").startswith("1 broken.")
     said = after(tab, demo, 20.0 + 2 * STEP)
     assert "GPU 3 of node node-2" in said
-    assert "the driver does not list it any more" in said
+    assert "the driver no longer lists it" in said
     assert tab.texts(".total-broken .total-value") == ["2"]
     said = after(tab, demo, 30.0 + 6.0 + 2 * STEP)
     assert "node node-3 does not answer; 4 GPUs went with it" in said

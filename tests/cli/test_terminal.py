@@ -58,7 +58,7 @@ def test_the_doctor_has_colours_for_a_terminal_that_understands_them(
     where = ["--telemetry", "simulated:1xT4", "--pod-resources-kubelet-socket", socket, *tree.options]
     with closing(Terminal()) as terminal, redirect_stdout(terminal.stdout):
         assert run(["doctor", *where]) == 0
-    assert b"nothing is wrong" in terminal.output
+    assert b"no problems" in terminal.output
     assert (b"\x1b[" in terminal.output) is coloured
 
 

@@ -67,5 +67,4 @@ async def running_exporters(*exporters: Exporter) -> AsyncIterator[list[str]]:
     try:
         yield [exporter.url for exporter in exporters]
     finally:
-        for runner in runners:
-            await runner.cleanup()
+        await asyncio.gather(*(runner.cleanup() for runner in runners))

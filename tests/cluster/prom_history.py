@@ -1,4 +1,4 @@
-"""Twenty minutes of a small cluster: what is true of each GPU, the samples a server has of it, the averages by hand.
+"""Twenty minutes of a small cluster: its GPUs, the samples that a server stores of them, and the expected means.
 
 The labels are those Prometheus stores under different scrape configurations; what is right is computed from the GPUs,
 never from the labels.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.cluster.reading import Scope
-from podgpu.figures.device import Owner
+from podgpu.cluster.collect import Scope
+from podgpu.model import WorkloadOwner
 from tests.cluster.real_servers import Point
 
 STEP = 15
@@ -18,7 +18,7 @@ PAST = 80
 FUTURE = 40
 """Samples before and after the moment the test starts."""
 LATE = -10
-"""Number of the first sample of a node that came late: in the middle of the window."""
+"""First sample of a node that was added in the middle of the window."""
 H100, A30 = "NVIDIA H100 80GB HBM3", "NVIDIA A30"
 Labels = Mapping[str, str]
 
@@ -35,9 +35,9 @@ class Gpu:
     model: str = H100
     holders: tuple[tuple[str, str], ...] = ()
     processes: tuple[int, ...] = ()
-    """Of each holder; empty: nobody counts them."""
+    """Of each holder; empty: not reported."""
     labels: Labels = field(default_factory=dict)
-    """What the series carries of nodes and holders, as stored."""
+    """Labels of nodes and holders, as stored."""
     first: int = -PAST
     copies: Sequence[Labels] = ({},)
     instance: str = ""
@@ -117,9 +117,9 @@ INSTANCES = tuple(
     for n in (1, 2, 3)
 )
 OWNERS = {
-    ("team-a", "train-0"): Owner("StatefulSet", "train"),
-    ("team-b", "infer-7d9c-x2x"): Owner("Deployment", "infer"),
-    ("team-b", "job-x"): Owner("Job", "job"),
+    ("team-a", "train-0"): WorkloadOwner("StatefulSet", "train"),
+    ("team-b", "infer-7d9c-x2x"): WorkloadOwner("Deployment", "infer"),
+    ("team-b", "job-x"): WorkloadOwner("Job", "job"),
 }
 
 

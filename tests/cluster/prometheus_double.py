@@ -1,4 +1,4 @@
-"""A server that speaks as much of Prometheus' HTTP API as podgpu asks of it, and misbehaves when told to.
+"""A server with the part of Prometheus' HTTP API that podgpu uses. It can be made to misbehave.
 
 It answers a query by the names in it: every series put in whose name the query mentions, whatever the rest of the query
 says. What PromQL makes of samples is for the real servers to show.
@@ -33,25 +33,25 @@ class Reply:
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     claimed_length: int | None = None
-    """More than the body has: the connection ends in the middle of it."""
+    """If it is longer than the body, the connection ends in the middle."""
 
 
 Misbehaviour = Callable[[Asked], Reply | None]
-"""None: answers as it should."""
+"""None: a correct answer."""
 
 
 class PrometheusDouble:
     def __init__(self) -> None:
         self.now = 1_800_000_007.0
-        """Its own clock, which is nobody else's."""
+        """Its clock, decades apart from ours."""
         self.series: list[tuple[Mapping[str, str], str]] = []
-        """Labels with __name__, and the value as it is written."""
+        """Labels with __name__, and the value as text."""
         self.extra: dict[str, Any] = {}
-        """More members of every answer."""
+        """Additional members of every answer."""
         self.misbehave: Misbehaviour = lambda asked: None
         self.asked: list[Asked] = []
         self.released = threading.Event()
-        """Set at the end, so that what hangs lets go."""
+        """Set at the end, so that hanging requests end."""
         self.url = ""
 
     def put(self, name: str, value: float | str, **labels: str) -> None:
@@ -68,8 +68,10 @@ class PrometheusDouble:
             return reply
         if asked.query == "time()":
             return vector([({}, f"{self.now:.3f}")], self.now, scalar=True, **self.extra)
+        if asked.query == "vector(time())":
+            return vector([({}, f"{self.now:.3f}")], self.now, **self.extra)
         at = float(asked.form.get("time", self.now))
-        if asked.query.startswith("(("):  # what only PromQL can tell
+        if asked.query.startswith(("((", "(avg")):  # what only PromQL can tell
             return vector([], at, **self.extra)
         words = {"up"} if asked.query.startswith("up") else set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", asked.query))
         found = [(labels, value) for labels, value in self.series if labels["__name__"] in words]

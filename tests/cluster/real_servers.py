@@ -1,4 +1,4 @@
-"""Debian's prometheus and victoria-metrics, each on a port and a folder of its own, gone when the test is."""
+"""Runs Debian's prometheus and victoria-metrics, each on its own port and in its own folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 90.0
 
 @dataclass(frozen=True)
 class Point:
-    """One sample as it is to be stored."""
+    """One sample to store."""
 
     name: str
     labels: Mapping[str, str]
@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], object], what: str, patience: float = PATIE
 
 @contextlib.contextmanager
 def prometheus(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
-    """Its URL. `points` were there before it started; `configuration` is what prometheus.yml says."""
+    """Yields its URL. `points` are stored before it starts; `configuration` is prometheus.yml."""
     store = folder / "prometheus"
     store.mkdir()
     text = open_metrics(points)
@@ -70,7 +70,7 @@ def prometheus(folder: Path, points: Iterable[Point] = (), configuration: str = 
 
 @contextlib.contextmanager
 def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
-    """Its URL. It reads the same scrape configuration."""
+    """Yields its URL. It reads the same scrape configuration."""
     store = folder / "victoria"
     command = ["victoria-metrics", f"-storageDataPath={store}", "-retentionPeriod=10y", "-loggerLevel=WARN"]
     if configuration:
@@ -86,7 +86,7 @@ def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: 
 
 @contextlib.contextmanager
 def expositions_at(text_of: Callable[[str], str], away: Collection[str] = ()) -> Iterator[str]:
-    """HOST:PORT that has the text of each name at /NAME, as an exporter's; but for those that are away."""
+    """Yields HOST:PORT that serves the text of each name at /NAME, and 503 for those in `away`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -132,7 +132,7 @@ def _escaped(value: str) -> str:
 
 @contextlib.contextmanager
 def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -> Iterator[str]:
-    """A port that was free may be taken a moment later: another is tried then."""
+    """Tries another port if the free one was taken in the meantime."""
     for attempt in range(3):
         port = free_port()
         log = folder / f"log-{attempt}"

@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.scraping.backend import ScrapeBackend
-from podgpu.cluster.scraping.discover import ApiOwners, KubernetesTargets, Selection, check_port
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.errors import UsageError
-from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
-from tests.cluster.test_scrape import Ticking, exporters, exposition_of
+from podgpu.model import WorkloadOwner
+from tests.cluster.exporters import Exporter, metrics_text, running_exporters
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
-from tests.kube.test_endpoint_slices import endpoint, slice_of
-from tests.kube.test_pod_owners import owner, pod_of
+from tests.kube.test_objects import endpoint, endpoint_slice, owned_pod, owner
 
 __all__ = ["config", "server"]
 LABELS = {"app.kubernetes.io/name": "podgpu"}
@@ -34,7 +31,7 @@ def labelled(body: dict[str, Any], name: str, namespace: str = "monitoring", **l
 def targets(
     config: ApiConfig, selector: str = "app.kubernetes.io/name=podgpu", **options: Any
 ) -> Iterator[KubernetesTargets]:
-    found = KubernetesTargets(config, Selection.parse(selector), settings=HURRY, **options)
+    found = KubernetesTargets(config, ServiceSelector.parse(selector), settings=HURRY, **options)
     try:
         yield found
     finally:
@@ -42,14 +39,14 @@ def targets(
 
 
 def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
-    server.put("endpointslices", slice_of(endpoint("10.9.9.9", "x"), name="another-app"))
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    server.put("endpointslices", endpoint_slice(endpoint("10.9.9.9", "x"), name="another-app"))
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ("http://10.0.0.1:9400/metrics",)
         assert found.notes() == ()
         assert found.urls() is found.urls()
-        server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.2", "b")), "two", "elsewhere"))
+        server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.2", "b")), "two", "elsewhere"))
         eventually(lambda: len(found.urls()) == 2)
         server.remove("endpointslices", "one", "monitoring")
         eventually(lambda: found.urls() == ("http://10.0.0.2:9400/metrics",))
@@ -63,14 +60,14 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
 
 def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
     for number, namespace in enumerate(("a", "b")):
-        server.put("endpointslices", labelled(slice_of(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
-    with targets(config, "b/app.kubernetes.io/name=podgpu", port="1234", https=True) as found:
+        server.put("endpointslices", labelled(endpoint_slice(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
+    with targets(config, "b/app.kubernetes.io/name=podgpu", https=True) as found:
         assert found.wait_synced(30)
-        assert found.urls() == ("https://10.0.0.1:1234/metrics",)
+        assert found.urls() == ("https://10.0.0.1:9400/metrics",)
 
 
-def test_while_the_api_server_is_away_the_last_ones_stay(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
+def test_while_the_api_server_is_away_the_last_list_stays(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls()
@@ -82,7 +79,7 @@ def test_while_the_api_server_is_away_the_last_ones_stay(server: SimulatedApiSer
         eventually(lambda: not found.notes())
 
 
-def test_what_the_server_refuses_is_told(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_a_refusal_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.refusal = (403, "endpointslices.discovery.k8s.io is forbidden")
     with targets(config) as found:
         eventually(lambda: "out of date" in found.notes()[0])
@@ -90,12 +87,12 @@ def test_what_the_server_refuses_is_told(server: SimulatedApiServer, config: Api
         assert "endpointslices" in found.notes()[0]
 
 
-def test_a_port_that_is_not_clear_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a"), ports=[]), "one"))
+def test_a_missing_port_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a"), ports=[]), "one"))
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ()
-        assert "--discover-port" in found.notes()[0]
+        assert "no port named metrics" in found.notes()[0]
 
 
 @pytest.mark.parametrize(
@@ -110,33 +107,26 @@ def test_a_port_that_is_not_clear_is_a_note(server: SimulatedApiServer, config: 
     ],
 )
 def test_selectors(text: str, namespace: str, labels: str) -> None:
-    assert Selection.parse(text) == (namespace, labels)
+    assert ServiceSelector.parse(text) == (namespace, labels)
 
 
 @pytest.mark.parametrize("text", ["", " ", "monitoring/", "/", "a=\nb"])
-def test_what_is_no_selector(text: str) -> None:
+def test_selectors_that_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--discover-kubernetes"):
-        Selection.parse(text)
-
-
-def test_ports() -> None:
-    assert [check_port(text) for text in ("metrics", "9400", "http-2")] == ["metrics", "9400", "http-2"]
-    for text in ("", "0", "65536", "A", "a b", "a/b", "-", "-a"):
-        with pytest.raises(UsageError, match="--discover-port"):
-            check_port(text)
+        ServiceSelector.parse(text)
 
 
 # Owners
 
 
 def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("pods", pod_of(owner("Job", "train")))
+    server.put("pods", owned_pod(owner("Job", "train")))
     owners = ApiOwners(config, HURRY)
     try:
         assert owners.wait_synced(30)
-        assert owners.all() == {("n", "p"): Owner("Job", "train")}
+        assert owners.all() == {("n", "p"): WorkloadOwner("Job", "train")}
         assert owners.all() is owners.all()
-        assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): Owner("Job", "train")}
+        assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): WorkloadOwner("Job", "train")}
         server.remove("pods", "p", "n")
         eventually(lambda: owners.all() == {})
         assert owners.notes() == ()
@@ -150,11 +140,11 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
 
 
 def named(name: str) -> dict[str, Any]:
-    body = pod_of(owner("Job", "train"))
+    body = owned_pod(owner("Job", "train"))
     return body | {"metadata": body["metadata"] | {"name": name}}
 
 
-def test_owners_are_listed_in_expositions(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", *(named(f"p-{n}") for n in range(7)))
     owners = ApiOwners(config, HURRY, page_size=3)
     try:
@@ -171,13 +161,11 @@ def test_owners_are_listed_in_expositions(server: SimulatedApiServer, config: Ap
 
 
 @pytest.mark.fault(
-    "the API server forgets a list of pods between two of its pages (410)",
-    "the list begins anew, at once; no owner is missing",
+    "The API server expires a list of pods between two of its pages (410)",
+    "The list begins anew, at once; no owner is missing",
 )
 @pytest.mark.parametrize("times", [1, 2, 5])
-def test_a_list_whose_expositions_are_forgotten_begins_anew(
-    server: SimulatedApiServer, config: ApiConfig, times: int
-) -> None:
+def test_a_list_whose_pages_expire_begins_anew(server: SimulatedApiServer, config: ApiConfig, times: int) -> None:
     server.put("pods", *(named(f"p-{n}") for n in range(7)))
     server.forget_pages = times
     owners = ApiOwners(config, HURRY, page_size=3)
@@ -189,63 +177,46 @@ def test_a_list_whose_expositions_are_forgotten_begins_anew(
         owners.close()
 
 
-# What becomes of one that is not ready, or gone
+# A roll-out
 
 
 @pytest.mark.fault(
-    "an exporter's endpoint is not ready, then gone from the EndpointSlices, then replaced at another address",
-    "it is asked on, marked old (node_up 0) after --stale-after, dropped after --drop-after; idle-since goes on",
+    "An exporter's endpoint is not ready, then removed from the EndpointSlices, then replaced at another address",
+    "It is scraped as long as it is listed, its node stays as it was last read, and its successor is scraped",
 )
-def test_a_roll_out_loses_no_node(server: SimulatedApiServer, config: ApiConfig) -> None:
-    asyncio.run(_roll_out(server, config))
-
-
-async def _roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_a_roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
     def publish_slices(*there: tuple[str, bool]) -> None:
-        """Addresses are all 127.0.0.1: an exporter is told by its port, one slice each."""
+        """All addresses are 127.0.0.1 with different ports, so each exporter has its own slice."""
         for name in ("one", "two"):
             server.remove("endpointslices", name, "monitoring")
         for name, (url, ready) in zip(("one", "two"), there, strict=False):
             port = [{"name": "metrics", "port": int(url.split(":")[2].partition("/")[0])}]
-            body = slice_of(endpoint("127.0.0.1", name, ready=ready), ports=port)
+            body = endpoint_slice(endpoint("127.0.0.1", name, ready=ready), ports=port)
             server.put("endpointslices", labelled(body, name))
 
-    time, publisher = Ticking(), Publisher(ViewSettings(interval=15.0, stale_after=45.0, drop_after=300.0))
-    exposition = exposition_of(1, 0).replace(b"Hostname", b'namespace="n",pod="train",Hostname')
-    async with exporters(exposition, exposition) as fleet:
-        before, after = fleet.urls
-        publish_slices((before, True))
-        with targets(config) as found:
-            assert found.wait_synced(30)
-            backend = ScrapeBackend(found, clock=time.clock())
+    async def roll_out() -> None:
+        old, new = Exporter(metrics_text(1)), Exporter(metrics_text(1))
+        async with running_exporters(old, new):
+            publish_slices((old.url, True))
+            with targets(config) as found:
+                assert found.wait_synced(30)
+                collector = ScrapeCollector(found)
 
-            async def turn() -> tuple[str, bool, float] | None:
-                await backend.turn()
-                time.now += 15.0
-                view = publisher.publish(backend.reading(), time.now, time.now, whole_round=True).view
-                (holder,) = view.idle or (None,)
-                return None if holder is None else (holder.node.target, holder.node.old, holder.since)
+                async def run_round(*urls: str) -> list[tuple[str, bool | None]]:
+                    await asyncio.to_thread(eventually, lambda: found.urls() == urls)
+                    await collector.run_round()
+                    return [(node.target, node.listed) for node in collector.reading().nodes]
 
-            first = await turn()
-            assert first is not None
-            since = first[2]
-            assert first == (before, False, since)
-            publish_slices((before, False))
-            await asyncio.to_thread(eventually, lambda: found.urls() == (before,))
-            assert await turn() == (before, False, since), "not ready, and answers all the same"
-            fleet.status[0] = 503
-            assert [await turn() for _ in range(3)][-1] == (before, True, since)
-            assert [outcome.error for outcome in backend.reading().outcomes] == ["http_503"]
-            publish_slices()
-            await asyncio.to_thread(eventually, lambda: found.urls() == ())
-            assert await turn() == (before, True, since), "gone from the slices, and old"
-            assert backend.reading().outcomes == ()
-            publish_slices((after, True))
-            await asyncio.to_thread(eventually, lambda: found.urls() == (after,))
-            assert await turn() == (after, False, since), "its successor, and as idle as before"
-            publish_slices()
-            await asyncio.to_thread(eventually, lambda: found.urls() == ())
-            seen = [await turn() for _ in range(25)]
-            assert (after, True, since) in seen
-            assert seen[-1] is None, "dropped"
-            await backend.close()
+                assert await run_round(old.url) == [(old.url, True)]
+                publish_slices((old.url, False))
+                old.status = 503
+                assert await run_round(old.url) == [(old.url, True)]
+                assert [outcome.error for outcome in collector.reading().outcomes] == ["http_503"]
+                publish_slices()
+                assert await run_round() == [(old.url, False)]
+                assert collector.reading().outcomes == ()
+                publish_slices((new.url, True))
+                assert await run_round(new.url) == [(new.url, True), (old.url, False)]
+                await collector.close()
+
+    asyncio.run(roll_out())

@@ -14,10 +14,12 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
 from podgpu.http_client import Access
+from podgpu.model import WorkloadOwner
 from podgpu.node_state import DeviceState, EntityState, MigInstance
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
+
+SM = "DCGM_FI_PROF_SM_ACTIVE"
 
 
 class FakeClock:
@@ -62,7 +64,7 @@ def read_times(reading: ClusterReading) -> dict[str, float]:
 
 def test_documents_and_text_give_the_same_reading() -> None:
     podgpu, dcgm = Exporter(document=node_document(0, taken_at=1099.0)), Exporter(metrics_text(1))
-    owners = {("team", "pod"): Owner("Deployment", "chat")}
+    owners = {("team", "pod"): WorkloadOwner("Deployment", "chat")}
     reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), owners=lambda: owners)
     assert read_times(reading) == {"node-0": 100.0, "node-1": 100.0}
     assert [n.state.producer for n in reading.nodes] == ["podgpu", "dcgm-exporter"]
@@ -76,13 +78,22 @@ def test_documents_and_text_give_the_same_reading() -> None:
 
 
 def test_unused_members_are_dropped() -> None:
-    instance = MigInstance(id=3, fields={"SM": 0.5, "x": 1}, details=(("x", {}, 1),))
-    gpu = DeviceState(uuid="G", fields={"SM": 0.5, "x": 1}, throttled_ns={"thermal": 5}, instances=(instance,))
+    instance = MigInstance(id=3, fields={SM: 0.5, "x": 1}, details=(("x", {}, 1),))
+    gpu = DeviceState(uuid="G", fields={SM: 0.5, "x": 1}, throttled_ns={"thermal": 5}, instances=(instance,))
     document = node_document(0, devices=(gpu,), entities=(EntityState("nvlink", {}, {}),), dropped={"x": 1})
-    (node,) = run_rounds(Exporter(document=document), keep_fields=frozenset({"SM"})).nodes
-    kept = MigInstance(id=3, fields={"SM": 0.5})
-    assert node.state.devices == (DeviceState(uuid="G", fields={"SM": 0.5}, instances=(kept,)),)
+    (node,) = run_rounds(Exporter(document=document), keep_fields=frozenset({SM})).nodes
+    kept = MigInstance(id=3, fields={SM: 0.5})
+    assert node.state.devices == (DeviceState(uuid="G", fields={SM: 0.5}, instances=(kept,)),)
     assert (node.state.entities, node.state.dropped) == ((), {})
+
+
+def test_kept_fields_have_one_name_and_unit() -> None:
+    """An exporter with `--dcgm-names 4.9` reads other fields."""
+    name = "DCGM_FI_DEV_MEM_COPY_UTIL"
+    for fields in ({name: 50}, {"DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.5}):
+        document = node_document(0, devices=(DeviceState(uuid="G", fields=fields),))
+        (node,) = run_rounds(Exporter(document=document), keep_fields=frozenset({name})).nodes
+        assert node.state.devices[0].fields == {name: 50}
 
 
 def test_a_node_without_a_name_has_the_address() -> None:

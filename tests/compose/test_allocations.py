@@ -19,10 +19,12 @@ import pytest
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command
 from podgpu.cli.main import run
-from podgpu.compose.allocations import SOURCES, Surroundings, make_allocations
+from podgpu.compose.allocations import make_allocations
 from podgpu.compose.servers import ApiAccess
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders import AllocationSource
+from podgpu.holders.sources import SOURCES
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc
@@ -52,21 +54,27 @@ def _no_variables() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
+MakeSources = Callable[..., list[AllocationSource]]
+
+
 @pytest.fixture
-def around(folder: Path) -> Callable[..., Surroundings]:
-    """What sources are made from, with nothing of this machine; podgpu is in a PID namespace of its own."""
+def make_sources(folder: Path) -> MakeSources:
+    """Creates sources as the options say, on a node with nothing of this machine and in its own PID namespace."""
     SimulatedProc(folder / "proc", OTHER_PID_NAMESPACE)
 
-    def make(*arguments: str, api: str = "") -> Surroundings:
+    def make(
+        chosen: str, *arguments: str, kubeconfig: str = "", api: ApiAccess | None = None
+    ) -> list[AllocationSource]:
         roots = ["--pod-resources-kubelet-socket", f"{folder}/pod-resources/kubelet.sock", "--path-proc"]
-        options = command.make_context("exporter", [*roots, f"{folder}/proc", *arguments]).params
-        return Surroundings(options, ApiAccess(api), NvmlTelemetry(SimulatedNvml("1xT4")))
+        words = [*roots, f"{folder}/proc", "--allocation", chosen, *arguments]
+        options = command.make_context("exporter", words).params
+        return make_allocations(options, api or ApiAccess(kubeconfig), NvmlTelemetry(SimulatedNvml("1xT4")))
 
     return make
 
 
-def names(chosen: str, around: Surroundings) -> list[str]:
-    return [source.name for source in make_allocations(chosen, around)]
+def names(sources: list[AllocationSource]) -> list[str]:
+    return [source.name for source in sources]
 
 
 def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -82,33 +90,30 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # What is asked for
 
 
-def test_the_order_is_as_written(around: Callable[..., Surroundings]) -> None:
-    assert names("hpc:/jobs, kubelet ,podlist:/p.json", around()) == ["hpc", "kubelet", "podlist"]
-    assert names("podlist,checkpoint,checkpoint:/c,processes", around())[:2] == ["podlist", "checkpoint"]
-    assert names("hpc", around("--hpc-job-mapping-dir", "/jobs")) == ["hpc"]
+def test_the_order_is_as_written(make_sources: MakeSources) -> None:
+    assert names(make_sources("hpc:/jobs, kubelet ,podlist:/p.json")) == ["hpc", "kubelet", "podlist"]
+    assert names(make_sources("hpc", "--hpc-job-mapping-dir", "/jobs")) == ["hpc"]
 
 
-def test_arguments_reach_their_sources(around: Callable[..., Surroundings], folder: Path) -> None:
+def test_arguments_reach_their_sources(make_sources: MakeSources, folder: Path) -> None:
     for name, path in (("podlist", folder / "p.json"), ("checkpoint", folder / "c")):
-        (source,) = make_allocations(f"{name}:{path}", around())
+        (source,) = make_sources(f"{name}:{path}")
         assert source.path == str(path)  # type: ignore[attr-defined]
-    (kubelet,) = make_allocations("kubelet", around("--nvidia-resource-names", "a.b/c, d.e/f"))
+    (kubelet,) = make_sources("kubelet", "--nvidia-resource-names", "a.b/c, d.e/f")
     assert kubelet.resource_names == {"a.b/c", "d.e/f"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ("crystal-ball", f"'crystal-ball': unknown source; there are auto, {', '.join(SOURCES)}"),
+        ("crystal-ball", f"'crystal-ball': unknown source; sources are auto, {', '.join(SOURCES)}"),
         ("kubelet,", "'': unknown source"),
-        ("auto,kubelet", "auto stands alone"),
-        ("kubelet:/run/k.sock", "takes no argument, not '/run/k.sock'"),
-        ("annotations:x", "takes no argument, not 'x'"),
-        ("processes:7", "takes no argument, not '7'"),
-        ("hpc", "name the directory of job files, as in hpc:/run/dcgm-job-map"),
+        ("auto,kubelet", "cannot be combined"),
+        ("kubelet:/run/k.sock", "takes no argument, but '/run/k.sock' was given"),
+        ("hpc", "set the directory of the job files, as in hpc:/run/dcgm-job-map"),
     ],
 )
-def test_what_is_written_wrongly_is_one_line(
+def test_a_wrong_option_is_one_line(
     chosen: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = complaint([*QUICK, "--allocation", chosen], capsys)
@@ -118,58 +123,55 @@ def test_what_is_written_wrongly_is_one_line(
     assert "(from the variable PODGPU_ALLOCATION)" in complaint(QUICK, capsys)
 
 
-def test_a_podlist_is_looked_for_beside_the_socket_that_is_named(
-    around: Callable[..., Surroundings], folder: Path
-) -> None:
-    """And where koordinator's own manifest mounts it only where none is named: it may be another's."""
-    (source,) = make_allocations("podlist", around("--pod-resources-kubelet-socket", KUBELET))
+def test_a_podlist_is_searched_beside_the_kubelets_socket(make_sources: MakeSources, folder: Path) -> None:
+    """The mount point of koordinator's manifest counts only for the default socket."""
+    (source,) = make_sources("podlist", "--pod-resources-kubelet-socket", KUBELET)
     assert source.defaults == (f"{os.path.dirname(KUBELET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
-    (source,) = make_allocations("podlist", around())
-    with pytest.raises(SourceError, match=f"there is no {folder}/pod-resources/podlist.json: mount"):
+    (source,) = make_sources("podlist")
+    with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json not found: mount"):
         source.assignments(())
 
 
 # auto
 
 
-def test_auto_without_kubernetes_asks_nobody(
-    around: Callable[..., Surroundings], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_without_kubernetes(make_sources: MakeSources, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert names("auto", around()) == []
+    assert names(make_sources("auto")) == []
     assert caplog.messages == []
-    assert names("auto", around("--hpc-job-mapping-dir", "/jobs")) == ["hpc"]
+    assert names(make_sources("auto", "--hpc-job-mapping-dir", "/jobs")) == ["hpc"]
 
 
-def test_auto_takes_what_is_present_and_says_so(
-    around: Callable[..., Surroundings], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_auto_uses_the_sources_that_are_present(
+    make_sources: MakeSources, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert names("auto", around("-k")) == ["kubelet"]
+    assert names(make_sources("auto", "-k")) == ["kubelet"]
     (folder / "device-plugins").mkdir()
     (folder / "device-plugins" / "kubelet_internal_checkpoint").touch()
-    assert names("auto", around("-k")) == ["kubelet", "checkpoint"], "the socket is not mounted"
+    assert names(make_sources("auto", "-k")) == ["kubelet", "checkpoint"], "the socket is not mounted"
     (folder / "pod-resources").mkdir()
     (folder / "pod-resources" / "kubelet.sock").touch()
-    assert names("auto", around("-k")) == ["kubelet"], "it is: the checkpoint would only lag behind"
+    assert names(make_sources("auto", "-k")) == ["kubelet"], "the checkpoint would lag behind"
     (folder / "pod-resources" / "podlist.json").touch()
     (folder / "proc" / "self" / "ns" / "pid").unlink()
     (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
     (folder / "kubeconfig").write_text(kubeconfig("http://127.0.0.1:9"))
-    assert names("auto", around("-k", api=f"{folder}/kubeconfig")) == ["podlist", "kubelet", "processes"]
+    api = ApiAccess(f"{folder}/kubeconfig")
+    assert names(make_sources("auto", "-k", api=api)) == ["podlist", "kubelet", "processes"]
     monkeypatch.setenv("NODE_NAME", "node-1")
-    everything = around("-k", "--hpc-job-mapping-dir", "/jobs", api=f"{folder}/kubeconfig")
-    assert names("auto", everything) == ["annotations", "podlist", "kubelet", "hpc", "processes"]
-    everything.api.close()
-    assert "holders come from: annotations, podlist, kubelet, hpc, processes" in caplog.messages
+    every = ["annotations", "podlist", "kubelet", "hpc", "processes"]
+    assert names(make_sources("auto", "-k", "--hpc-job-mapping-dir", "/jobs", api=api)) == every
+    api.close()
+    assert f"allocation sources: {', '.join(every)}" in caplog.messages
 
 
-def test_auto_goes_on_without_an_api_server_it_was_promised(
-    around: Callable[..., Surroundings], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_auto_continues_without_the_api_server(
+    make_sources: MakeSources, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "node-1")
     (folder / "kubeconfig").write_text("{")
-    assert names("auto", around("-k", api=f"{folder}/kubeconfig")) == ["kubelet"]
+    assert names(make_sources("auto", "-k", kubeconfig=f"{folder}/kubeconfig")) == ["kubelet"]
     (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
     assert warning.getMessage().startswith("--allocation auto (annotations): ")
 
@@ -204,7 +206,7 @@ def test_what_is_nice_to_have_is_gone_without_and_said_once(
     assert run([*QUICK, *wanted]) == 0
     output = capsys.readouterr()
     assert "DCGM_FI_DEV_GPU_TEMP{" in output.out
-    assert output.err.count("podgpu goes on without it") == 1
+    assert output.err.count("continuing without it") == 1
 
 
 @pytest.mark.parametrize("name", ["counters", "a:", ":b", "a/b:c", "a:b/c", ":"])
@@ -395,11 +397,11 @@ def test_unknown_gpus_and_duplicates_in_a_podlist_are_said_once(folder: Path, ca
         assert 'unmapped_assignments{source="podlist",reason="unknown_device"} 1' in exposition(node.agent)
         assert 'unmapped_assignments{source="podlist",reason="unrecognised_id"} 1' in exposition(node.agent)
         said = [message for message in caplog.messages if "ns/chat/c holds" in message]
-        assert [message.partition(", but ")[0] for message in said] == [
+        assert [": ".join(message.split(": ")[:2]) for message in said] == [
             "podlist: ns/chat/c holds 7",
             "podlist: ns/chat/c holds a card",
         ]
-        assert "podgpu doctor says more" in said[0]
+        assert "podgpu doctor" in said[0]
 
 
 def _set(**what: Any) -> Callable[[SimulatedKubelet], None]:
@@ -414,11 +416,11 @@ def _set(**what: Any) -> Callable[[SimulatedKubelet], None]:
     ("ill", "reason", "advice"),
     [
         (SimulatedKubelet.stop, "socket_missing", "mount the host's pod-resources directory"),
-        (lambda kubelet: kubelet.stop(leave_socket=True), "unavailable", "look at the kubelet's log"),
+        (lambda kubelet: kubelet.stop(leave_socket=True), "unavailable", "check the kubelet's log"),
         (_set(raw_answer=b"\xff" * 99), "bad_answer", "--pod-resources-kubelet-socket"),
-        (_set(refusal=("PERMISSION_DENIED", "no")), "error", "look at the kubelet's log"),
+        (_set(refusal=("PERMISSION_DENIED", "no")), "error", "check the kubelet's log"),
         (lambda kubelet: os.replace(kubelet.socket, kubelet.socket + ".old"), "socket_missing", "mount"),
-        (_set(refusal=("RESOURCE_EXHAUSTED", "rejected by rate limit")), "rate_limited", "asks too often"),
+        (_set(refusal=("RESOURCE_EXHAUSTED", "rejected by rate limit")), "rate_limited", "polls too often"),
     ],
     ids=["gone", "killed", "garbage", "refuses", "moved", "rate limit"],
 )

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.compose.agent import read_counters
-from podgpu.metrics.counters import SHIPPED
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import SHIPPED, Naming
 from podgpu.metrics.names import NameSet
 from tests.nodes.node import Description, node_of
 from tests.web.server import running
@@ -48,7 +47,6 @@ def values(text: str) -> list[tuple[str, float]]:
         pytest.param([], [RATIO, BYTES], [(RATIO, 0.94), (BYTES, 10737422336)], id="4.9's names, nothing said"),
         pytest.param(["--dcgm-names", "4.9"], [RATIO, BYTES], [(RATIO, 0.94), (BYTES, 10737422336)], id="4.9 in 4.9"),
         pytest.param(["--dcgm-names", "4.8"], [BYTES], [(BYTES, 10737422336)], id="4.9's name in 4.8"),
-        pytest.param(["--dcgm-names", "4.8"], [RATIO], [(RATIO, 94)], id="the name of two, as 4.8 has it"),
         pytest.param(["--dcgm-names", "4.9"], [UTIL, MIB], [(UTIL, 94), (MIB, 10240)], id="4.8's names in 4.9"),
         pytest.param([], [UTIL, MIB], [(UTIL, 94), (MIB, 10240)], id="4.8's names, nothing said"),
         pytest.param(

@@ -17,12 +17,10 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
+from podgpu.cluster.prices import read_prices
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.compose.demo import CLUSTER, OTHER_GPUS, Director, Exporter, exporter_on, owners_of
-from podgpu.configuration.price_file import read_prices
-from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts
-from podgpu.simulate.stage import StageNode
+from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running
@@ -60,9 +58,11 @@ class Demo:
         urls = [f"http://127.0.0.1:{client.address.port}/metrics" for client in self.clients]
         self._loop = asyncio.new_event_loop()
         opened.callback(self._loop.close)
-        self._backend = ScrapeBackend(FixedTargets(urls), clock=clock, owners=lambda: owners_of(self.nodes))
+        self._backend = ScrapeCollector(
+            FixedTargets(urls), keep_fields=CLUSTER.keep_fields, clock=clock, owners=lambda: owners_of(self.nodes)
+        )
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
-        self.cluster = Cluster(lambda: self._backend, Publisher(CLUSTER, prices), clock)
+        self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         app: Any = lambda cluster: cluster_application(cluster)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self.play = Play(acts(self.nodes) if script else [])
@@ -84,7 +84,7 @@ class Demo:
             exporter.agent.read_telemetry()
             exporter.agent.read_allocation()
             exporter.agent.read_usage()
-            exporter.waste.look()
+            exporter.waste.update()
         self._loop.run_until_complete(self.cluster.round(self._backend))
 
     def ask(self, path: str) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,26 +64,13 @@ def test_a_request_that_is_no_http_is_no_news(capsys: pytest.CaptureFixture[str]
 # Memory
 
 
-def test_what_compiling_took_is_given_back() -> None:
-    """As in an image without .pyc files, where pynvml alone takes 14 MiB, of which it needs three."""
-    program = (
-        "import pynvml; from podgpu.compose.process import give_back_unused\n"
-        "def pages(): return int(open('/proc/self/statm').read().split()[1])\n"
-        "before = pages(); give_back_unused(); print(before - pages())"
-    )
-    uncompiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/nowhere"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=uncompiled)
-    assert int(done.stdout) * resource.getpagesize() > 2 * 1024 * 1024  # Python 3.11: 12 MiB, 3.12: 4
-
-
 def test_the_exporter_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     program = (
         "import sys; from podgpu.cli.main import run\n"
         f"elsewhere = ['--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}']\n"
         "code = run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', *elsewhere])\n"
         "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.objects')\n"
-        "names += ('podgpu.gpu.dcgm.session',)\n"
-        "names += ('podgpu.gpu.nvml.switches.division',)\n"
+        "names += ('podgpu.gpu.dcgm.connection',)\n"
         "print(code, [name for name in names if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -164,7 +164,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "cluster": {
             "enabled": True,
             "podOwners": True,
-            "discover": {"selector": "app=dcgm-exporter", "allNamespaces": True, "port": 9400},
+            "discover": {"selector": "app=dcgm-exporter", "allNamespaces": True},
             "exporterAccess": {"secret": {"name": "access", "tokenKey": "token"}},
             "networkPolicy": {"enabled": True},
         }

@@ -28,7 +28,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
@@ -124,7 +124,7 @@ class Node:
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                sums_interval=0.3,
+                throttle_interval=0.3,
                 policy=Policy(
                     counters=self._naming.shipped("default") or (),
                     hostname=self.name,

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 import pytest
 
-from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS
-from podgpu.cli.cluster_options import CLUSTER_OPTIONS
+from podgpu.cli.autoscale import AUTOSCALE_OPTIONS
+from podgpu.cli.cluster import CLUSTER_OPTIONS
 from podgpu.cli.enrich import ENRICH_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.hook import HOOK_OPTIONS
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import Option, normalise, with_options
+from podgpu.cli.options import Option, normalize_arguments, with_options
 from tests.deploy.chart import Object, pods_of
 
 OPTIONS: Mapping[str, Sequence[Option]] = {
@@ -42,7 +42,7 @@ def parse(command: str, arguments: Sequence[str], variables: Mapping[str, str], 
         patch.setenv(name, value)
     options = OPTIONS[command]
     made = click.command(command)(with_options(options)(lambda **_: None))
-    made.make_context(command, normalise(list(arguments), options))
+    made.make_context(command, normalize_arguments(list(arguments), options))
 
 
 def known(command: str) -> set[str]:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.migrate.direction import Direction
-from podgpu.migrate.rewrite import rewrite_expression
+from podgpu.migrate.rewrite import Direction, rewrite_expression
 from tests.cluster.real_servers import PATIENCE, expositions_at, needs, prometheus, wait_for
 from tests.deploy.grafana import as_sent, several
 from tests.deploy.test_dashboards import NVIDIA_12239

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.render import NAMESPACE
-from podgpu.configuration.price_file import parse_prices
+from podgpu.cluster.prices import parse_prices
 from podgpu.metrics.counters import parse_counters
 from tests.deploy.chart import VARIANTS, container, env, objects, of_kind, pod, the
 
@@ -246,7 +246,7 @@ def test_the_cluster_finds_this_releases_exporters() -> None:
     service = the("Service", VARIANTS["cluster"])
     assert namespace == service["metadata"]["namespace"]
     assert wanted.items() <= service["metadata"]["labels"].items(), "an EndpointSlice has its Service's labels"
-    assert arguments["discover-port"] == service["spec"]["ports"][0]["name"]
+    assert service["spec"]["ports"][0]["name"] == "metrics", "the port that is scraped"
 
 
 def test_the_cluster_asks_prometheus_where_there_is_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.render import CHART, template
-from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from tests.deploy.chart import VARIANTS, container, env, pod, refusal
 from tests.deploy.test_chart_values import DCGM_CHART
 

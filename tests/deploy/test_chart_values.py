@@ -11,8 +11,8 @@ import pytest
 from jsonschema import Draft7Validator
 
 from deploy.render import CHART
-from deploy.sources import fresh, pattern
-from podgpu.compose.allocations import SOURCES, Source
+from deploy.tables import fresh, pattern
+from podgpu.holders.sources import SOURCES, SourceType
 from tests.deploy.chart import VARIANTS, refusal, values_file
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -225,7 +225,7 @@ def test_the_chart_knows_the_sources_that_podgpu_knows() -> None:
 
 
 def test_its_pattern_is_how_sources_are_written() -> None:
-    needs = Source(SOURCES["kubelet"].make, SOURCES["kubelet"].present, ":PATH")
+    needs = SourceType(SOURCES["kubelet"].create, SOURCES["kubelet"].is_present, ":PATH")
     known = re.compile(pattern({**SOURCES, "needs": needs}))
     each = [f"{name}:/x" if source.argument else name for name, source in SOURCES.items()]
     for good in ("", "auto", *each, ",".join(each), "podlist,kubelet", "kubelet,needs:/x"):

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from podgpu.metrics.cluster_families import AVERAGE, CLUSTER_FAMILIES
-from podgpu.metrics.families import OWN_FAMILIES
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming
+from podgpu.metrics.families import AVERAGE, CLUSTER_FAMILIES, OWN_FAMILIES
 from tests.deploy.cluster_process import cluster_process
 from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers, wait_until
 from tests.deploy.grafana import (

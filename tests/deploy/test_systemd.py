@@ -13,9 +13,9 @@ import click
 import pytest
 
 from deploy.render import ROOT
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 
 FOLDER = ROOT / "deploy" / "systemd"
 UNIT = FOLDER / "podgpu.service"
@@ -72,7 +72,7 @@ def test_the_socket_is_the_port_podgpu_would_bind() -> None:
 
 def test_it_has_descriptors_for_every_visitor() -> None:
     listeners = 3
-    wanted = listeners * (Limits().strangers + Limits().known) + 256
+    wanted = listeners * ConnectionLimits().max_connections + 256
     assert int(service()["LimitNOFILE"]) >= wanted
 
 

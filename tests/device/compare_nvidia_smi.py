@@ -25,7 +25,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.families import THROTTLE_REASONS
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, fields
+from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, fields
 from podgpu.metrics.render import Policy
 
 LOAD = """
@@ -183,7 +183,7 @@ def bare_calls(fields: tuple[Field, ...]) -> Callable[[], None]:
     metrics = []
     for field in fields:
         recipe = field.recipe
-        if isinstance(recipe, Call) and not field.once:
+        if isinstance(recipe, NvmlCall) and not field.once:
             arguments = [getattr(pynvml, a) if isinstance(a, str) else a for a in recipe.arguments]
             given = [handle, *arguments] if recipe.takes_device else arguments
             try:

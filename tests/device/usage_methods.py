@@ -29,8 +29,8 @@ import pynvml
 from prometheus_expositions import series  # beside this file
 from tenants import Tenant, cpu_seconds, resident_mib  # beside this file
 
-from podgpu.gpu.nvml.switches.records import Doubt, RecordReader
-from podgpu.gpu.nvml.switches.resource_manager import ContextSwitchLog, layout_of
+from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchLogError
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 METHODS = ("samples", "switches", "exact")
@@ -311,16 +311,16 @@ def fast(bench: Bench) -> None:
 def count_switches(bench: Bench, seconds: float) -> int:
     """By a listener of its own, from now on. Says where records are missing."""
     place, version = pynvml.nvmlDeviceGetPciInfo(bench.gpu).busId, pynvml.nvmlSystemGetDriverVersion()
-    log, records, count = ContextSwitchLog(place, 0, layout_of(version)), RecordReader(), 0
+    log, records, count = ContextSwitchLog(place, 0, select_layout(version)), RecordDecoder(), 0
     until = time.monotonic() + seconds
     with closing(log):
         while time.monotonic() < until:
             time.sleep(0.5)
             try:
-                count += sum(resident for resident, *_ in records.read(log.drain()))
-            except Doubt as e:
+                count += sum(resident for resident, *_ in records.decode(log.drain()))
+            except SwitchLogError as e:
                 print(f"      the script's own listener, after {count} switches: {e}", flush=True)
-                records = RecordReader()
+                records = RecordDecoder()
     return count
 
 

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
-from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.model import Allocation, Assignment, Workload
+from podgpu.model import Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_option_table import Ran, execute
-from tests.test_http_client import answer, serving
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
@@ -73,13 +72,6 @@ def test_seed_000(exposition: Path, out: Path, socket: str) -> None:
     assert series(out.read_text()) == series(SEED)
     assert 'podgpu_exporter_source_up{source="kubelet",file="gpu.prom"} 1' in out.read_text()
     assert out.stat().st_mode & 0o777 == 0o640
-
-
-def test_an_exposition_by_host_and_port(out: Path, socket: str) -> None:
-    with serving(answer(BARE.encode())) as url:
-        ran = enrich(url.removeprefix("http://").removesuffix("/metrics"), out, socket, "--once", "-o")
-    assert (ran.code, ran.out) == (0, "")
-    assert series(out.read_text()) == series(SEED)
 
 
 def test_new_names_and_no_self_metrics(exposition: Path, out: Path, socket: str) -> None:
@@ -200,14 +192,16 @@ class _World:
             raise self.error
         return parse_exposition(BARE.encode(), "exposition")
 
-    def holders(self, _devices: object) -> Held:
+    def holders(self, _devices: object) -> HolderResult:
         assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)
-        return Held(Allocation(assignments))
+        return HolderResult(assignments)
 
 
 def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = _World()
-    enricher = Enricher(world.fetch, world.holders, AtomicFile(str(out)), Settings(stale_after=75.0), clock=world.clock)
+    enricher = Enricher(
+        world.fetch, world.holders, AtomicFile(str(out)), EnrichSettings(stale_after=75.0), clock=world.clock
+    )
     enricher.turn()
     good = out.read_bytes()
     world.error = SourceError("unreachable", "exposition cannot be reached")
@@ -226,15 +220,3 @@ def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFi
     world.error = None
     enricher.turn()
     assert b"dcgm_gpu_temp" in out.read_bytes()
-
-
-def test_a_file_of_an_earlier_run_grows_old_too(out: Path) -> None:
-    out.write_text("old 1\n")
-    os.utime(out, (0, time.time() - 1000))
-    world = _World()
-    world.error = SourceError("unreachable", "no")
-    settings = Settings(stale_after=75.0, self_metrics=False)
-    with pytest.raises(SourceError):
-        Enricher(world.fetch, world.holders, AtomicFile(str(out)), settings, clock=world.clock).turn()
-    assert out.read_text().startswith("#")
-    assert len(out.read_text().splitlines()) == 1

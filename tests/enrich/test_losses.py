@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
-from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.gpu.exposition_source import FileExposition
 from tests.nodes.clock import wait_until
@@ -120,15 +120,6 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     assert said.count("works again") == 1
 
 
-def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
-    """The kernel's limit on file sizes in a full disk's stead, for those who may mount nothing."""
-    (tmp_path / "disk").mkdir()
-    said, files = stays_without_room(tmp_path, tmp_path / "disk", forbid_writing, allow_writing)
-    assert files == ["gpu.prom"]
-    assert said.count("was not written") == 1
-    assert said.count("it is removed") == 1
-
-
 def test_an_exposition_that_is_gone_and_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     exposition, out = tmp_path / "in.prom", small_disk / "gpu.prom"
     exposition.write_bytes(EXPOSITION)
@@ -169,7 +160,9 @@ def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> 
         raise SourceError("unreachable", "no exposition")
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
-    enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
+    enricher = Enricher(
+        fetch, lambda _devices: HolderResult(), file, EnrichSettings(stale_after=75.0), clock=hands.clock
+    )
     enricher.turn()
     hands.wall += jump
     for seconds, stands in ((74.0, True), (2.0, False)):
@@ -190,22 +183,14 @@ def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, st
         raise SourceError("unreachable", "no exposition")
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
-    enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
+    enricher = Enricher(
+        fetch, lambda _devices: HolderResult(), file, EnrichSettings(stale_after=75.0), clock=hands.clock
+    )
     for seconds, is_there in ((10.0, stands), (70.0, False)):
         hands.pass_by(seconds)
         with pytest.raises(SourceError):
             enricher.turn()
         assert (b"GPU-1" in out.read_bytes()) is is_there
-
-
-def test_what_a_killed_process_left_goes_though_the_clock_was_set_back(tmp_path: Path) -> None:
-    hands = Hands()
-    for name, written in (("old", -100.0), ("future", DAY), ("now", -1.0)):
-        left = tmp_path / f".gpu.prom.{name}.podgpu-tmp"
-        left.touch()
-        os.utime(left, (0, hands.wall + written))
-    AtomicFile(str(tmp_path / "gpu.prom"), wall=hands.clock.wall)
-    assert os.listdir(tmp_path) == [".gpu.prom.now.podgpu-tmp"]
 
 
 # A file that is replaced

@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.enrich.relabel import relabel
+from podgpu.enrich.enricher import relabel
 from podgpu.gpu.exposition import parse_exposition
-from podgpu.metrics.names import NameSet
-from podgpu.metrics.parse import ParsedFamily
+from podgpu.metrics.parse import ParsedFamily, encode_parsed
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import encode_parsed
 from podgpu.model import Assignment, Workload
-from tests.two_names import renamed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOLDENS = Path(__file__).parent / "goldens"
@@ -80,10 +77,6 @@ def test_a_family_the_catalogue_does_not_know_is_enriched_too() -> None:
     )
 
 
-def test_a_series_printed_twice_comes_out_once() -> None:
-    assert enriched(b'a{UUID="GPU-1",gpu="0"} NaN\n' * 2, [], NEW) == 'a{UUID="GPU-1",gpu="0"} NaN\n'
-
-
 def test_copies_that_differ_are_left_out_and_counted() -> None:
     exposition = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
     result = relabel(parse_exposition(exposition, "exposition"), [], NEW)
@@ -114,19 +107,6 @@ def test_every_figure_that_comes_out_went_in(
     series = [(s.name, s.labels["gpu"]) for family in result.families for s in family.samples]
     assert len(set(series)) == len(series)
     assert len(series) + result.ambiguous == len({(name, gpu) for name, gpu, _, _ in rows})
-
-
-@pytest.mark.parametrize("names", ["4.9", "both"])
-@pytest.mark.parametrize("name", ["default", "replaced", "copies-to-one-holder", "copies-to-two-holders"])
-def test_the_same_under_dcgm_exporter_4_9s_names(name: str, names: NameSet) -> None:
-    """Holders go on by UUID, whatever the families are called; every figure stays as it came."""
-    file, assignments, policy = CASES[name]
-    exposition = (FIXTURES / file).read_text(encoding="utf-8")
-    found = parse_exposition(enriched(renamed(exposition, names).encode(), assignments, policy).encode(), "exposition")
-    expected = parse_exposition(
-        renamed(enriched(exposition.encode(), assignments, policy), names).encode(), "exposition"
-    )
-    assert [_sorted(family) for family in found.families] == [_sorted(family) for family in expected.families]
 
 
 def _sorted(family: ParsedFamily) -> tuple[str, str, list[tuple[str, list[tuple[str, str]], float]]]:

@@ -63,11 +63,10 @@ def running(
     module: Sequence[str] = ("-m", "podgpu"),
     stderr: IO[bytes] | int | None = None,
     variables: Mapping[str, str] | None = None,
-    through: Sequence[str] = (),
 ) -> Iterator[Exporter]:
-    """Up and with figures. Killed at the end, if it is still there. `through`: what is to become that process."""
+    """Runs the exporter and waits for its figures. Kills it at the end."""
     port = free_port()
-    command = [*through, sys.executable, *module, *words(folder, "-a", f"127.0.0.1:{port}", *arguments)]
+    command = [sys.executable, *module, *words(folder, "-a", f"127.0.0.1:{port}", *arguments)]
     log = (folder / "exporter.log").open("wb")
     with (
         log,

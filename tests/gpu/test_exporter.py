@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.errors import DeviceLost, SourceError, Unsupported
+from podgpu.errors import SourceError
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
-from podgpu.metrics.named_counters import Naming
-from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from tests.cli.test_option_table import execute
-from tests.two_names import renamed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
@@ -99,25 +95,11 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "labels",
-    ['gpu="3",gpu_uuid="GPU-1",model_name="T4"', 'device="nvidia3",UUID="GPU-1",modelName="T4"'],
-)
-def test_other_forms(labels: str) -> None:
-    (gpu,) = ExporterTelemetry(Text(f"a{{{labels}}} 1\n")).inventory().gpus
-    assert (gpu.index, gpu.uuid, gpu.model) == (3, "GPU-1", "T4")
-
-
 @pytest.mark.parametrize("labels", ["", '{gpu="0"}', '{UUID="GPU-1"}', '{nvswitch="nvswitch0"}', '{cpu="0"}'])
 def test_an_exposition_without_gpus(labels: str) -> None:
     with pytest.raises(SourceError) as caught:
         ExporterTelemetry(Text(f"a{labels} 1\n")).inventory()
     assert caught.value.reason == "no_gpu"
-
-
-def test_device_names_are_minors_where_the_user_says_so() -> None:
-    (gpu,) = ExporterTelemetry(fixture("h200/default.prom"), device_name_ids=True).inventory().gpus
-    assert gpu.minor == 0
 
 
 def test_the_driver_beside_knows_more() -> None:
@@ -135,14 +117,6 @@ def test_the_driver_beside_knows_more() -> None:
     assert telemetry.release(1.0)
 
 
-def test_without_a_driver_there_are_no_processes() -> None:
-    telemetry = ExporterTelemetry(fixture("h200/default.prom"))
-    (gpu,) = telemetry.inventory().gpus
-    for call in (telemetry.processes, telemetry.usage):
-        with pytest.raises(Unsupported):
-            call(gpu)
-
-
 # Values
 
 
@@ -157,12 +131,6 @@ def test_whole_and_broken_numbers_and_texts() -> None:
     assert isinstance(found[POWER.id], float)
     assert isinstance(found[MEMORY.id], int)
     assert found[field("DCGM_FI_DRIVER_VERSION").id] == "580.159.04"
-
-
-def test_the_figure_without_a_holder_counts() -> None:
-    figures = ((',pod="a"', 10), ("", 30), (',pod="b"', 5))
-    rows = (f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1"{pod}}} {value}\n' for pod, value in figures)
-    assert values(Text("".join(rows)), UTILISATION) == {"GPU-1": {UTILISATION.id: 30}}
 
 
 def test_copies_must_agree() -> None:
@@ -206,22 +174,6 @@ def test_an_xid_is_an_event_when_it_changes() -> None:
 # Turns
 
 
-OLD = tuple(c.field for c in shipped_counters("dcp") or ())
-NEW = tuple(c.field for c in Naming("4.9").shipped("dcp") or ())
-
-
-@pytest.mark.parametrize("wanted", [OLD, NEW], ids=["4.8 wanted", "4.9 wanted"])
-@pytest.mark.parametrize("names", ["4.9", "both"])
-def test_values_do_not_go_by_the_names_of_the_exposition(wanted: tuple[Field, ...], names: NameSet) -> None:
-    exposition = fixture("h200/dcp_pod.prom")
-    (old,) = values(exposition, *wanted).values()
-    (new,) = values(Text(renamed(str(exposition.text), names)), *wanted).values()
-    assert len(old) > 20
-    assert old.pop(1) == new.pop(1) == "580.159.04", "the driver's label"
-    assert new == pytest.approx(old, rel=1e-4), "4.9 has whole joules"
-    assert [type(value) for value in new.values()] == [type(value) for value in old.values()]
-
-
 def test_units_belong_to_the_field_that_is_wanted() -> None:
     of = '{gpu="0",UUID="GPU-0"}'
     exposition = Text(
@@ -231,19 +183,6 @@ def test_units_belong_to_the_field_that_is_wanted() -> None:
     assert values(exposition, *wanted) == {
         "GPU-0": {203: 94, 1613: 0.94, 252: 1024, 1627: 1_073_741_999, 100: 1980, 1603: 1_980_000_000}
     }
-
-
-def test_percent_under_a_ratios_name_is_percent() -> None:
-    expositions = [Text(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
-    assert [values(exposition, fields()[203], fields()[1613])["GPU-0"] for exposition in expositions] == 2 * [
-        {203: 94, 1613: 0.94}
-    ]
-
-
-@pytest.mark.parametrize("blank", ["9223372036854775794", "NaN", "+Inf", "-1"])
-def test_a_blank_is_no_value_in_the_other_unit_either(blank: str) -> None:
-    exposition = Text(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
-    assert values(exposition, MEMORY) == {"GPU-0": {}}
 
 
 class Holder:
@@ -315,18 +254,6 @@ def test_after_a_bad_exposition_nothing_old_is_told(bad: str | SourceError, reas
     agent.stop()
 
 
-def test_a_gpu_that_left_the_exposition() -> None:
-    exposition = fixture("seeds/000-sample.prom")
-    telemetry = ExporterTelemetry(exposition)
-    first, second = telemetry.inventory().gpus
-    exposition.text = "".join(
-        line for line in str(exposition.text).splitlines(keepends=True) if second.uuid not in line
-    )
-    assert telemetry.inventory().gpus == (first,)
-    with pytest.raises(DeviceLost):
-        telemetry.read(second, [])
-
-
 @pytest.mark.fault(
     "A GPU vanishes from the dcgm-exporter's metrics that podgpu reads (--telemetry exporter:)",
     "It stays as lost, with who held it, in metrics, in /health and as podgpu_device_health, until back or forgotten",
@@ -336,13 +263,13 @@ def test_a_gpu_that_left_the_exposition_is_kept_as_lost() -> None:
     whole = str(exposition.text)
     agent = agent_over(exposition)
     agent.read_telemetry()
-    first, second = (d for d in agent.published.snapshot.devices if not d.is_instance)
+    first, second = agent.published.state.devices
     exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
 
     def conditions() -> dict[str, list[str]]:
         agent.read_telemetry()
-        told = agent.published.snapshot.health
-        return {of.device.uuid: [finding.condition for finding in of.findings] for of in told}
+        devices = agent.published.state.devices
+        return {device.uuid: [condition.name for condition in device.conditions] for device in devices}
 
     assert conditions() == {first.uuid: [], second.uuid: ["lost"]}
     lines = agent.published.fresh.plain.decode().splitlines()
@@ -357,18 +284,3 @@ def test_a_gpu_that_left_the_exposition_is_kept_as_lost() -> None:
 
 
 # The command line
-
-
-def test_by_option(tmp_path: Path) -> None:
-    path = tmp_path / "dcgm.prom"
-    path.write_bytes((FIXTURES / "h200" / "default.prom").read_bytes())
-    ran = execute(["exporter", "--once", "-c", "100", "--telemetry", f"exporter:{path}"])
-    assert ran.code == 0
-    assert f'UUID="{H200}"' in ran.out
-    assert execute(["exporter", "--once", "--telemetry", "exporter"]).code == 2
-    dead = execute(["exporter", "--once", "-c", "100", "--telemetry", "exporter:http://u:secret@127.0.0.1:1/metrics"])
-    assert dead.code == 1
-    assert "http://127.0.0.1:1/metrics cannot be reached" in dead.complaint
-    assert "secret" not in dead.err + dead.out
-    by_port = execute(["exporter", "--once", "-c", "100", "--telemetry", "exporter:127.0.0.1:1"])
-    assert "http://127.0.0.1:1/metrics cannot be reached" in by_port.complaint

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.errors import SourceError, Unsupported
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
 from podgpu.simulate.driver import SimulatedNvml
@@ -69,17 +69,6 @@ def test_all_kinds_of_processes_are_listed() -> None:
     )
 
 
-def test_nobody_is_nobody() -> None:
-    assert Bench().read() == ()
-
-
-def test_processes_are_their_gpus() -> None:
-    bench = Bench("2xH100")
-    bench.place(41, gpu=1)
-    assert bench.read(0) == ()
-    assert [usage.pid for usage in bench.read(1)] == [41]
-
-
 @pytest.mark.parametrize(("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)])
 def test_who_computes_and_draws_counts_once(compute: int | None, graphics: int | None, both: int) -> None:
     bench = Bench()
@@ -110,14 +99,6 @@ def test_a_list_that_is_not_supported_is_not_asked_again() -> None:
     asked = bench.calls(MPS)
     assert [usage.pid for usage in bench.read()] == [41]
     assert bench.calls(MPS) == asked
-
-
-def test_an_older_driver_is_asked_its_way() -> None:
-    bench = Bench()
-    bench.place(41)
-    for function in (COMPUTE, MPS, GRAPHICS):
-        bench.faults.fail(function + "_v3", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert [usage.pid for usage in bench.read()] == [41]
 
 
 def test_no_list_at_all_is_not_nobody() -> None:
@@ -160,13 +141,6 @@ def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
     bench = Bench(nvml=Growing(3))
     bench.place(41)
     assert [usage.pid for usage in bench.read()] == [41]
-
-
-def test_a_list_that_always_grows_is_given_up() -> None:
-    growing = Growing(1000)
-    with pytest.raises(SourceError, match="Insufficient Size"):
-        Bench(nvml=growing).read()
-    assert growing.times > 990
 
 
 # MIG
@@ -237,60 +211,4 @@ def test_a_gpu_cut_into_nothing_runs_nothing() -> None:
     assert bench.read() == ()
 
 
-def test_a_new_layout_is_followed() -> None:
-    bench = Bench(nvml=OnlyParts("1xH100/2x3g.40gb", refuses=True))
-    bench.read()
-    bench.faults.relayout(0, ["1g.10gb"])
-    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
-    bench.place(41, gi_id=gi_id)
-    assert [usage.device for usage in bench.read()] == [f"{bench.gpus[0].uuid}/gi{gi_id}"]
-    bench.faults.relayout(0, None)
-    bench.place(42)
-    assert bench.read() == (ProcessUsage(bench.gpus[0].key, 42, GIB),), "what MIG forbade is asked again"
-
-
-def test_a_gpu_that_knows_no_mig() -> None:
-    bench = Bench("1xL4")
-    bench.place(41)
-    for _ in range(2):
-        assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, GIB),)
-    assert bench.driver.calls["nvmlDeviceGetMigMode"] <= 1
-
-
 # The driver's life
-
-
-def test_in_a_pid_namespace_of_its_own_it_sees_nobody() -> None:
-    bench = Bench()
-    bench.place(41)
-    bench.faults.hide_processes()
-    assert bench.read() == ()
-
-
-def test_a_lost_gpu_is_said() -> None:
-    bench = Bench()
-    bench.faults.lose(0)
-    with pytest.raises(DeviceLost):
-        bench.read()
-
-
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_a_reloaded_driver_is_not_taken_for_one_without_lists(error: int) -> None:
-    bench = Bench()
-    bench.place(41)
-    bench.read()
-    bench.faults.reload_driver(error)
-    with pytest.raises(DriverGone):
-        bench.read()
-    bench.telemetry.release(1.0)
-    bench.telemetry.inventory()
-    assert [usage.pid for usage in bench.read()] == [41]
-
-
-def test_a_driver_let_go_is_left_alone() -> None:
-    bench = Bench()
-    bench.telemetry.release(1.0)
-    asked = bench.calls(COMPUTE)
-    with pytest.raises(SourceError):
-        bench.read()
-    assert bench.calls(COMPUTE) == asked

@@ -1,10 +1,10 @@
-"""Annotations as a source: a feed of pods in, assignments out; the API server may be away, a pod may be wrong."""
+"""Annotations of koordinator, HAMi, Volcano and gpu-manager as an allocation source."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,33 +12,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotation_formats import is_read
-from podgpu.holders.annotations import AnnotationsAllocation
-from podgpu.holders.source import AllocationSource
+from podgpu.holders.annotations import (
+    FORMATS,
+    AnnotationsAllocation,
+    BadAnnotation,
+    is_read,
+    koordinator_minors,
+    read_grants,
+)
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_pod
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from tests.holders.devices import uuid
+from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
+from tests.holders.devices import failure, uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
 HAMI = "hami.io/vgpu-devices-allocated"
+HAMI_MIG = "hami.io/vgpu-mig-allocations"
+HAMI_1 = "4pd.io/vgpu-ids-new"
+VOLCANO = "volcano.sh/vgpu-ids-new"
 CARDS = "tencent.com/predicate-gpu-idx-"
-
-
+ASSIGNED = {"tencent.com/gpu-assigned": "true"}
+A, B = uuid(0), uuid(1)
 MIG = "MIG-aaaaaaaa-1111-2222-3333-444444444444"
+GPU = {"nvidia.com/gpu": "1"}
+VGPU = {"volcano.sh/vgpu-number": "1"}
 
-# Minors run against the index: annotations go by minors.
+# Minors and indices differ: annotations contain minors.
 NODE = (
-    Device(0, uuid(0), "00000000:01:00.0", "NVIDIA A100", minor=1),
-    Device(1, uuid(1), "00000000:02:00.0", "NVIDIA A100", minor=0),
+    Device(0, A, "00000000:01:00.0", "NVIDIA A100", minor=1),
+    Device(1, B, "00000000:02:00.0", "NVIDIA A100", minor=0),
     Device(2, uuid(2), "00000000:03:00.0", "NVIDIA A100", 2, True),
     Device(2, uuid(2), "00000000:03:00.0", "NVIDIA A100", 2, True, 13, "1g.5gb", (MIG,)),
 )
 
+Requests = dict[str, str]
+
 
 @dataclass
 class Feed:
-    """What the kube Informer offers, held by hand."""
-
     pods: tuple[PodRecord, ...] = ()
     error: SourceError | None = None
     synced: bool = True
@@ -47,285 +57,338 @@ class Feed:
         return self.pods
 
 
-def container(name: str, asks: dict[str, str] | None = None, finished: bool = False) -> ContainerRecord:
-    return ContainerRecord(name, tuple(sorted((asks or {}).items())), finished=finished)
+def container(name: str, requests: Requests | None = None, finished: bool = False) -> ContainerRecord:
+    return ContainerRecord(name, tuple(sorted((requests or {}).items())), f"id-{name}", finished)
 
 
 def pod(
-    name: str, key: str, text: str, *containers: ContainerRecord, init: tuple[ContainerRecord, ...] = ()
+    annotations: dict[str, str],
+    containers: dict[str, Requests] | None = None,
+    init: dict[str, Requests] | None = None,
+    name: str = "a",
 ) -> PodRecord:
     return PodRecord(
-        "ml",
-        name,
-        f"uid-{name}",
-        "node-1",
-        "Running",
-        (),
-        ((key, text),),
-        init,
-        containers or (ContainerRecord("main", container_id="id-m"),),
+        *("ml", name, f"uid-{name}", "node-1", "Running"),
+        annotations=tuple(sorted(annotations.items())),
+        init_containers=tuple(container(*entry) for entry in (init or {}).items()),
+        containers=tuple(container(*entry) for entry in ({"main": {}} if containers is None else containers).items()),
     )
 
 
-def gpus(*entries: dict[str, object]) -> str:
-    return json.dumps({"gpu": list(entries)})
+def koordinator(*entries: dict[str, object]) -> dict[str, str]:
+    return {KOORDINATOR: json.dumps({"gpu": list(entries)})}
 
 
 def entry(device: int, core: int = 100) -> dict[str, object]:
     return {"minor": 0, "id": uuid(device), "resources": {"koordinator.sh/gpu-core": str(core)}}
 
 
-def hami(*devices: str) -> str:
-    return "".join(f"{one},NVIDIA,1000,25:" for one in devices) + ";"
+def read(*pods: PodRecord) -> Allocation:
+    return AnnotationsAllocation(Feed(pods)).assignments(NODE)
 
 
-def read(*pods: PodRecord, node: str = "") -> Allocation:
-    return AnnotationsAllocation(lambda: Feed(pods), node).assignments(NODE)
+def shares(*pods: PodRecord) -> list[tuple[str, str, float | None]]:
+    return [(one.device, one.holder.container, one.share) for one in read(*pods).assignments]
 
 
-def shares(allocation: Allocation) -> list[tuple[str, str, str, float | None]]:
-    return [(one.device, one.holder.pod, one.holder.container, one.share) for one in allocation.assignments]
+def granted(one: PodRecord) -> list[tuple[str | None, str | int]]:
+    return [(grant.container, grant.device) for grant in read_grants(one)]
 
 
-def failure(call: Callable[[], object]) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        call()
-    return caught.value
-
-
-# What it says
-
-
-def test_it_is_an_allocation_source() -> None:
-    as_one: AllocationSource = AnnotationsAllocation(lambda: Feed())
-    assert as_one.name == "annotations"
-    assert as_one.assignments(NODE) == Allocation()
-    as_one.close()
-
-
-def test_holders_are_known_in_full() -> None:
+def test_a_holder_has_its_full_identity() -> None:
     body = {
-        "metadata": {"namespace": "ml", "name": "train", "uid": "u-1", "annotations": {HAMI: hami(uuid(1))}},
-        "spec": {
-            "nodeName": "node-1",
-            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
-        },
+        "metadata": {"namespace": "ml", "name": "train", "uid": "u-1", "annotations": {HAMI: f"{B},NVIDIA,1000,25:;"}},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "main", "resources": {"limits": GPU}}]},
         "status": {"phase": "Running", "containerStatuses": [{"name": "main", "containerID": "containerd://abc"}]},
     }
     record = parse_pod(body, is_read)
     assert record is not None
     holder = Workload("ml", "train", "main", "u-1", "abc")
-    assert read(record) == Allocation((Assignment(uuid(1), holder, "annotations", share=0.25),))
+    assert read(record) == Allocation((Assignment(B, holder, "annotations", share=0.25),))
 
 
 def test_all_formats_at_once() -> None:
     mig = json.dumps([{"containerIndex": 0, "deviceIndex": 0, "gpuUUID": uuid(2), "migUUID": MIG}])
-    instance = replace(
-        pod("d", HAMI, hami(uuid(2))), annotations=((HAMI, hami(uuid(2))), ("hami.io/vgpu-mig-allocations", mig))
-    )
-    managed = replace(
-        pod("e", "", "", container("main", {"tencent.com/vcuda-core": "20"})),
-        annotations=((f"{CARDS}0", "1"), ("tencent.com/gpu-assigned", "true")),
-    )
     allocation = read(
-        pod("a", KOORDINATOR, gpus(entry(0, 50))),
-        pod("b", "4pd.io/vgpu-ids-new", f"{uuid(0)},NVIDIA,1000,0:"),
-        pod("c", "volcano.sh/vgpu-ids-new", f"{uuid(1)},NVIDIA,1000,10:"),
-        instance,
-        managed,
+        pod(koordinator(entry(0, 50)), name="a"),
+        pod({HAMI_1: f"{A},NVIDIA,1000,0:"}, name="b"),
+        pod({VOLCANO: f"{B},NVIDIA,1000,10:"}, name="c"),
+        pod({HAMI: f"{uuid(2)},NVIDIA,1000,25:;", HAMI_MIG: mig}, name="d"),
+        pod({f"{CARDS}0": "1", **ASSIGNED}, {"main": {"tencent.com/vcuda-core": "20"}}, name="e"),
     )
-    assert shares(allocation) == [
-        (uuid(0), "a", "main", 0.5),
-        (uuid(0), "b", "main", None),
-        (uuid(0), "e", "main", 0.2),
-        (uuid(1), "c", "main", 0.1),
-        (f"{uuid(2)}/gi13", "d", "main", 1.0),
+    assert [(one.device, one.holder.pod, one.share) for one in allocation.assignments] == [
+        (A, "a", 0.5),
+        (A, "b", None),
+        (A, "e", 0.2),
+        (B, "c", 0.1),
+        (f"{uuid(2)}/gi13", "d", 1.0),
     ]
     assert allocation.unmapped == ()
 
 
-def test_minors_are_not_indexes() -> None:
-    assert shares(read(pod("a", KOORDINATOR, gpus({"minor": 0})))) == [(uuid(1), "a", "main", None)]
+def test_finished_and_unbound_pods_hold_nothing() -> None:
+    one = pod({HAMI: f"{A},NVIDIA,1000,25:;"}, {"main": {"tencent.com/vcuda-core": "50"}})
+    assert read(replace(one, phase="Succeeded"), replace(one, phase="Failed"), replace(one, node="")) == Allocation()
+    assert shares(replace(one, phase="Pending")) == [(A, "main", 0.25)]
+
+
+def test_the_first_format_with_grants_counts() -> None:
+    both = {HAMI: f"{A},NVIDIA,1,1:;", HAMI_1: f"{B},NVIDIA,1,1:;"}
+    assert granted(pod({**both, KOORDINATOR: '{"rdma": [{"minor": 0}]}'})) == [("main", A)]
+    assert granted(pod({**both, KOORDINATOR: '{"gpu": [{"minor": 1}]}'})) == [(None, 1)]
+    assert granted(pod({})) == []
+
+
+# koordinator
+
+
+@pytest.mark.parametrize(
+    ("resources", "share"),
+    [
+        ({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "25"}, 0.5),
+        ({"koordinator.sh/gpu-core": 50}, 0.5),
+        ({"koordinator.sh/gpu-core": "0", "koordinator.sh/gpu-memory-ratio": "25"}, 0.25),
+        ({"koordinator.sh/gpu-core": "500m"}, 0.005),
+        ({"koordinator.sh/gpu-core": "200", "koordinator.sh/gpu-memory": "16G"}, None),
+        (None, None),
+    ],
+)
+def test_koordinator_shares(resources: object, share: float | None) -> None:
+    assert [grant.share for grant in read_grants(pod(koordinator({"id": A, "resources": resources})))] == [share]
+
+
+def test_koordinator_minors() -> None:
+    assert shares(pod(koordinator({"minor": 0}))) == [(B, "main", None)]
+    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [(None, 3), (None, B)]
+    assert koordinator_minors(pod(koordinator({"minor": 3, "id": A}, {"minor": 0}))) == [3, 0]
+    assert koordinator_minors(pod(koordinator({"minor": 3}, {"id": A}))) == []
+
+
+def test_a_grant_to_the_pod_is_split_between_the_containers_that_request_gpus() -> None:
+    one = koordinator(entry(0))
+    assert shares(pod(one, {"proxy": {}, "main": {"koordinator.sh/gpu": "100"}})) == [(A, "main", 1.0)]
+    assert shares(pod(one, {"main": {}, "proxy": {}}, {"init": {}})) == [(A, "main", 1.0)], "none requests: the first"
+    assert shares(pod(one, {})) == [(A, "", 1.0)]
+    big = {"koordinator.sh/gpu-core": "150", "koordinator.sh/gpu-memory": "8Gi"}
+    small = {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
+    assert shares(pod(one, {"big": big, "small": small})) == [(A, "big", 0.75), (A, "small", 0.25)]
+    assert shares(pod(one, {"a": {"koordinator.sh/gpu-core": "50"}, "b": GPU})) == [(A, "a", 0.5), (A, "b", 0.5)]
+
+
+def test_an_init_container_holds_until_it_is_finished() -> None:
+    running = pod({HAMI: f"{A},NVIDIA,1,25:;{B},NVIDIA,1,25:;"}, {"main": GPU}, {"warm-up": GPU})
+    finished = replace(running, init_containers=(container("warm-up", GPU, finished=True),))
+    assert shares(running) == [(A, "warm-up", 0.25), (B, "main", 0.25)]
+    assert shares(finished) == [(B, "main", 0.25)]
+    whole_pod = replace(finished, annotations=tuple(koordinator(entry(0)).items()))
+    assert shares(whole_pod) == [(A, "main", 1.0)]
+
+
+# HAMi and Volcano
+
+
+@pytest.mark.parametrize(
+    ("text", "containers", "init", "expected"),
+    [
+        pytest.param(f"{A},NVIDIA,1,1", {"a": GPU}, {}, [("a", A)], id="no separators"),
+        pytest.param(f"{A},NVIDIA,1,1:{B},NVIDIA,1,1:;", {"a": GPU}, {}, [("a", A), ("a", B)], id="two devices"),
+        pytest.param(f";{A},NVIDIA,1,1:;", {"a": {}, "b": GPU}, {}, [("b", A)], id="empty place"),
+        pytest.param(f"{A},NVIDIA,1,1:;;;", {"a": GPU, "b": {}, "c": {}}, {}, [("a", A)], id="empty tail"),
+        pytest.param(f",,0,0:;{A},NVIDIA,1,1:;,,0,0:;", {"a": {}, "b": GPU, "c": {}}, {}, [("b", A)], id="no device"),
+        pytest.param(f";{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="init containers first"),
+        pytest.param(f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": {}}, [("a", A)], id="before 2.9 and HAMi#3079"),
+        pytest.param(f"{A},NVIDIA,1,1:;", {"a": GPU}, {"i": GPU}, [("a", A)], id="before 2.9, init requests"),
+        pytest.param(
+            f"{A},NVIDIA,1,1:;{B},NVIDIA,1,1:;",
+            {"a": GPU, "b": GPU},
+            {"i": {}},
+            [("a", A), ("b", B)],
+            id="HAMi#2899",
+        ),
+        pytest.param(
+            f"{A},NVIDIA,1000,0:;;,,0,0:;,,0,0:;,,0,0:;",
+            {"a": {}, "b": {"nvidia.com/vgpu": "1"}, "c": {}, "d": {}, "e": {}},
+            {},
+            [("b", A)],
+            id="HAMi#991",
+        ),
+        pytest.param(f";{A},NVIDIA,1,1:;", {"a": {}}, {"i": {}}, [("a", A)], id="no known request"),
+        pytest.param(f"{A},NVIDIA,1,1,extra:;", {"a": GPU}, {}, [("a", A)], id="a later version's field"),
+        pytest.param(f"{A}[0-1],NVIDIA,4864,0:;", {"a": GPU}, {}, [("a", f"{A}[0-1]")], id="old MIG form"),
+        pytest.param(";;", {"a": GPU}, {}, [], id="nothing"),
+    ],
+)
+def test_hami_positions(
+    text: str, containers: dict[str, Requests], init: dict[str, Requests], expected: list[tuple[str, str]]
+) -> None:
+    assert granted(pod({HAMI: text}, containers, init)) == expected
+
+
+@pytest.mark.parametrize(("cores", "share"), [("0", None), ("1", 0.01), ("100", 1.0), ("101", None)])
+def test_hami_shares(cores: str, share: float | None) -> None:
+    assert shares(pod({HAMI: f"{A},NVIDIA,0,{cores}:;"})) == [(A, "main", share)]
 
 
 def test_parts_of_one_device_add_up() -> None:
-    assert shares(read(pod("a", HAMI, hami(uuid(0), uuid(0))))) == [(uuid(0), "a", "main", 0.5)]
-    assert shares(read(pod("a", HAMI, hami(*[uuid(0)] * 5)))) == [(uuid(0), "a", "main", 1.0)]
-    unlimited = f"{uuid(0)},NVIDIA,1000,0:{hami(uuid(0))}"
-    assert shares(read(pod("a", HAMI, unlimited))) == [(uuid(0), "a", "main", None)]
+    part = f"{A},NVIDIA,1000,25:"
+    assert shares(pod({HAMI: part * 2 + ";"})) == [(A, "main", 0.5)]
+    assert shares(pod({HAMI: part * 5 + ";"})) == [(A, "main", 1.0)]
+    assert shares(pod({HAMI: f"{A},NVIDIA,1000,0:{part};"})) == [(A, "main", None)]
 
 
-def test_finished_pods_and_pods_of_no_or_another_node_hold_nothing() -> None:
-    one = pod("a", HAMI, hami(uuid(0)))
-    assert read(replace(one, phase="Succeeded"), replace(one, phase="Failed"), replace(one, node="")) == Allocation()
-    assert shares(read(replace(one, phase="Pending"))) == [(uuid(0), "a", "main", 0.25)]
-    assert shares(read(one, node="node-1")) == [(uuid(0), "a", "main", 0.25)]
-    assert read(one, node="node-2") == Allocation()
+def test_hami_1_and_volcano_positions() -> None:
+    text = f"{A},NVIDIA,3000,30:mlu-1,MLU,8,50:;;{B},NVIDIA-Tesla V100,1000,0:"
+    assert granted(pod({HAMI_1: text}, {"a": GPU, "b": {}, "c": GPU}, {"i": {}})) == [("a", A), ("c", B)]
+    text = f"{A},NVIDIA,1126,0:;{B},NVIDIA,3000,25:"
+    assert granted(pod({VOLCANO: text}, {"a": VGPU, "b": {}, "c": VGPU}, {"i": {}})) == [("a", A), ("c", B)]
+    assert granted(pod({VOLCANO: f";{A},NVIDIA,1126,0:"}, {"a": {}, "b": VGPU})) == [("b", A)]
 
 
-def test_an_init_container_holds_until_it_is_done() -> None:
-    asks = {"nvidia.com/gpu": "1"}
-    text = hami(uuid(0)) + hami(uuid(1))
-    running = pod("a", HAMI, text, container("main", asks), init=(container("warm-up", asks),))
-    done = replace(running, init_containers=(container("warm-up", asks, finished=True),))
-    assert shares(read(running)) == [(uuid(0), "a", "warm-up", 0.25), (uuid(1), "a", "main", 0.25)]
-    assert shares(read(done)) == [(uuid(1), "a", "main", 0.25)]
+def mig_entry(**changes: object) -> dict[str, object]:
+    known = {"containerIndex": 1, "deviceIndex": 0, "gpuUUID": A, "profile": "1g.5gb", "migUUID": MIG}
+    return {**known, "placement": {"start": 6, "size": 1}, "gpuInstanceID": 13, **changes}
 
 
-# What is given to a whole pod
+def with_mig(mig: object) -> PodRecord:
+    text = mig if isinstance(mig, str) else json.dumps(mig)
+    return pod({HAMI: f";{A},NVIDIA,4864,14:{B},NVIDIA,100,20:;", HAMI_MIG: text}, {"a": {}, "b": GPU})
 
 
-def test_the_container_that_asks_holds_what_the_pod_was_given() -> None:
-    one = pod("a", KOORDINATOR, gpus(entry(0)), container("proxy"), container("main", {"koordinator.sh/gpu": "100"}))
-    assert shares(read(one)) == [(uuid(0), "a", "main", 1.0)]
+def test_hami_mig_instances_replace_their_gpu() -> None:
+    assert granted(with_mig([mig_entry()])) == [("b", MIG), ("b", B)]
+    assert granted(with_mig([mig_entry(deviceIndex=1, gpuUUID=B.lower())])) == [("b", A), ("b", MIG)]
+    assert granted(with_mig([mig_entry(migUUID="", gpuInstanceID=None)])) == [("b", B)], "not created yet"
+    assert granted(with_mig("null")) == granted(with_mig("")) == [("b", A), ("b", B)]
 
 
-def test_where_nobody_is_known_to_ask_the_first_container_holds() -> None:
-    one = pod("a", KOORDINATOR, gpus(entry(0)), container("main"), container("proxy"), init=(container("init"),))
-    assert shares(read(one)) == [(uuid(0), "a", "main", 1.0)]
+# gpu-manager
 
 
-def test_a_pod_without_containers_holds_as_a_pod() -> None:
-    one = replace(pod("a", KOORDINATOR, gpus(entry(0))), containers=())
-    assert shares(read(one)) == [(uuid(0), "a", "", 1.0)]
+def vcuda(core: int, memory: int = 0) -> Requests:
+    return {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": str(memory)}
 
 
-def test_several_that_ask_hold_in_proportion() -> None:
-    one = pod(
-        "a",
-        KOORDINATOR,
-        gpus(entry(0), entry(1)),
-        container("big", {"koordinator.sh/gpu-core": "150", "koordinator.sh/gpu-memory": "8Gi"}),
-        container("small", {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}),
-    )
-    assert shares(read(one)) == [
-        (uuid(0), "a", "big", 0.75),
-        (uuid(0), "a", "small", 0.25),
-        (uuid(1), "a", "big", 0.75),
-        (uuid(1), "a", "small", 0.25),
+def test_gpu_manager() -> None:
+    containers = {"log": {}, "part": vcuda(50, 30), "whole": vcuda(200)}
+    annotations = {f"{CARDS}1": "0", f"{CARDS}2": "1,2", **ASSIGNED}
+    assert shares(pod(annotations, containers, {"init": {}})) == [
+        (A, "whole", 1.0),
+        (B, "part", 0.5),
+        (uuid(2), "whole", 1.0),
     ]
+    assert granted(pod({**annotations, "tencent.com/gpu-assigned": "false"}, containers)) == []
+    assert granted(pod({f"{CARDS}0": "", **ASSIGNED})) == []
+    assert shares(pod({f"{CARDS}0": " 1, 1", **ASSIGNED})) == [(A, "main", None)]
 
 
-def test_several_that_ask_for_different_things_hold_equally() -> None:
-    one = pod(
-        "a",
-        KOORDINATOR,
-        gpus(entry(0, 50)),
-        container("a", {"koordinator.sh/gpu-core": "50"}),
-        container("b", {"nvidia.com/gpu": "1"}),
-    )
-    assert shares(read(one)) == [(uuid(0), "a", "a", 0.25), (uuid(0), "a", "b", 0.25)]
+def test_vcuda_requests_do_not_depend_on_the_annotations() -> None:
+    expected = (VcudaRequest(Workload("ml", "a", "main", "uid-a", "id-main"), 50, 30),)
+    for cards, holds in (({}, 0), ({f"{CARDS}0": "0"}, 1), ({f"{CARDS}0": "zero"}, 0)):
+        allocation = read(pod({**cards, **ASSIGNED}, {"main": vcuda(50, 30)}))
+        assert (allocation.vcuda, len(allocation.assignments)) == (expected, holds)
 
 
-def test_an_init_container_that_is_done_holds_no_part_of_it() -> None:
-    init = container("init", {"nvidia.com/gpu": "1"}, finished=True)
-    one = pod("a", KOORDINATOR, gpus(entry(0)), container("main", {"nvidia.com/gpu": "1"}), init=(init,))
-    assert shares(read(one)) == [(uuid(0), "a", "main", 1.0)]
+# Errors
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=5), st.integers(1, 100))
-def test_what_a_pod_was_given_is_neither_more_nor_less_in_its_containers(amounts: list[int], core: int) -> None:
-    containers = [container(f"c{n}", {"koordinator.sh/gpu-core": str(amount)}) for n, amount in enumerate(amounts)]
-    allocation = read(pod("a", KOORDINATOR, gpus(entry(0, core)), *containers))
-    assert sum(one.share or 0 for one in allocation.assignments) == pytest.approx(core / 100)
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        (KOORDINATOR, "{", "truncated"),
+        (KOORDINATOR, "[]", "Expected `object`"),
+        (KOORDINATOR, '{"gpu": {}}', "$.gpu"),
+        (KOORDINATOR, '{"gpu": [{}]}', "gpu entry 1 has neither an id nor a minor number"),
+        (KOORDINATOR, '{"gpu": [{"minor": -1}]}', "$.gpu[0].minor"),
+        (KOORDINATOR, '{"gpu": [{"id": "\\ud800"}]}', ""),
+        (KOORDINATOR, '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "half"}}]}', "not a quantity"),
+        (KOORDINATOR, "[" * 100_000, ""),
+        *((key, A, "is not an id, a type, a memory size and a percentage") for key in (HAMI, HAMI_1, VOLCANO)),
+        (HAMI, f"{A},NVIDIA,x,3:;", "memory size 'x' is not a number"),
+        (HAMI, f"{A},NVIDIA,500,٣:;", "is not a number"),
+        (HAMI, f"{A},NVIDIA,{'9' * 5000},3:;", "is not a number"),
+        (HAMI, f";;{A},NVIDIA,500,3:;", "place 3 is filled, but the pod has 1 containers"),
+        (HAMI, "\n\x00", "is not an id"),
+        (f"{CARDS}1", "0", "there is no container 1: the pod has 1"),
+        (f"{CARDS}x", "0", "container 'x' is not a number"),
+        (f"{CARDS}0", "0,", "card '' is not a number"),
+    ],
+)
+def test_bad_annotations(key: str, text: str, message: str) -> None:
+    error = failure(lambda: read_grants(pod({key: text, **ASSIGNED})), key, "ml/a", message)
+    assert isinstance(error, BadAnnotation)
+    assert (error.reason, error.key) == ("bad_annotation", key)
 
 
-# What cannot be mapped
+@pytest.mark.parametrize(
+    ("mig", "message"),
+    [
+        ({}, "Expected `array | null`"),
+        ([mig_entry(), {}], "containerIndex"),
+        ([mig_entry(containerIndex=9)], "device 0 of container 9 is not in"),
+        ([mig_entry(deviceIndex=2)], "device 2 of container 1 is not in"),
+        ([mig_entry(gpuUUID=B)], "differs from"),
+        ([mig_entry(), mig_entry()], "differs from"),
+    ],
+)
+def test_bad_mig_annotations(mig: object, message: str) -> None:
+    assert failure(lambda: read_grants(with_mig(mig)), message).reason == "bad_annotation"
 
 
-def test_a_bad_annotation_costs_only_its_pod(caplog: pytest.LogCaptureFixture) -> None:
-    bad, good = pod("bad", KOORDINATOR, "{"), pod("good", KOORDINATOR, gpus(entry(0)))
+def test_a_bad_annotation_affects_only_its_pod(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = pod({KOORDINATOR: "{"}, name="bad"), pod(koordinator(entry(0)), name="good")
     feed = Feed((bad, good))
-    source = AnnotationsAllocation(lambda: feed)
-    with caplog.at_level(logging.WARNING, "podgpu.holders.annotations"):
+    source = AnnotationsAllocation(feed)
+    with caplog.at_level(logging.WARNING):
         allocation = source.assignments(NODE)
         feed.pods = (replace(bad, labels=(("a", "b"),)), good)
         assert source.assignments(NODE) == allocation
-    assert shares(allocation) == [(uuid(0), "good", "main", 1.0)]
+    assert [one.holder.pod for one in allocation.assignments] == ["good"]
     holder = Workload("ml", "bad", uid="uid-bad")
     assert allocation.unmapped == (Unmapped("annotations", "bad_annotation", KOORDINATOR, KOORDINATOR, holder),)
-    assert len(caplog.messages) == 1, "said once, however often the pod changes"
-    assert "ml/bad" in caplog.messages[0]
-    assert KOORDINATOR in caplog.messages[0]
+    assert len(caplog.messages) == 1
 
 
-def test_devices_that_are_not_there() -> None:
-    holder = Workload("ml", "a", "main", "uid-a", "id-m")
-    text = gpus({"id": uuid(9)}, {"minor": 7}, {"id": f"{uuid(0)}[0-1]"}, {"id": "all"}, {"id": uuid(0)})
-    allocation = read(pod("a", KOORDINATOR, text))
-    assert shares(allocation) == [(uuid(0), "a", "main", None)]
-    assert allocation.unmapped == tuple(
-        Unmapped("annotations", reason, device, KOORDINATOR, holder)
-        for device, reason in (
-            (f"{uuid(0)}[0-1]", "unrecognised_id"),
-            (uuid(9), "unknown_device"),
-            ("all", "unrecognised_id"),
-            ("nvidia7", "unknown_device"),
-        )
+def test_unknown_devices() -> None:
+    allocation = read(pod(koordinator({"id": uuid(9)}, {"minor": 7}, {"id": f"{A}[0-1]"}, {"id": "all"}, {"id": A})))
+    assert [one.device for one in allocation.assignments] == [A]
+    assert [(one.device_id, one.reason) for one in allocation.unmapped] == [
+        (f"{A}[0-1]", "unrecognised_id"),
+        (uuid(9), "unknown_device"),
+        ("all", "unrecognised_id"),
+        ("nvidia7", "unknown_device"),
+    ]
+
+
+def test_the_api_server_is_away() -> None:
+    assert failure(lambda: AnnotationsAllocation(Feed(synced=False)).assignments(NODE)).reason == "not_synced"
+    one = pod({HAMI: f"{A},NVIDIA,1,25:;"})
+    feed = Feed((one,), SourceError("unreachable", "it is down"))
+    assert len(AnnotationsAllocation(feed).assignments(NODE).assignments) == 1
+    feed.error = SourceError("forbidden", "not allowed: add a rule")
+    error = failure(lambda: AnnotationsAllocation(feed).assignments(NODE), "not allowed: add a rule")
+    assert error.reason == "forbidden"
+
+
+keys = st.sampled_from([KOORDINATOR, HAMI, HAMI_MIG, HAMI_1, VOLCANO, f"{CARDS}0", f"{CARDS}1", CARDS])
+pieces = st.sampled_from([A, B, MIG, ",", ",,", ":", ";", "NVIDIA", "0", "50", "{", "}", "[", "]", '"gpu"', '"', " "])
+json_keys = st.sampled_from(["gpu", "minor", "id", "resources", "koordinator.sh/gpu-core", "containerIndex", "migUUID"])
+json_texts = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(json_keys, inner, max_size=3),
+).map(json.dumps)
+texts = st.text(max_size=30) | st.lists(pieces, max_size=12).map("".join) | json_texts
+
+
+@given(st.dictionaries(keys, texts, max_size=4), st.integers(0, 2), st.integers(0, 1))
+def test_any_text_is_a_grant_or_a_bad_annotation(annotations: dict[str, str], containers: int, init: int) -> None:
+    one = pod(
+        {**annotations, **ASSIGNED}, {f"c{n}": GPU for n in range(containers)}, {f"i{n}": {} for n in range(init)}
     )
-
-
-# The feed
-
-
-def test_before_the_pods_were_read_there_is_no_answer() -> None:
-    error = failure(lambda: AnnotationsAllocation(lambda: Feed(synced=False)).assignments(NODE))
-    assert (error.reason, "API server" in str(error)) == ("not_synced", True)
-
-
-def test_why_the_pods_could_not_be_read() -> None:
-    feed = Feed(error=SourceError("forbidden", "not allowed: add a rule"), synced=False)
-    error = failure(lambda: AnnotationsAllocation(lambda: feed).assignments(NODE))
-    assert (error.reason, str(error)) == ("forbidden", "not allowed: add a rule")
-    assert error is not feed.error
-
-
-def test_an_api_server_that_is_away_takes_nothing_from_anybody() -> None:
-    feed = Feed((pod("a", HAMI, hami(uuid(0))),), error=SourceError("unreachable", "it is down"))
-    assert shares(AnnotationsAllocation(lambda: feed).assignments(NODE)) == [(uuid(0), "a", "main", 0.25)]
-
-
-def test_annotations_are_read_once_and_of_a_changed_pod_again() -> None:
-    read: list[str] = []
-
-    class Watched(tuple[tuple[str, str], ...]):
-        """Annotations that tell when somebody reads them."""
-
-        def __iter__(self) -> Iterator[tuple[str, str]]:
-            read.extend(text for _, text in super().__iter__())
-            return super().__iter__()
-
-    def watched(one: PodRecord) -> PodRecord:
-        return replace(one, annotations=Watched(one.annotations))
-
-    feed = Feed(tuple(watched(pod(f"p{number}", HAMI, hami(uuid(0)))) for number in range(3)))
-    source = AnnotationsAllocation(lambda: feed)
-    first = source.assignments(NODE)
-    read.clear()
-    assert source.assignments(list(NODE)) == first
-    assert read == []
-    feed.pods = (*feed.pods[:2], replace(feed.pods[2], phase="Succeeded"), watched(pod("p3", HAMI, hami(uuid(1)))))
-    read.clear()
-    second = source.assignments(NODE)
-    assert [who for _, who, *_ in shares(second)] == ["p0", "p1", "p3"]
-    assert set(read) == {hami(uuid(1))}
-    assert source.assignments(NODE[1:]) != second
-
-
-@given(
-    st.permutations([pod(f"p{n}", KOORDINATOR, gpus(entry(n % 3, 10 + n))) for n in range(4)]), st.permutations(NODE)
-)
-def test_order_does_not_matter(pods: list[PodRecord], devices: list[Device]) -> None:
-    expected = read(*sorted(pods, key=lambda one: one.name))
-    assert AnnotationsAllocation(lambda: Feed(tuple(pods))).assignments(devices) == expected
-
-
-texts = st.text(max_size=20) | st.sampled_from([hami(uuid(0)), gpus(entry(0)), "0,1", "[]", ";"])
-keys = st.sampled_from([KOORDINATOR, HAMI, "hami.io/vgpu-mig-allocations", "4pd.io/vgpu-ids-new", f"{CARDS}0"])
-
-
-@given(st.lists(st.tuples(keys, texts), max_size=5))
-def test_any_annotations_give_an_answer(pairs: list[tuple[str, str]]) -> None:
-    pods = [pod(f"p{n}", key, text) for n, (key, text) in enumerate(pairs)]
-    allocation = read(*pods, pod("good", KOORDINATOR, gpus(entry(1))))
-    assert (uuid(1), "good", "main", 1.0) in shares(allocation)
+    names = {None, *(c.name for c in (*one.init_containers, *one.containers))}
+    for read_format in FORMATS:
+        with suppress(BadAnnotation):
+            grants = read_format(one)
+            assert all(grant.share is None or 0 < grant.share <= 1 for grant in grants)
+            assert {grant.container for grant in grants} <= names
+    good = pod(koordinator(entry(1)), name="good")
+    assert [a.holder.pod for a in read(one, good).assignments if a.holder.pod == "good"] == ["good"]

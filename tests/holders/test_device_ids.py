@@ -1,13 +1,24 @@
-"""Device ids: every form the plugins write, what each means on a node, and no crash on anything else."""
+"""Device ids: every form that plugins write, the devices they name, and the shares of their holders."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.holders.device_ids import DeviceId, DeviceIndex, parse_device_id
-from podgpu.model import Device
+from podgpu.holders.device_ids import (
+    DeviceId,
+    DeviceIndex,
+    HeldId,
+    count_replicas,
+    count_vcuda,
+    group_replicas,
+    map_held,
+    parse_device_id,
+)
+from podgpu.model import Device, VcudaRequest, Workload
 
 UUID = "b1e4a9c2-0d3f-4b57-8a61-92f0c7d5e381"
 OTHER = "00000001-1111-2222-3333-444444444444"
@@ -34,7 +45,7 @@ OTHER = "00000001-1111-2222-3333-444444444444"
         ("tegra::0", DeviceId(integrated=True, replica="0")),
     ],
 )
-def test_every_form_a_plugin_writes(text: str, meaning: DeviceId) -> None:
+def test_forms_of_all_plugins(text: str, meaning: DeviceId) -> None:
     assert parse_device_id(text) == meaning
 
 
@@ -65,7 +76,7 @@ def test_every_form_a_plugin_writes(text: str, meaning: DeviceId) -> None:
         "All",
     ],
 )
-def test_what_names_no_gpu(text: str) -> None:
+def test_other_ids(text: str) -> None:
     assert parse_device_id(text) is None
 
 
@@ -118,50 +129,81 @@ NODE = (SEVEN, SECOND, FIRST, EIGHT)
         ("nvidia0/gi7", ()),
     ],
 )
-def test_what_an_id_means_on_a_node(text: str, meant: tuple[Device, ...]) -> None:
+def test_devices_of_ids(text: str, meant: tuple[Device, ...]) -> None:
     device_id = parse_device_id(text)
     assert device_id is not None
     assert DeviceIndex(NODE).find(device_id) == meant
-
-
-def test_a_node_without_gpus_has_none_of_them() -> None:
-    index = DeviceIndex(())
-    for text in ("all", "tegra", "nvidia0", f"GPU-{UUID}"):
-        device_id = parse_device_id(text)
-        assert device_id is not None
-        assert index.find(device_id) == ()
 
 
 def test_a_gpu_without_minor_is_not_found_by_one() -> None:
     assert DeviceIndex([gpu(0, f"GPU-{UUID}", minor=None)]).find(DeviceId(minor=0)) == ()
 
 
-uuids = st.uuids().map(str)
-numbers = st.integers(0, 999_999_999)
-
-
-@given(st.text())
+@given(st.from_regex(r"(GPU-|MIG-|MIG-GPU-|nvidia|all|tegra)[-0-9a-f/gipuv:]{0,60}", fullmatch=True) | st.text())
 def test_any_text_gives_an_id_or_none(text: str) -> None:
-    assert parse_device_id(text) is None or isinstance(parse_device_id(text), DeviceId)
-
-
-@given(st.from_regex(r"(GPU-|MIG-|MIG-GPU-|nvidia|all|tegra)[-0-9a-f/gipuv:]{0,60}", fullmatch=True))
-def test_near_misses_do_not_crash_either(text: str) -> None:
     device_id = parse_device_id(text)
     assert device_id is None or DeviceIndex(NODE).find(device_id) in ((), *((one,) for one in NODE), (FIRST, SECOND))
 
 
-@given(uuids, numbers, numbers, st.text())
-def test_nvidias_ids_come_back_in_their_parts(uuid: str, gi: int, ci: int, replica: str) -> None:
-    whole = DeviceId(gpu_uuid=f"GPU-{uuid}")
-    assert parse_device_id(f"GPU-{uuid}") == whole
-    old = DeviceId(gpu_uuid=f"GPU-{uuid}", gi_id=gi, ci_id=ci, replica=replica)
-    assert parse_device_id(f"MIG-GPU-{uuid}/{gi}/{ci}::{replica}") == old
-    assert parse_device_id(f"MIG-{uuid}::{replica}") == DeviceId(mig_uuid=f"MIG-{uuid}", replica=replica)
+# Shares
 
 
-@given(numbers, st.none() | numbers, st.none() | numbers)
-def test_gkes_ids_come_back_in_their_parts(minor: int, gi: int | None, vgpu: int | None) -> None:
-    text = f"nvidia{minor}" + (f"/gi{gi}" if gi is not None else "") + (f"/vgpu{vgpu}" if vgpu is not None else "")
-    replica = "" if vgpu is None else str(vgpu)
-    assert parse_device_id(text) == DeviceId(minor=minor, gi_id=gi, replica=replica)
+def held(pod: str, *texts: str) -> list[HeldId]:
+    return [HeldId(Workload("ns", pod, "main"), "nvidia.com/gpu", text, parse_device_id(text)) for text in texts]
+
+
+def replicas(count: int, first: int = 0) -> list[str]:
+    return [f"GPU-{OTHER}::{number}" for number in range(first, first + count)]
+
+
+def shares(entries: list[HeldId], registered: list[str]) -> list[tuple[str, str, float | None]]:
+    mapped = map_held("kubelet", entries, NODE, count_replicas(entries, group_replicas(registered)))
+    return [(one.holder.pod, one.replica, one.share) for one in mapped.assignments]
+
+
+def test_a_share_is_held_replicas_divided_by_registered_ones() -> None:
+    entries = held("a", *replicas(3, 8)) + held("b", *replicas(1))
+    assert shares(entries, replicas(12)) == [("a", "8", 0.25), ("b", "0", 1 / 12)]
+    assert shares(entries, []) == [("a", "8", None), ("b", "0", None)], "the plugin is gone"
+
+
+def test_a_held_replica_that_is_not_registered_any_more_counts() -> None:
+    assert shares(held("a", *replicas(2)) + held("b", *replicas(1, 7)), replicas(3)) == [
+        ("a", "0", 0.5),
+        ("b", "7", 0.25),
+    ]
+
+
+def test_a_gpu_held_whole_and_in_part_is_held_whole() -> None:
+    assert shares(held("a", f"GPU-{OTHER}", *replicas(1)), replicas(2)) == [("a", "", 1.0)]
+
+
+def test_shares_of_instances() -> None:
+    assert shares(held("a", SEVEN.mig_uuids[0]), []) == [("a", "", None)], "one of two compute instances"
+    assert shares(held("a", "nvidia1/gi7"), []) == [("a", "", 1.0)]
+    registered = [f"{EIGHT.mig_uuids[0]}::{number}" for number in range(2)]
+    assert shares(held("a", registered[1]), registered) == [("a", "1", 0.5)]
+
+
+OWNERS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
+
+
+@given(OWNERS, st.integers(1, 12), st.randoms(use_true_random=False))
+def test_shares_add_up_and_order_does_not_matter(owners: list[int], registered: int, chance: random.Random) -> None:
+    entries = [entry for n, owner in enumerate(owners) for entry in held(f"p{owner}", f"GPU-{OTHER}::{n}")]
+    result = shares(entries, replicas(registered))
+    assert sum(share or 0 for *_, share in result) == pytest.approx(len(owners) / max(registered, len(owners)))
+    chance.shuffle(entries)
+    assert shares(entries, replicas(registered)) == result
+
+
+# gpu-manager
+
+
+def test_vcuda_ids_are_counted_once_per_container() -> None:
+    main = Workload("ns", "p", "main")
+    core, memory = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+    texts = [f"{core}-1", f"{core}-1", f"{core}-2", f"{memory}-268435456-7"]
+    wrong = [core, f"{core}-x", f"{core}-1\n", f"{memory}-3", f"x{core}-1", "nvidia0"]
+    assert count_vcuda(HeldId(main, core, text, None) for text in texts + wrong) == (VcudaRequest(main, 2, 1),)
+    assert count_vcuda([HeldId(main, core, "x", None), HeldId(main, "example.com/nic", f"{core}-1", None)]) == ()

@@ -1,27 +1,18 @@
-"""GPUs held through claims: the kubelet over real gRPC, slices from an API server over real HTTP or given outright."""
+"""GPUs held through ResourceClaims, with a kubelet over real gRPC and given ResourceSlices."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.holders.dra import DraClaims
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.pod_resources import decode_list
-from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice, parse_slice, slices_params, slices_path
-from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.holders.kubelet import KubeletAllocation, decode_list
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
-from tests.kube.api_server import SimulatedApiServer
 
 MakeSource = Callable[..., KubeletAllocation]
 POOL = "node-a"
@@ -65,7 +56,7 @@ OFFERED = (
 
 @dataclass
 class GivenSlices:
-    """A feed that holds what it is told to."""
+    """A store with given slices."""
 
     slices: tuple[PoolSlice, ...] = ()
     synced: bool = True
@@ -80,7 +71,7 @@ def feed_of(*devices: SliceDevice) -> GivenSlices:
 
 def claim(name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVER) -> SimulatedClaim:
     cdi = "k8s.gpu.nvidia.com/device="
-    return SimulatedClaim("team", name, tuple(ClaimedDevice(driver, pool, one, (cdi + one,)) for one in devices))
+    return SimulatedClaim("team", name, tuple(SimulatedDevice(driver, pool, one, (cdi + one,)) for one in devices))
 
 
 def pod(name: str, *claims: SimulatedClaim, **resources: list[str]) -> SimulatedPod:
@@ -139,14 +130,7 @@ def test_a_claimed_mig_device() -> None:
     )
 
 
-def test_two_compute_instances_of_one_gpu_instance_are_one_assignment_with_the_labels_of_the_first() -> None:
-    for devices in (("big-a", "big-b"), ("big-b", "big-a")):
-        (one,) = held(pod("a", claim("big", *devices))).assignments
-        assert one.device == f"{uuid(3)}/gi1"
-        assert dict(one.attributes)["dra_mig_device_uuid"] == mig_uuid("a")
-
-
-def test_cdi_names_that_the_kubelet_repeats_add_nobody() -> None:
+def test_repeated_cdi_names_add_no_holder() -> None:
     pods = [pod("a", claim("two", "gpu-0", "gpu-1")), pod("b", claim("one", "gpu-2"))]
     listed = decode_list(list_answer(pods)).pod_resources[0].containers[0].dynamic_resources[0].claim_resources
     assert [len(one.cdi_devices) for one in listed] == [1, 2]
@@ -162,22 +146,6 @@ def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
     assert {dict(one.attributes)["dra_claim_name"] for one in allocation.assignments} == {"shared"}
 
 
-def test_two_claims_on_one_gpu_in_one_container_are_one_assignment() -> None:
-    for claims in ((claim("x", "gpu-0"), claim("y", "gpu-0")), (claim("y", "gpu-0"), claim("x", "gpu-0"))):
-        (one,) = held(pod("a", *claims)).assignments
-        assert dict(one.attributes)["dra_claim_name"] == "x"
-
-
-def test_claims_on_other_drivers_are_none_of_our_business() -> None:
-    others = [claim("net", "gpu-0", driver="dra.example.com"), claim("imex", "d", driver="compute-domain.nvidia.com")]
-    assert held(pod("a", *others)) == Allocation()
-
-
-def test_gpus_that_nobody_claimed_have_no_assignment() -> None:
-    assert pods_by_device(held(pod("a", claim("one", "gpu-0")), pod("b"))) == [(uuid(1), "a")]
-    assert held() == Allocation()
-
-
 # What cannot be mapped
 
 
@@ -190,19 +158,13 @@ def test_gpus_that_nobody_claimed_have_no_assignment() -> None:
         (claim("x", "mute"), "claim_device_without_uuid"),
     ],
 )
-def test_what_cannot_be_mapped_says_why(claimed: SimulatedClaim, reason: str) -> None:
+def test_unmapped_claims_have_a_reason(claimed: SimulatedClaim, reason: str) -> None:
     (device,) = claimed.devices
     assert held(pod("a", claimed)) == Allocation(
         unmapped=(
             Unmapped("kubelet", reason, f"gpu.nvidia.com/{device.pool}/{device.device}", "claim team/x", holder("a")),
         )
     )
-
-
-@pytest.mark.parametrize("wrong", ["all", "tegra", "nvidia0", "GPU-", "0"])
-def test_only_a_uuid_is_a_uuid(wrong: str) -> None:
-    feed = feed_of(SliceDevice(NVIDIA_DRIVER, POOL, "odd", "gpu", wrong))
-    assert reasons(held(pod("a", claim("x", "odd")), feed=feed)) == [("unknown_device", "gpu.nvidia.com/node-a/odd")]
 
 
 def test_before_the_slices_are_read() -> None:
@@ -214,7 +176,7 @@ def test_before_the_slices_are_read() -> None:
     assert allocation.assignments == ()
 
 
-def test_a_new_generation_of_the_pool_gives_names_a_new_meaning() -> None:
+def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed = feed_of(offer("gpu-0", 0), offer("gpu-1", 1))
     claims, answer = DraClaims(feed), decode_list(list_answer([pod("a", claim("x", "gpu-0")), pod("b")]))
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(0), "a")]
@@ -227,7 +189,7 @@ def test_a_new_generation_of_the_pool_gives_names_a_new_meaning() -> None:
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
 
 
-# MIG devices made when they are claimed: their slices have no UUID
+# MIG devices that are created for a claim: their slices have no UUID, so they need the driver's checkpoint
 
 
 DYNAMIC = feed_of(
@@ -235,87 +197,6 @@ DYNAMIC = feed_of(
     *(offer_mig(f"gpu-3-mig-2g10gb-14-{place}", "", "2g.10gb") for place in (0, 2)),
     offer_mig("gpu-2-mig-2g10gb-14-0", "", "2g.10gb", parent=2),
 )
-
-
-def test_the_only_instance_of_its_profile_is_the_claimed_one() -> None:
-    (one,) = held(pod("a", claim("x", "gpu-3-mig-2g10gb-14-2")), feed=DYNAMIC).assignments
-    assert one.device == f"{uuid(3)}/gi5"
-    assert dict(one.attributes)["dra_mig_device_uuid"] == mig_uuid("e")
-    assert dict(one.attributes)["dra_mig_profile"] == "2g.10gb"
-
-
-def test_a_shared_one_is_still_the_only_one() -> None:
-    shared = claim("x", "gpu-3-mig-2g10gb-14-2")
-    assert len(held(pod("a", shared), pod("b", shared), feed=DYNAMIC).assignments) == 2
-
-
-@pytest.mark.parametrize(
-    ("claimed", "reason"),
-    [
-        (["gpu-3-mig-1g5gb-19-0"], "ambiguous_mig_device"),  # two such instances
-        (["gpu-3-mig-2g10gb-14-0", "gpu-3-mig-2g10gb-14-2"], "ambiguous_mig_device"),  # one seen so far, two held
-        (["gpu-2-mig-2g10gb-14-0"], "unknown_device"),  # not seen yet
-    ],
-)
-def test_which_instance_it_became_is_never_guessed(claimed: list[str], reason: str) -> None:
-    allocation = held(pod("a", claim("x", *claimed)), feed=DYNAMIC)
-    assert reasons(allocation) == [(reason, f"gpu.nvidia.com/node-a/{one}") for one in claimed]
-    assert allocation.assignments == ()
-
-
-# Kubelets 1.27 to 1.30 give CDI names only
-
-
-def old_claim(*cdi_names: str, driver: str = "") -> SimulatedClaim:
-    return SimulatedClaim("team", "old", (ClaimedDevice(driver=driver, cdi_names=cdi_names),))
-
-
-def test_cdi_names_with_a_uuid() -> None:
-    gpu_name, mig_name = f"nvidia.com/gpu={uuid(0)}", f"k8s.gpu.nvidia.com/claim=c-{mig_uuid('c')}"
-    allocation = held(pod("a", old_claim(gpu_name, mig_name, "nvidia.com/gpu=all")), feed=GivenSlices(synced=False))
-    assert allocation.unmapped == ()
-    claimed = (("dra_claim_name", "old"), ("dra_claim_namespace", "team"))
-    mig = (("dra_mig_device_uuid", mig_uuid("c")), ("dra_mig_profile", "1g.5gb"))
-    assert [(one.device, one.attributes) for one in allocation.assignments] == [
-        (uuid(0), claimed),
-        (f"{uuid(3)}/gi11", claimed + mig),
-    ]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "k8s.gpu.nvidia.com/claim=0f7bbd4c-9a43-4c6b-8f10-3c1f2a7d5e11-gpu-0",
-        "k8s.gpu.resource.nvidia.com/claim=0f7bbd4c-9a43-4c6b-8f10-3c1f2a7d5e11",
-        "nvidia.com/gpu=0",
-    ],
-)
-def test_cdi_names_without_a_uuid(name: str) -> None:
-    assert held(pod("a", old_claim(name, name))).unmapped == (
-        Unmapped("kubelet", "claim_without_device_name", name, "claim team/old", holder("a")),
-    )
-
-
-def test_a_device_of_the_driver_without_any_name() -> None:
-    allocation = held(pod("a", old_claim(driver=NVIDIA_DRIVER)))
-    assert reasons(allocation) == [("claim_without_device_name", "gpu.nvidia.com//")]
-
-
-def test_a_cdi_name_of_a_gpu_that_is_not_here() -> None:
-    name = f"nvidia.com/gpu={uuid(9)}"
-    assert reasons(held(pod("a", old_claim(name)))) == [("unknown_device", name)]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [(), ("k8s.compute-domain.nvidia.com/channel=0",), ("example.com/nic=eth0",), ("gpu",), ("intel.com/gpu=card0",)],
-)
-def test_cdi_names_of_other_devices_are_none_of_our_business(names: tuple[str, ...]) -> None:
-    assert held(pod("a", old_claim(*names))) == Allocation()
-
-
-def test_an_old_mig_name_is_not_taken_for_its_parent() -> None:
-    assert held(pod("a", old_claim(f"example.com/x=MIG-{uuid(3)}_1_0"))) == Allocation()
 
 
 # Ids and claims together, from a kubelet
@@ -342,117 +223,3 @@ def test_a_gpu_listed_both_ways_is_held_once_with_share_and_labels(
     assert (first.device, first.holder, first.share) == (uuid(2), holder("a"), 1.0)
     assert (second.device, second.holder, second.share) == (uuid(2), holder("b"), None)
     assert first.attributes == second.attributes != ()
-
-
-def test_without_asking_for_them_claims_are_passed_over(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
-    kubelet.pods = (pod("a", claim("one", "gpu-2"), claim("bad", "gpu-7")),)
-    assert source.assignments(NODE) == Allocation()
-
-
-def test_a_kubelet_too_old_for_claims_has_none(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
-    kubelet.versions = frozenset({"v1alpha1"})
-    kubelet.pods = (pod("a", claim("one", "gpu-2"), ids=[uuid(0)]),)
-    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED)))
-    assert pods_by_device(source.assignments(NODE)) == [(uuid(0), "a")]
-
-
-# Slices from an API server
-
-
-def slice_object(generation: int, *devices: SliceDevice, name: str = "node-a-1") -> dict[str, Any]:
-    listed = [{"name": one.name, "attributes": attributes_of(one)} for one in devices]
-    pool = {"name": POOL, "generation": generation, "resourceSliceCount": 1}
-    spec = {"driver": NVIDIA_DRIVER, "nodeName": "node-a", "pool": pool, "devices": listed}
-    return {"metadata": {"name": name}, "spec": spec}
-
-
-def attributes_of(one: SliceDevice) -> dict[str, Any]:
-    said = {"type": one.type, "uuid": one.uuid, "parentUUID": one.parent_uuid, "profile": one.profile}
-    return {name: {"string": value} for name, value in said.items() if value}
-
-
-def eventually(true: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < until, "did not become true in time"
-        time.sleep(0.002)
-
-
-@pytest.fixture
-def api() -> Iterator[SimulatedApiServer]:
-    with SimulatedApiServer() as running:
-        yield running
-
-
-@pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_slices_as_an_api_server_has_them(
-    version: str, api: SimulatedApiServer, kubelet: SimulatedKubelet, make_source: MakeSource
-) -> None:
-    api.put("resourceslices", slice_object(1, *OFFERED))
-    other = slice_object(9, offer("gpu-2", 0), name="other")
-    other["spec"]["nodeName"] = "node-b"
-    api.put("resourceslices", other)
-    kubelet.pods = (pod("a", claim("one", "gpu-2")), pod("small", claim("mig", "small-c")))
-    config, settings = (
-        ApiConfig(server=api.url, origin="the test"),
-        ReflectorSettings(first_delay=0.01, max_delay=0.02, request_seconds=5.0),
-    )
-    with Informer(config, slices_path(version), slices_params("node-a"), parse_slice, settings=settings) as feed:
-        source = make_source(kubelet.socket, claims=DraClaims(feed))
-        assert feed.wait_synced(30)
-        assert pods_by_device(source.assignments(NODE)) == [(uuid(2), "a"), (f"{uuid(3)}/gi11", "small")]
-        api.put("resourceslices", slice_object(2, offer("gpu-2", 0)))
-        eventually(lambda: pods_by_device(source.assignments(NODE))[0] == (uuid(0), "a"))
-        api.refusal = (500, "etcd is away")
-        api.cut_watches()
-        eventually(lambda: feed.error is not None)
-        assert pods_by_device(source.assignments(NODE))[0] == (uuid(0), "a")
-
-
-def test_an_api_server_that_refuses_leaves_the_other_holders(
-    api: SimulatedApiServer, kubelet: SimulatedKubelet, make_source: MakeSource
-) -> None:
-    api.refusal = (403, "resourceslices is forbidden")
-    kubelet.pods = (pod("a", claim("one", "gpu-2")), pod("plain", ids=[uuid(0)]))
-    config = ApiConfig(server=api.url, origin="the test")
-    with Informer(config, slices_path("v1"), slices_params("node-a"), parse_slice) as feed:
-        source = make_source(kubelet.socket, claims=DraClaims(feed))
-        eventually(lambda: feed.error is not None)
-        allocation = source.assignments(NODE)
-    assert pods_by_device(allocation) == [(uuid(0), "plain")]
-    assert reasons(allocation) == [("slices_not_synced", "gpu.nvidia.com/node-a/gpu-2")]
-
-
-# Whatever comes
-
-
-claimed_devices = st.builds(
-    ClaimedDevice,
-    st.sampled_from([NVIDIA_DRIVER, "", "example.com"]),
-    st.sampled_from([POOL, "", "node-b"]),
-    st.sampled_from([*(one.name for one in OFFERED), "", "gpu-7"]),
-    st.lists(st.sampled_from([f"nvidia.com/gpu={uuid(0)}", "nvidia.com/gpu=0", "x/y=z", ""]), max_size=2).map(tuple),
-)
-claims_of_all_kinds = st.builds(
-    SimulatedClaim,
-    st.sampled_from(["team", ""]),
-    st.sampled_from(["one", "two"]),
-    st.lists(claimed_devices, max_size=3).map(tuple),
-)
-pods_of_all_kinds = st.builds(
-    lambda name, claims: pod(name, *claims), st.sampled_from("ab"), st.lists(claims_of_all_kinds, max_size=4)
-)
-
-
-@given(st.lists(pods_of_all_kinds, max_size=4), st.booleans(), st.randoms(use_true_random=False))
-def test_order_does_not_matter_and_nobody_holds_a_device_twice(
-    pods: list[SimulatedPod], synced: bool, chance: random.Random
-) -> None:
-    feed = GivenSlices(feed_of(*OFFERED).slices, synced)
-    allocation = held(*pods, feed=feed)
-    shuffled = [pod(one.name, *chance.sample(list(one.claims["main"]), len(one.claims["main"]))) for one in pods]
-    chance.shuffle(shuffled)
-    assert held(*shuffled, feed=feed) == allocation
-    pairs = [(one.device, one.holder) for one in allocation.assignments]
-    assert pairs == sorted(set(pairs), key=lambda pair: (pair[0], pair[1].pod))
-    assert {device for device, _ in pairs} <= {one.key for one in NODE}

@@ -1,4 +1,4 @@
-"""What single claims tell beside the slices: live MIG UUIDs and adminAccess. Real gRPC, real files, real HTTP."""
+"""The driver's checkpoint and the API server's claims: MIG UUIDs and adminAccess."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.dra import DraClaims
-from podgpu.holders.dra_claims import ClaimReader, DriverCheckpoint, admin_devices, parse_driver_checkpoint
+from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, admin_devices, parse_driver_checkpoint
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
@@ -72,7 +71,7 @@ def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, sta
 
 
 def checkpoint(*claims: Any) -> str:
-    """Both versions are in the file, as the driver writes it for those who go back to an older one."""
+    """The driver writes both versions, for downgrades."""
     by_uid = {f"uid-{number}": one for number, one in enumerate(claims)}
     first = {
         uid: {key: one[key] for key in ("status", "preparedDevices")}
@@ -93,9 +92,9 @@ def file(folder: Path) -> Path:
 
 @pytest.mark.fault(
     "the DRA driver is away: its ResourceSlices are gone while its claims are held",
-    "what a held claim named stays known: its pod keeps the GPU and its labels",
+    "the devices of held claims stay known: the pod keeps the GPU and its labels",
 )
-def test_a_driver_that_is_away_takes_nothing_along(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+def test_holders_stay_while_the_driver_is_away(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
     feed = feed_of(*OFFERED)
     whole = feed.slices
     source = make_source(kubelet.socket, claims=DraClaims(feed))
@@ -117,10 +116,10 @@ def test_a_driver_that_is_away_takes_nothing_along(kubelet: SimulatedKubelet, ma
 
 @pytest.mark.fault(
     "the kubelet restarts while the DRA driver is away: it deletes the node's ResourceSlices before it lists a claim",
-    "what the claims named stays known, as does what else their pool offered",
+    "all devices of the pool stay known",
 )
 def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
-    """As kubelet 1.35.8 does it: an empty list while the slices are there, the slices gone, the claims again."""
+    """Like kubelet 1.35.8: first no claims, then no slices, then the claims again."""
     feed = feed_of(*OFFERED)
     source = make_source(kubelet.socket, claims=DraClaims(feed))
     kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
@@ -137,30 +136,15 @@ def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, m
     assert len(source.assignments(NODE).assignments) == 3
 
 
-def test_a_device_that_its_pool_no_longer_offers_is_forgotten_once_nobody_holds_it(
-    kubelet: SimulatedKubelet, make_source: MakeSource
-) -> None:
-    feed = feed_of(*OFFERED)
-    source = make_source(kubelet.socket, claims=DraClaims(feed))
-    kubelet.pods = held = (pod("a", claim("x", "gpu-0")),)
-    assert source.assignments(NODE).unmapped == ()
-    feed.slices = (PoolSlice(NVIDIA_DRIVER, POOL, 2, tuple(one for one in OFFERED if one.name != "gpu-0")),)
-    assert source.assignments(NODE).unmapped == ()
-    kubelet.pods = ()
-    source.assignments(NODE)
-    kubelet.pods = held
-    assert reasons(source.assignments(NODE)) == [("unknown_claim_device", f"gpu.nvidia.com/{POOL}/gpu-0")]
-
-
 # The driver's checkpoint
 
 
-def test_two_instances_of_one_profile_are_told_apart(
+def test_the_checkpoint_distinguishes_instances_of_one_profile(
     kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
 ) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
     kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
-    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {"ambiguous_mig_device"}
+    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {"claim_device_without_uuid"}
     made = [prepared_device(device, mig_uuid(letter)) for device, letter in zip(SMALL, "dc", strict=True)]
     file.write_text(checkpoint(prepared("a", made[0]), prepared("b", made[1])))
     found = source.assignments(NODE)
@@ -169,13 +153,13 @@ def test_two_instances_of_one_profile_are_told_apart(
     assert dict(found.assignments[0].attributes)["dra_mig_profile"] == "1g.5gb"
 
 
-def test_a_claim_still_being_prepared_has_no_device_yet() -> None:
+def test_a_claim_being_prepared_has_no_device() -> None:
     half = prepared("a", prepared_device(SMALL[0], mig_uuid("c")), state="PrepareStarted")
     assert parse_driver_checkpoint(checkpoint(half).encode()).uuids == {}
 
 
 @pytest.mark.parametrize("part", [{"created": {"uuid": "MIG-1"}}, {"info": {"uuid": "MIG-1"}}])
-def test_older_drivers_have_it_elsewhere(part: dict[str, Any]) -> None:
+def test_checkpoints_of_older_drivers(part: dict[str, Any]) -> None:
     device = {"gpu": None, "mig": {**part, "device": {"PoolName": POOL, "DeviceName": "m"}}}
     old = {"v1": {"preparedClaims": {"uid": {"preparedDevices": [{"devices": [device]}]}}}}
     assert parse_driver_checkpoint(json.dumps(old).encode()).uuids == {(POOL, "m"): "MIG-1"}
@@ -194,9 +178,9 @@ def test_without_the_api_server_the_checkpoint_is_enough(
 
 @pytest.mark.fault(
     "the DRA driver's checkpoint is half written, or replaced while it is read",
-    "what it last said stands, and one line of the log says why; it is read again at every reading",
+    "its last content is kept and the error is logged once; it is read again at every reading",
 )
-def test_a_checkpoint_that_makes_no_sense(
+def test_a_malformed_checkpoint_keeps_the_last_content(
     kubelet: SimulatedKubelet, make_source: MakeSource, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = checkpoint(
@@ -226,7 +210,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_any_json_is_understood_or_refused(value: object) -> None:
+def test_any_json_is_parsed_or_rejected(value: object) -> None:
     with suppress(SourceError):
         assert parse_driver_checkpoint(json.dumps(value).encode()).uuids.keys() <= {("", "")}
     assert isinstance(admin_devices({"spec": value, "status": value}), frozenset)
@@ -243,14 +227,14 @@ def claim_object(name: str, *results: dict[str, Any], requests: Sequence[dict[st
     }
 
 
-def test_what_says_admin_access() -> None:
+def test_admin_access() -> None:
     assert admin_devices(claim_object("x", result("a", True), result("b"), result("c", False))) == {(POOL, "a")}
     assert admin_devices(claim_object("x", result("a", True, driver="other"))) == frozenset()
     for request in ({"name": "gpus", "adminAccess": True}, {"name": "gpus", "exactly": {"adminAccess": True}}):
         assert admin_devices(claim_object("x", result("a"), requests=[request])) == {(POOL, "a")}
 
 
-def test_the_driver_says_who_only_looks(kubelet: SimulatedKubelet, make_source: MakeSource, file: Path) -> None:
+def test_admin_access_by_the_checkpoint(kubelet: SimulatedKubelet, make_source: MakeSource, file: Path) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), checkpoint=DriverCheckpoint(str(file))))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0", "gpu-1")), pod("train", claim("mine", "gpu-0")))
     assert len(source.assignments(NODE).assignments) == 3
@@ -277,7 +261,7 @@ class Time:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_the_api_server_is_asked_once_about_each_claim(
+def test_each_claim_is_read_once(
     kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, version: str
 ) -> None:
     api.resource_api_versions = (version,)
@@ -291,7 +275,7 @@ def test_the_api_server_is_asked_once_about_each_claim(
     assert len(asked) == 2, asked
 
 
-def test_a_server_that_refuses_leaves_everybody_a_holder(
+def test_a_forbidden_read_keeps_all_holders(
     kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Time()
@@ -310,9 +294,9 @@ def test_a_server_that_refuses_leaves_everybody_a_holder(
 
 @pytest.mark.fault(
     "the API server is away when podgpu starts, and a monitoring pod has claimed the GPUs with adminAccess",
-    "no claim names a GPU before it can be told which are for looking only: the monitor is never taken for a holder",
+    "claims are not mapped until adminAccess is known, so the monitor never becomes a holder",
 )
-def test_a_monitor_is_no_holder_when_the_api_server_comes_late(
+def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
     kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
 ) -> None:
     clock, feed = Time(), feed_of(*OFFERED)
@@ -326,29 +310,12 @@ def test_a_monitor_is_no_holder_when_the_api_server_comes_late(
     assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
 
 
-@pytest.mark.parametrize("refusal", [(503, "starting"), (403, "its rules are not read yet")])
-def test_a_server_that_starts_is_asked_again_soon(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, refusal: tuple[int, str]
-) -> None:
-    clock = Time()
-    api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
-    api.refusal = refusal
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
-    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
-    kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
-    assert len(source.assignments(NODE).assignments) == 1
-    api.refusal, clock.now = None, 11.0
-    assert source.assignments(NODE).assignments == ()
-
-
 @pytest.mark.fault(
-    "the API server is upgraded, and has DRA in another version than the one podgpu knew",
-    "the next claim is asked about in that version: one with adminAccess is known as such",
+    "the API server is upgraded and has another version of DRA",
+    "the next claim is read in the new version, including its adminAccess",
 )
-def test_a_server_that_was_upgraded(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
-) -> None:
-    """As kube-apiserver does from 1.33 to 1.34: a version that it no longer has is 404, as a claim that is gone is."""
+def test_an_upgraded_api_server(kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer) -> None:
+    """Like kube-apiserver from 1.33 to 1.34: a removed version is 404, as is a deleted claim."""
     api.resource_api_versions = ("v1beta1",)
     claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
     api.put("resourceclaims", *claims)
@@ -363,9 +330,9 @@ def test_a_server_that_was_upgraded(
 
 @pytest.mark.fault(
     "a monitoring pod claims every GPU with adminAccess",
-    "it is no holder: the true holder's labels stay on the series, and a GPU that nobody else holds is free",
+    "it is no holder: the labels of other holders stay, and a GPU without another holder is free",
 )
-def test_a_monitor_takes_nobodys_labels_off(folder: Path) -> None:
+def test_a_monitor_does_not_remove_labels(folder: Path) -> None:
     gpus = [uuid(0), uuid(1)]
     devices = [
         {"name": f"gpu-{n}", "attributes": {"type": {"string": "gpu"}, "uuid": {"string": one}}}

@@ -1,4 +1,4 @@
-"""Sources that agree, complete and contradict each other."""
+"""Merging of sources that agree, complete and contradict each other."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.holders.merge import Complete, merge
-from podgpu.model import Allocation, Assignment, Workload
+from podgpu.model import Allocation, Assignment, VcudaRequest, Workload
 
 MAIN = Workload("ns", "p", "main")
 
 
-def told(*assignments: Assignment) -> Allocation:
+def allocation(*assignments: Assignment) -> Allocation:
     return Allocation(assignments)
 
 
@@ -20,71 +20,62 @@ def merged_of(*readings: Allocation, complete: Complete = lambda w: w) -> Alloca
     return merge({reading.assignments[0].source: reading for reading in readings if reading.assignments}, complete)
 
 
-def test_two_that_agree_are_one() -> None:
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-1", MAIN, "checkpoint")))
-    assert merged == told(Assignment("GPU-1", MAIN, "kubelet", share=1.0))
+def test_equal_assignments_are_merged() -> None:
+    merged = merged_of(
+        allocation(Assignment("GPU-1", MAIN, "kubelet")), allocation(Assignment("GPU-1", MAIN, "checkpoint"))
+    )
+    assert merged == allocation(Assignment("GPU-1", MAIN, "kubelet", share=1.0))
 
 
 def test_the_second_completes_the_first() -> None:
     identified = Workload("ns", "p", "main", uid="u-1", container_id="c-1")
     merged = merged_of(
-        told(Assignment("GPU-1", MAIN, "kubelet", replica="0")),
-        told(Assignment("GPU-1", identified, "annotations", share=0.25, attributes=(("a", "b"),))),
+        allocation(Assignment("GPU-1", MAIN, "kubelet", replica="0")),
+        allocation(Assignment("GPU-1", identified, "annotations", share=0.25, attributes=(("a", "b"),))),
     )
-    assert merged == told(Assignment("GPU-1", identified, "kubelet", "0", 0.25, (("a", "b"),)))
+    assert merged == allocation(Assignment("GPU-1", identified, "kubelet", "0", 0.25, (("a", "b"),)))
 
 
-def test_a_contradiction_is_refused_and_counted() -> None:
-    """HAMi's annotation says which GPU is used; the kubelet's id for the same container names another."""
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "annotations")), told(Assignment("GPU-2", MAIN, "kubelet")))
+def test_a_contradiction_is_rejected_and_counted() -> None:
+    merged = merged_of(
+        allocation(Assignment("GPU-1", MAIN, "annotations")), allocation(Assignment("GPU-2", MAIN, "kubelet"))
+    )
     assert [a.device for a in merged.assignments] == ["GPU-1"]
     assert [(u.source, u.reason, u.device_id) for u in merged.unmapped] == [("kubelet", "contradicted", "GPU-2")]
 
 
-def test_a_source_adds_workloads_the_others_do_not_know() -> None:
-    other = Workload("ns", "q", "main")
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-2", other, "podlist")))
-    assert {(a.device, a.holder.pod) for a in merged.assignments} == {("GPU-1", "p"), ("GPU-2", "q")}
-
-
-def test_identities_that_disagree_are_refused() -> None:
+def test_contradictory_identities_are_rejected() -> None:
     def complete(workload: Workload) -> Workload:
         raise SourceError("identity_conflict", "uid and names of different pods")
 
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), complete=complete)
+    merged = merged_of(allocation(Assignment("GPU-1", MAIN, "kubelet")), complete=complete)
     assert merged.assignments == ()
     assert [u.reason for u in merged.unmapped] == ["identity_conflict"]
 
 
-def test_a_pod_that_was_made_anew_is_not_taken_for_the_one_before() -> None:
-    """Same names, other uid: what is said of the one is not true of the other."""
+def test_a_recreated_pod_is_another_pod() -> None:
     old, new = Workload("ns", "p", "main", uid="u-1"), Workload("ns", "p", "main", uid="u-2")
-    merged = merged_of(told(Assignment("GPU-1", old, "annotations")), told(Assignment("GPU-1", new, "kubelet", "3")))
+    merged = merged_of(
+        allocation(Assignment("GPU-1", old, "annotations")), allocation(Assignment("GPU-1", new, "kubelet", "3"))
+    )
     assert merged.assignments == (Assignment("GPU-1", old, "annotations", share=1.0),)
     assert [(u.source, u.reason, u.holder.uid) for u in merged.unmapped] == [("kubelet", "identity_conflict", "u-2")]
 
 
-def test_what_is_known_of_a_workload_goes_on_all_that_it_holds() -> None:
-    known = Workload("ns", "p", "main", uid="u-1")
-    both = told(Assignment("GPU-1", MAIN, "kubelet"), Assignment("GPU-2", MAIN, "kubelet"))
-    merged = merged_of(both, told(Assignment("GPU-2", known, "annotations")))
-    assert [a.holder for a in merged.assignments] == [known, known]
-
-
-def test_names_from_elsewhere_join_what_uid_and_names_tell_apart() -> None:
+def test_identities_join_assignments_by_name_and_by_uid() -> None:
     def complete(workload: Workload) -> Workload:
         return Workload("ns", "p", workload.container, "u-1")
 
     by_uid = Assignment("GPU-1", Workload(uid="u-1", container="main"), "checkpoint", share=0.5)
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(by_uid), complete=complete)
-    assert merged == told(Assignment("GPU-1", Workload("ns", "p", "main", "u-1"), "kubelet", share=0.5))
+    merged = merged_of(allocation(Assignment("GPU-1", MAIN, "kubelet")), allocation(by_uid), complete=complete)
+    assert merged == allocation(Assignment("GPU-1", Workload("ns", "p", "main", "u-1"), "kubelet", share=0.5))
 
 
-def test_who_is_seen_at_work_counts_only_on_a_device_nobody_holds() -> None:
+def test_processes_count_only_for_devices_without_a_holder() -> None:
     seen = Workload("ns", "q", "main")
     merged = merged_of(
-        told(Assignment("GPU-1", MAIN, "kubelet")),
-        told(
+        allocation(Assignment("GPU-1", MAIN, "kubelet")),
+        allocation(
             Assignment("GPU-1", seen, "processes"),
             Assignment("GPU-2", seen, "processes"),
             Assignment("GPU-3", MAIN, "processes"),
@@ -97,24 +88,23 @@ def test_who_is_seen_at_work_counts_only_on_a_device_nobody_holds() -> None:
     assert merged.unmapped == ()
 
 
-def test_shares_where_nobody_said() -> None:
+def test_unknown_shares() -> None:
     a, b = Workload("ns", "a", "c"), Workload("ns", "b", "c")
-    sliced = merged_of(told(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1")))
-    assert [x.share for x in sliced.assignments] == [None, None], "how many slices there are nobody told"
-    alone = merged_of(told(Assignment("GPU-1", a, "kubelet", "0")))
-    assert [x.share for x in alone.assignments] == [None], "a slice is not the whole, though nobody holds another"
-    unknown = merged_of(told(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist")))
+    sliced = merged_of(allocation(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1")))
+    assert [x.share for x in sliced.assignments] == [None, None], "the number of slices is unknown"
+    alone = merged_of(allocation(Assignment("GPU-1", a, "kubelet", "0")))
+    assert [x.share for x in alone.assignments] == [None], "a slice is not a whole device"
+    unknown = merged_of(allocation(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist")))
     assert [x.share for x in unknown.assignments] == [None, None]
 
 
-def test_the_kubelets_checkpoint_completes_the_kubelet_and_adds_no_ghosts() -> None:
-    """It keeps pods that ended until the next one comes."""
+def test_the_checkpoint_completes_the_kubelet_and_adds_no_holders() -> None:
     ghost = Assignment("GPU-2", Workload("ns", "ended", "main"), "checkpoint", share=1.0)
     noted = Assignment("GPU-1", MAIN, "checkpoint", share=0.25)
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet", "3")), told(noted, ghost))
-    assert merged == told(Assignment("GPU-1", MAIN, "kubelet", "3", 0.25))
-    assert len(merge({"checkpoint": told(noted, ghost)}).assignments) == 2, "alone it is all there is"
-    assert merge({"kubelet": told(), "checkpoint": told(ghost)}) == Allocation()
+    merged = merged_of(allocation(Assignment("GPU-1", MAIN, "kubelet", "3")), allocation(noted, ghost))
+    assert merged == allocation(Assignment("GPU-1", MAIN, "kubelet", "3", 0.25))
+    assert len(merge({"checkpoint": allocation(noted, ghost)}).assignments) == 2, "alone it is all there is"
+    assert merge({"kubelet": allocation(), "checkpoint": allocation(ghost)}) == Allocation()
 
 
 WORKLOADS = st.builds(Workload, st.just("ns"), st.sampled_from("pqr"), st.sampled_from(["a", "b"]))
@@ -129,10 +119,10 @@ READINGS = st.lists(
 
 
 @given(READINGS)
-def test_nothing_is_invented_and_nothing_is_lost_silently(
+def test_every_assignment_is_merged_or_counted(
     readings: list[tuple[str, list[tuple[str, Workload]]]],
 ) -> None:
-    allocations = [told(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs))) for name, pairs in readings]
+    allocations = [allocation(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs))) for name, pairs in readings]
     merged = merged_of(*allocations)
     claimed = {(a.device, a.holder): a.source for reading in allocations for a in reading.assignments}
     kept = {(a.device, a.holder) for a in merged.assignments}
@@ -145,9 +135,12 @@ def test_nothing_is_invented_and_nothing_is_lost_silently(
         assert {(a.device, a.holder) for a in allocations[0].assignments} <= kept or readings[0][0] == "processes"
 
 
-@given(READINGS)
-def test_the_order_within_a_source_does_not_matter(readings: list[tuple[str, list[tuple[str, Workload]]]]) -> None:
-    def allocations(turn: int) -> list[Allocation]:
-        return [told(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs[::turn]))) for name, pairs in readings]
-
-    assert merged_of(*allocations(1)).assignments == merged_of(*allocations(-1)).assignments
+def test_vcuda_requests_of_several_sources() -> None:
+    first, second, other = (
+        VcudaRequest(workload, cores, 1)
+        for workload, cores in ((MAIN, 200), (MAIN, 100), (Workload("ns", "a", "main"), 10))
+    )
+    sources = {"annotations": Allocation(vcuda=(first,)), "kubelet": Allocation(vcuda=(second, other))}
+    assert merge(sources).vcuda == (other, first)
+    lagging = {"kubelet": Allocation(vcuda=(first,)), "checkpoint": Allocation(vcuda=(other,))}
+    assert merge(lagging).vcuda == (first,)

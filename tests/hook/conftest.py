@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
-from podgpu.hook.cards import Cards, read_cards
-from podgpu.hook.loop import Hook, Settings
+from podgpu.files import AtomicFile
+from podgpu.hook.devices import Cards, read_cards
+from podgpu.hook.loop import Hook, HookSettings
 from tests.hook.runtime import Runtime, read_podlist
 
 
@@ -37,7 +37,7 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
 
     def start(read: Callable[[str], Cards] = read_cards, **settings: object) -> Hook:
         chosen = {"socket": str(folder / "nri.sock"), "proc": str(folder / "proc"), **settings}
-        hook = Hook(Settings(**chosen), AtomicFile(str(podlist), option="--podlist"), read)  # type: ignore[arg-type]
+        hook = Hook(HookSettings(**chosen), AtomicFile(str(podlist), option="--podlist"), read)  # type: ignore[arg-type]
         hook.start(lambda: None)
         started.append(hook)
         return hook

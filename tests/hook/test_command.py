@@ -70,21 +70,6 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
     runtime.stop()
 
 
-def test_a_connection_of_the_runtimes_that_is_none(folder: Path) -> None:
-    environment = {**os.environ, "NRI_PLUGIN_SOCKET": "77"}
-    command = [*PODGPU, "hook", *options(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "podgpu: cannot connect to descriptor 77 (Bad file descriptor)"
-
-
-def test_a_socket_whose_path_no_kernel_takes(folder: Path) -> None:
-    with running(*options(folder), "--socket", f"/{'x' * 200}") as hook:
-        assert hook.stderr is not None
-        said = next(line for line in hook.stderr if "cannot connect" in line)
-        assert "AF_UNIX path too long" in said
-
-
 def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: Path) -> None:
     with running(*options(folder), "-a", "127.0.0.1:0") as hook:
         assert hook.stderr is not None
@@ -138,17 +123,7 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
     (folder / "self").mkdir()
     (folder / "self/mountinfo").write_text(f"36 35 98:0 /a {podlist} rw - ext4 /dev/sda rw\n")
     podlist.write_text("[]")
-    assert _refused(*options(folder)) == (
-        f"podgpu: --podlist {podlist}: is a mount point, where no new file can be put in the old one's place; mount the"
-        " directory it is in"
-    )
-
-
-def test_a_link_is_refused(folder: Path, podlist: Path) -> None:
-    (folder / "elsewhere").write_text("mine")
-    podlist.symlink_to(folder / "elsewhere")
-    assert "is a symbolic link, which is not written through" in _refused(*options(folder))
-    assert (folder / "elsewhere").read_text() == "mine"
+    assert f"--podlist {podlist}: is a mount point" in _refused(*options(folder))
 
 
 @pytest.mark.parametrize(

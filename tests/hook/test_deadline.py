@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.hook.cards import Card, Cards
+from podgpu.hook.counters import HookCounters, HookState
+from podgpu.hook.devices import Card, Cards
+from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
-from podgpu.hook.session import Session
-from podgpu.hook.tallies import State, Tallies
-from tests.hook.conftest import StartHook, until, written
+from tests.hook.conftest import StartHook, written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod, uuid
 from tests.hook.test_gpus import KOORDINATOR, koordinator
 from tests.hook.test_life import count, errors
@@ -26,9 +26,8 @@ class Troubled:
     """A plugin whose answers are some test's affair; those to Configure and Synchronize are a real one's."""
 
     def __init__(self, answer: Callable[[str], bytes]) -> None:
-        self._plugin = Plugin(lambda plugin, picture: None, Tallies())
+        self._plugin = Plugin(lambda plugin, picture: None, HookCounters())
         self._answer = answer
-        self.request_timeout: float | None = None
         self.asked: list[str] = []
 
     def answer(self, method: str, payload: bytes) -> bytes:
@@ -37,10 +36,10 @@ class Troubled:
 
 
 @contextmanager
-def session_of(runtime: Runtime, plugin: Troubled, deadline: float = 600.0) -> Iterator[Tallies]:
+def session_of(runtime: Runtime, plugin: Troubled) -> Iterator[HookCounters]:
     ours, theirs = socket.socketpair()
-    tallies = Tallies()
-    session = Session(theirs, plugin, ("podgpu", "90"), tallies, deadline)
+    tallies = HookCounters()
+    session = Session(theirs, plugin, ("podgpu", "90"), tallies)
     thread = threading.Thread(target=session.run)
     thread.start()
     runtime.take(ours)
@@ -49,35 +48,11 @@ def session_of(runtime: Runtime, plugin: Troubled, deadline: float = 600.0) -> I
     thread.join()
 
 
-def counted(tallies: Tallies) -> dict[str, float]:
-    family = next(one for one in tallies.families(State(False, False, 0, 0, 0)) if one.name.endswith("errors_total"))
+def counted(tallies: HookCounters) -> dict[str, float]:
+    family = next(
+        one for one in tallies.families(HookState(False, False, 0, 0, 0)) if one.name.endswith("errors_total")
+    )
     return {sample.labels.pairs[0][1]: sample.value for sample in family.samples}
-
-
-@pytest.mark.fault(
-    "The hook hangs while it handles a container's creation",
-    "The runtime has its answer, without an adjustment, after a quarter of its own time-out; what comes while the hook "
-    "still hangs is answered at once, and taken up when it is well",
-)
-def test_a_plugin_that_hangs(runtime: Runtime) -> None:
-    well = threading.Event()
-
-    def hang(method: str) -> bytes:
-        well.wait()
-        return b""
-
-    plugin = Troubled(hang)
-    with session_of(runtime, plugin) as tallies:
-        plugin.request_timeout = 0.2
-        assert runtime.create(gpu_pod(1)) == {}, "after a quarter of 0.2 s"
-        plugin.request_timeout = 10_000.0  # whoever waits for that now waits for ever
-        runtime.start(gpu_pod(1))
-        runtime.create(gpu_pod(2))
-        assert plugin.asked == ["Configure", "Synchronize", "CreateContainer"]
-        well.set()
-        until(lambda: plugin.asked[3:] == ["StartContainer", "CreateContainer"])
-        runtime.create(gpu_pod(3))
-        assert counted(tallies) == {"deadline": 3}
 
 
 @pytest.mark.fault(

@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
-from podgpu.hook.cards import Card, Cards, read_cards
-from podgpu.hook.gpus import gpus_of_sandbox, wanted_variable
-from podgpu.hook.sandboxes import MOST_CONTAINERS, Sandbox, container_facts, synchronised
+from podgpu.hook.devices import (
+    Card,
+    Cards,
+    Sandbox,
+    find_gpus,
+    read_cards,
+    wanted_variable,
+)
+from podgpu.hook.plugin import Sandboxes
 from tests.hook.runtime import uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
@@ -49,7 +54,7 @@ def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[
         )
         for name, facts in containers.items()
     ]
-    return synchronised([pod], made).picture[0]
+    return Sandboxes([pod], made).all()[0]
 
 
 def _list(facts: Mapping[str, object], key: str) -> list[object]:
@@ -59,7 +64,7 @@ def _list(facts: Mapping[str, object], key: str) -> list[object]:
 
 
 def held(told: Sandbox, cards: Cards = SAME) -> dict[str, list[str]]:
-    return {entry.container: list(entry.gpus) for entry in gpus_of_sandbox(told, cards).entries}
+    return {entry.container: list(entry.gpus) for entry in find_gpus(told, cards).entries}
 
 
 def visible(value: str, *more: str) -> dict[str, object]:
@@ -146,10 +151,10 @@ def test_gpu_manager() -> None:
 )
 @pytest.mark.parametrize("text", ["not JSON", "[]", '{"gpu": [{"minor": "x"}]}', "[" * 100_000, '{"gpu": 7}'])
 def test_an_annotation_that_is_not_json(text: str) -> None:
-    found = gpus_of_sandbox(sandbox({KOORDINATOR: text}, main=visible(uuid(1))), SAME)
+    found = find_gpus(sandbox({KOORDINATOR: text}, main=visible(uuid(1))), SAME)
     assert found.entries == ()
-    assert [note.reason for note in found.notes] == ["bad_annotation"]
-    assert f"{KOORDINATOR} of pod ml/train cannot be understood" in found.notes[0].text
+    assert [note.reason for note in found.problems] == ["bad_annotation"]
+    assert f"cannot parse the annotation {KOORDINATOR} of pod ml/train" in found.problems[0].text
 
 
 # Where koordinator's minors and the toolkit's indices differ
@@ -161,15 +166,15 @@ def test_an_annotation_that_is_not_json(text: str) -> None:
 )
 def test_the_two_differ_on_this_node() -> None:
     told = sandbox(koordinator({"minor": 0}), main=visible("0"))
-    found = gpus_of_sandbox(told, SWAPPED)
+    found = find_gpus(told, SWAPPED)
     assert [entry.gpus for entry in found.entries] == [(uuid(1),)]
     assert found.disagreeing == 1
-    (note,) = found.notes
+    (note,) = found.problems
     assert note.reason == "disagreement"
-    for words in ("pod ml/train, container main", f"gave it {uuid(1)}", f"NVIDIA_VISIBLE_DEVICES=0 means {uuid(0)}"):
+    for words in ("pod ml/train, container main", f"assigned {uuid(1)}", f"NVIDIA_VISIBLE_DEVICES=0 means {uuid(0)}"):
         assert words in note.text
-    assert gpus_of_sandbox(told, SAME).notes == ()
-    assert gpus_of_sandbox(told, Cards()).notes == ()
+    assert find_gpus(told, SAME).problems == ()
+    assert find_gpus(told, Cards()).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -198,30 +203,6 @@ def test_what_is_injected(cards: Cards, devices: list[dict[str, object]], now: s
 # Input without bounds
 
 
-def test_one_pods_text_cannot_fill_the_file() -> None:
-    many = ",".join(str(number) for number in range(100_000))
-    long = f"GPU-{'0' * 1_000_000}"
-    told = sandbox(a=visible(many), b=visible(long), c={"mounts": [f"{MOUNTS}/{long}"]})
-    assert {name: len(gpus) for name, gpus in held(told).items()} == {"a": 512}
-    granted = sandbox({KOORDINATOR: json.dumps({"gpu": [{"id": long}]})}, main={})
-    assert held(granted) == {}
-
-
-def test_a_runtime_that_never_stops_telling() -> None:
-    sandboxes = synchronised([], [])
-    for number in range(MOST_CONTAINERS):
-        name = str(number)
-        sandboxes.put(nri_pb2.PodSandbox(id=name, name=name), nri_pb2.Container(id=name, name=name))
-    for _ in range(2):
-        with pytest.raises(SourceError, match="more than 20,000 containers: the rest is not followed"):
-            sandboxes.put(nri_pb2.PodSandbox(id="x", name="x"), nri_pb2.Container(id="x"))
-        with pytest.raises(SourceError, match="more than 20,000"):
-            sandboxes.run(nri_pb2.PodSandbox(id="y", name="y"))
-    sandboxes.end("7")
-    sandboxes.put(nri_pb2.PodSandbox(id="x", name="x"), nri_pb2.Container(id="x"))
-    assert sandboxes.containers == len(sandboxes.picture) == MOST_CONTAINERS
-
-
 @given(st.text(), st.text(), st.text(), st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5))
 def test_whatever_is_told_an_entry_has_ids(
     annotation: str, variable: str, mount: str, nodes: list[tuple[int, int]]
@@ -229,7 +210,7 @@ def test_whatever_is_told_an_entry_has_ids(
     facts = {"env": [f"NVIDIA_VISIBLE_DEVICES={variable}"], "mounts": [f"{MOUNTS}/{mount}"], "nodes": nodes}
     for key in (KOORDINATOR, HAMI, f"{CARDS}0"):
         told = sandbox({key: annotation, "tencent.com/gpu-assigned": "true"}, main=facts)
-        for entry in gpus_of_sandbox(told, SAME).entries:
+        for entry in find_gpus(told, SAME).entries:
             assert entry.gpus
             assert all(entry.gpus)
 
@@ -266,8 +247,3 @@ def test_cards_of_the_kernel_driver(tmp_path: Path) -> None:
     assert cards.uuids == ()
     assert cards.numbers_differ
     assert not SAME.numbers_differ
-
-
-def test_facts_keep_no_more_than_is_read() -> None:
-    container = nri_pb2.Container(id="c", name="main", env=[b"SECRET=x"] * 1000, annotations={"big": "x" * 10_000})
-    assert repr(container_facts(container)).count("x") <= repr(container_facts(nri_pb2.Container())).count("x")

@@ -13,36 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
-from podgpu.hook.cards import Cards
-from podgpu.hook.gpus import Entry
-from podgpu.hook.keeper import PodlistKeeper, encode_podlist
-from podgpu.hook.loop import Hook, Settings
-from podgpu.hook.sandboxes import ContainerFacts, Sandbox
-from podgpu.hook.tallies import State, Tallies
+from podgpu.files import AtomicFile
+from podgpu.hook.counters import HookCounters
+from podgpu.hook.devices import Cards, ContainerFacts, PodlistEntry, Sandbox
+from podgpu.hook.loop import Hook, HookSettings
+from podgpu.hook.podlist import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, until, written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
-from tests.hook.test_gpus import card
 from tests.hook.test_life import count, errors
-
-
-def test_only_a_change_is_written(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    hook = start_hook()
-    runtime.accept()
-    one = gpu_pod(1)
-    runtime.create(one)
-    written(runtime, podlist)
-    was = os.stat(podlist)
-    for _ in range(3):
-        runtime.start(one)
-        runtime.update(runtime.containers[one.id])
-        runtime.restart()  # a new synchronisation that tells the same
-        runtime.accept()
-    until(lambda: hook.state.is_up_to_date)
-    runtime.create(gpu_pod(2, ()))  # a container without GPUs
-    until(lambda: hook.state.containers == 2)
-    hook.stop()
-    assert (os.stat(podlist).st_ino, os.stat(podlist).st_mtime_ns) == (was.st_ino, was.st_mtime_ns)
 
 
 def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
@@ -62,13 +40,13 @@ def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 
 
-def keeper_of(podlist: Path) -> PodlistKeeper:
+def keeper_of(podlist: Path) -> PodlistWriter:
     """A keeper whose turns are had one at a time."""
-    return PodlistKeeper(AtomicFile(str(podlist)), Tallies(), Cards)
+    return PodlistWriter(AtomicFile(str(podlist)), HookCounters(), Cards)
 
 
 PICTURE = (Sandbox("s", "ml", "train", containers=(ContainerFacts("c", "main", uuid(1)),)),)
-CONTENT = encode_podlist([Entry("ml", "train", "main", (uuid(1),))])
+CONTENT = encode_podlist([PodlistEntry("ml", "train", "main", (uuid(1),))])
 
 
 @pytest.mark.fault(
@@ -77,49 +55,23 @@ CONTENT = encode_podlist([Entry("ml", "train", "main", (uuid(1),))])
 )
 def test_a_file_taken_away_or_written_over_is_put_back(podlist: Path) -> None:
     keeper = keeper_of(podlist)
-    keeper.turn()
+    keeper.write_changes()
     assert not podlist.exists(), "nothing was told yet"
-    keeper.offer(PICTURE)
-    keeper.turn()
+    keeper.update(PICTURE)
+    keeper.write_changes()
     assert podlist.read_bytes() == CONTENT
     podlist.unlink()
-    keeper.turn()
+    keeper.write_changes()
     assert podlist.read_bytes() == CONTENT
     podlist.write_text("[]")
-    keeper.turn()
-    assert podlist.read_bytes() == CONTENT
-
-
-def test_a_link_put_there_later_is_not_followed(podlist: Path, folder: Path) -> None:
-    keeper = keeper_of(podlist)
-    (folder / "shadow").write_text("secret")
-    podlist.symlink_to(folder / "shadow")
-    keeper.offer(PICTURE)
-    keeper.turn()
-    assert not podlist.is_symlink()
-    assert (folder / "shadow").read_text() == "secret"
+    keeper.write_changes()
     assert podlist.read_bytes() == CONTENT
 
 
 def test_names_of_any_script_and_the_same_bytes_in_any_order() -> None:
-    entries = [Entry("ml", "обучение", "main", ("1",)), Entry("a", "\u2028", "c", ("all",))]
+    entries = [PodlistEntry("ml", "обучение", "main", ("1",)), PodlistEntry("a", "\u2028", "c", ("all",))]
     assert encode_podlist(entries) == encode_podlist(reversed(entries))
     assert json.loads(encode_podlist(entries))[1]["name"] == "обучение"
-
-
-def test_numbers_become_uuids_when_the_driver_comes(
-    runtime: Runtime, podlist: Path, folder: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
-) -> None:
-    card(folder / "proc-later", "0000:1a:00.0", uuid(8), 1)
-    card(folder / "proc-later", "0000:9a:00.0", uuid(9), 0)
-    hook = start_hook(proc=str(folder / "proc-later"))
-    runtime.accept()
-    one = gpu_pod(1)
-    node = type(one)("c", one.pod, devices=((195, 0),), gpus=(uuid(9),))
-    runtime.create(node)
-    written(runtime, podlist)
-    assert "minors and indices of GPUs differ (minor 1 is index 0, minor 0 is index 1)" in caplog.text
-    assert hook.state.disagreeing == 0
 
 
 # Where it cannot be written
@@ -150,7 +102,7 @@ def test_a_read_only_directory(
     runtime: Runtime, folder: Path, remount: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     podlist = folder / "disk/podlist.json"
-    hook = Hook(Settings(str(folder / "nri.sock"), proc=str(folder)), AtomicFile(str(podlist)))
+    hook = Hook(HookSettings(str(folder / "nri.sock"), proc=str(folder)), AtomicFile(str(podlist)))
     hook.start(lambda: None)
     try:
         runtime.accept()
@@ -167,29 +119,6 @@ def test_a_read_only_directory(
         until(lambda: hook.state.is_up_to_date)
     finally:
         hook.stop()
-
-
-def test_a_directory_that_is_gone_for_a_while(
-    runtime: Runtime, folder: Path, start_hook: StartHook, podlist: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hook = start_hook()
-    runtime.accept()
-    runtime.create(gpu_pod(1))
-    written(runtime, podlist)
-    away = folder.with_name(f"{folder.name}-away")
-    folder.rename(away)
-    try:
-        runtime.create(gpu_pod(2))
-        until(lambda: errors(hook).get("not_written"))
-        assert not hook.state.is_up_to_date
-        assert "the previous one is still there" in caplog.text
-        found = read_podlist(away / "podlist.json")
-        assert isinstance(found, list)
-        assert len(found) == 1
-    finally:
-        away.rename(folder)
-    written(runtime, podlist)
-    until(lambda: hook.state.is_up_to_date)
 
 
 @pytest.mark.fault(
@@ -226,11 +155,3 @@ def test_a_full_disk(folder: Path, podlist: Path) -> None:
         hook.kill()
         hook.communicate()
         runtime.stop()
-
-
-def test_the_families_are_all_there(start_hook: StartHook) -> None:
-    tallies = Tallies()
-    tallies.error("x")
-    tallies.answered("CreateContainer", 0.25)
-    names = [family.name for family in tallies.families(State(False, False, 0, 0, 0)) if family.samples]
-    assert len(names) == len(set(names)) == 12

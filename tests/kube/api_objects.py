@@ -132,9 +132,6 @@ class Collections:
     def freeze_cache(self) -> None:
         self._cache = self.version, copy.deepcopy(self._store)
 
-    def thaw_cache(self) -> None:
-        self._cache = None
-
 
 def key_of(resource: str, one: Object) -> Key:
     return resource, one["metadata"].get("namespace", ""), one["metadata"]["name"]

@@ -13,7 +13,7 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -95,10 +95,6 @@ class SimulatedApiServer:
         """Watches are told of no change: as behind a proxy that waits for more to send."""
         self.cut_after: int | None = None
         """Every watch breaks off after so many bytes."""
-        self.piece: int | None = None
-        """Watches are written in pieces of so many bytes."""
-        self.overstays = False
-        """Ignores timeoutSeconds."""
         self.requests: list[Request] = []
         self._tls = tls
         self._port = 0
@@ -186,9 +182,6 @@ class SimulatedApiServer:
     def freeze_cache(self) -> None:
         """From now on a list of version 0 shows the world as it is now."""
         self._do(self._held.freeze_cache)
-
-    def thaw_cache(self) -> None:
-        self._do(self._held.thaw_cache)
 
     def rewind(self, version: int) -> None:
         """Count from an older version again, as after etcd was restored from a backup."""
@@ -328,11 +321,9 @@ class SimulatedApiServer:
         await response.prepare(watch.request)
         left, until = self.cut_after, asyncio.get_running_loop().time() + seconds
         try:
-            async with asyncio.timeout_at(None if self.overstays else until):
+            async with asyncio.timeout_at(until):
                 while (line := await watch.queue.get()) is not None:
-                    for piece in _cut(line if left is None else line[:left], self.piece):
-                        await response.write(piece)
-                        await asyncio.sleep(0)
+                    await response.write(line if left is None else line[:left])
                     left = None if left is None else left - len(line)
                     if left is not None and left <= 0:
                         watch.cut()
@@ -340,11 +331,6 @@ class SimulatedApiServer:
         except TimeoutError:
             pass
         return response
-
-
-def _cut(line: bytes, piece: int | None) -> Iterable[bytes]:
-    size = piece or len(line) or 1
-    return (line[start : start + size] for start in range(0, len(line), size))
 
 
 def _status(code: int, message: str, retry_after: int | None = None) -> web.Response:

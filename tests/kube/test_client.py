@@ -71,11 +71,6 @@ def test_a_list_with_a_selector(server: SimulatedApiServer, config: ApiConfig) -
     assert "Authorization" not in server.requests[0].headers
 
 
-def test_a_server_under_a_path_as_rancher_has_it(server: SimulatedApiServer, config: ApiConfig) -> None:
-    assert failure(replace(config, server=f"{server.url}/k8s/clusters/c-1")).reason == "not_found"
-    assert server.requests[0].path == f"/k8s/clusters/c-1{PODS}"
-
-
 def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pytest.LogCaptureFixture) -> None:
     server.tokens = frozenset({"good"})
     with caplog.at_level(logging.DEBUG):
@@ -104,15 +99,6 @@ def test_a_new_token_is_taken_up_when_the_old_one_is_refused(
 
     asyncio.run(ask())
     assert [request.token for request in server.requests] == ["old", "old", "new"]
-
-
-def test_forbidden_repeats_the_server_and_names_the_rule(server: SimulatedApiServer, config: ApiConfig) -> None:
-    sentence = 'pods is forbidden: User "x" cannot list resource "pods" in API group "" at the cluster scope'
-    server.refusal = (403, sentence)
-    error = failure(config)
-    assert error.reason == "forbidden"
-    assert sentence in str(error)
-    assert 'ClusterRole the rule {apiGroups: [""], resources: ["pods"], verbs: ["list"]}' in str(error)
 
 
 @pytest.mark.parametrize(
@@ -173,23 +159,6 @@ def test_a_server_that_hangs(server: SimulatedApiServer, config: ApiConfig) -> N
     server.resume()
 
 
-def test_a_body_that_never_comes(config: ApiConfig) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(http("200 OK", "Content-Length: 10", body="{"))
-                connection.recv(1)  # until the client gives up
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        assert failure(replace(config, server=url), deadline=0.2).reason == "timeout"
-        thread.join()
-
-
 def test_an_answer_too_large(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", *(pod(f"pod-{number}") for number in range(50)))
     error = failure(config, max_bytes=1000)
@@ -216,14 +185,3 @@ def test_an_answer_that_is_no_object(server: SimulatedApiServer, config: ApiConf
 def test_answers_no_api_server_gives(config: ApiConfig, answer: bytes, reason: str) -> None:
     with raw_server(answer) as url:
         assert failure(replace(config, server=url)).reason == reason
-
-
-@pytest.mark.parametrize("url", ["http://\u2488.test", "http://127.0.0.1:99999", "http://a..b"])
-def test_a_url_that_cannot_be_asked(config: ApiConfig, url: str) -> None:
-    assert failure(replace(config, server=url)).reason in ("bad_kubeconfig", "unreachable")
-
-
-def test_one_object_by_its_name(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("configmaps", {"metadata": {"name": "counters", "namespace": "ops"}, "data": {"metrics": "x"}})
-    assert get(config, "/api/v1/namespaces/ops/configmaps/counters")["data"] == {"metrics": "x"}
-    assert failure(config, "/api/v1/namespaces/ops/configmaps/other").reason == "not_found"

@@ -75,12 +75,6 @@ def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: p
     assert "one-secret" not in caplog.text
 
 
-def test_a_token_file_that_was_never_there(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot read the token"):
-        token_of(from_file(tmp_path / "token", Clock()))
-    assert token_of(from_file(tmp_path / "token", Clock(), token="written-out")) == "written-out"
-
-
 @pytest.mark.parametrize("text", ["", "a b", "a\r\nX-Evil: 1", "ä"])
 def test_a_token_that_cannot_stand_in_a_header(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
@@ -164,11 +158,6 @@ def test_a_plugin_that_fails(tmp_path: Path, code: str, says: str) -> None:
     assert caught.value.reason == "exec_plugin"
     assert says in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-def test_a_plugin_that_is_not_there() -> None:
-    with pytest.raises(SourceError, match=r"cannot run .* get it here"):
-        run(ExecPlugin("/nowhere/login", V1, install_hint="get it here"))
 
 
 def _is_gone(pid: int) -> bool:

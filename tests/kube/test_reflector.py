@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from podgpu.kube.client import ApiError
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.reflector import Backoff, Informer, ReflectorSettings
 from tests.kube.api_server import Request, SimulatedApiServer
-from tests.nodes.clock import PATIENCE, seconds_waited
+from tests.nodes.clock import seconds_waited
 
 from .conftest import HURRY, PODS, eventually, name_of, pod
 
@@ -93,17 +92,6 @@ def test_only_what_the_caller_keeps_is_kept(server: SimulatedApiServer, watch: M
     assert watcher.version == 3
 
 
-def test_a_selector_is_left_and_entered(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.put("pods", pod("pending", node=""), pod("other", node="node-b"))
-    watcher = watch(params={"fieldSelector": "spec.nodeName=node-a"})
-    wait_watching(server, watcher)
-    assert watcher.items() == ()
-    server.put("pods", pod("pending"))
-    eventually(lambda: watcher.items() == ("pending",))
-    server.put("pods", pod("pending", node="node-b"))
-    eventually(lambda: watcher.items() == ())
-
-
 def test_a_watch_that_ends_goes_on_where_it_was(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     watcher = watch()
     wait_watching(server, watcher)
@@ -115,19 +103,6 @@ def test_a_watch_that_ends_goes_on_where_it_was(server: SimulatedApiServer, watc
     assert watches(server)[1].query["resourceVersion"] == reached
     assert len(lists(server)) == 1
     assert watcher.failures == {}
-
-
-def test_a_bookmark_moves_the_version(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    watcher = watch(params={"fieldSelector": "spec.nodeName=node-a"})
-    wait_watching(server, watcher)
-    server.put("pods", pod("elsewhere", node="node-b"))
-    server.bookmark()
-    server.compact()
-    server.end_watches()
-    wait_watching(server, watcher, 2)
-    assert watches(server)[1].query["resourceVersion"] == str(server.version)
-    assert len(lists(server)) == 1
-    assert watcher.version == 0
 
 
 def test_a_cut_connection_misses_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
@@ -245,18 +220,6 @@ def test_garbage_is_counted_and_listed_again(server: SimulatedApiServer, watch: 
     assert len(lists(server)) == 2
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"items": 3}'])
-def test_a_garbled_list_is_asked_for_again(server: SimulatedApiServer, watch: MakeWatcher, answer: bytes) -> None:
-    server.put("pods", pod("a"))
-    server.raw_answer = answer
-    watcher = watch()
-    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
-    assert not watcher.synced
-    assert not watcher.wait_synced(0)
-    server.raw_answer = None
-    eventually(lambda: watcher.items() == ("a",))
-
-
 @pytest.mark.parametrize("forgotten", [0, 1, 3])
 def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatcher, forgotten: int) -> None:
     server.put("pods", *(pod(f"p{number}") for number in range(7)))
@@ -271,13 +234,6 @@ def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatch
     assert not any("resourceVersion" in query for query in last)
 
 
-def test_pages_that_never_end_are_refused(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.raw_answer = b'{"metadata": {"resourceVersion": "1", "continue": "x"}, "items": []}'
-    watcher = watch(page_size=3)
-    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
-    assert not watcher.synced
-
-
 @pytest.mark.fault(
     "a proxy between podgpu and the API server holds the events of a watch back",
     "after 150 s without an event or a bookmark the collection is listed again",
@@ -290,20 +246,6 @@ def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatche
     server.put("pods", pod("b"))
     eventually(lambda: watcher.items() == ("a", "b"))
     assert (watcher.failures, watcher.error) == ({}, None)
-
-
-def test_a_watch_that_drips_and_never_ends_is_ended(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.put("pods", pod("a"))
-    server.overstays = server.holds_back = True
-    watcher = watch(settings=replace(HURRY, watch_seconds=(0, 0), request_seconds=1.0))
-    wait_watching(server, watcher)
-    server.put("pods", pod("b"))
-
-    def seen() -> bool:
-        server.send(b" ")
-        return watcher.items() == ("a", "b")
-
-    eventually(seen)
 
 
 def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeWatcher) -> None:
@@ -344,13 +286,6 @@ def test_refused_and_later_let_in(server: SimulatedApiServer, watch: MakeWatcher
     assert watcher.items() == ("a",)
 
 
-def test_one_refusal_names_all_that_is_needed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.refusal = (403, "pods is forbidden")
-    watcher = watch()
-    eventually(lambda: reason(watcher) == "forbidden")
-    assert 'verbs: ["list", "watch"]' in str(watcher.error)
-
-
 def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     """An hour: a wait that did not end with the refusal would be noticed."""
     server.put("pods", pod("a"))
@@ -373,16 +308,6 @@ def test_a_new_token_is_taken_up(
     (tmp_path / "token").write_text("new")
     wait_watching(server, watcher)
     assert watcher.synced
-
-
-def test_retry_after_is_waited_for(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.refusal, server.retry_after = (429, "too many requests"), 1
-    watcher = watch()
-    eventually(lambda: reason(watcher) == "throttled")
-    server.refusal = None
-    assert watcher.wait_synced(PATIENCE)
-    *_, refused, let_in = lists(server)
-    assert let_in.at - refused.at > 0.99
 
 
 def test_an_object_the_caller_cannot_take_hides_no_other(
@@ -431,35 +356,6 @@ def test_closing_is_prompt_while_a_plugin_runs(config: ApiConfig, tmp_path: Path
     _close_in_time(watcher)
 
 
-def test_readers_never_see_half_a_change(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.put("pods", pod("keeps"))
-    watcher = watch()
-    wait_watching(server, watcher)
-    done, wrong = threading.Event(), []
-
-    def read() -> None:
-        version = 0
-        while not done.is_set():
-            before, items = watcher.version, watcher.items()
-            if "keeps" not in items or len(items) > 2 or before < version:
-                wrong.append(items)
-            version = before
-            time.sleep(0)  # the changes are made by threads of this process too
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for number in range(25):
-        server.put("pods", pod(f"comes-{number}"))
-        server.remove("pods", f"comes-{number}", "team")
-    server.put("pods", pod("last"))
-    eventually(lambda: "last" in watcher.items())
-    done.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
-
-
 _stories = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "ü", "\n", None])), min_size=1, max_size=8)
 
 
@@ -481,20 +377,6 @@ def _name_and_label(body: dict[str, Any]) -> tuple[str, str]:
 
 
 _over_http = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@_over_http
-@given(story=_stories, piece=st.integers(1, 400))
-def test_any_cut_into_pieces_gives_the_same_items(story: list[tuple[str, str | None]], piece: int) -> None:
-    with SimulatedApiServer() as server:
-        server.piece = piece
-        config = ApiConfig(server.url, "the test")
-        with Informer(config, PODS, {}, _name_and_label, settings=HURRY) as watcher:
-            wait_watching(server, watcher)
-            there = _live(server, [*story, ("end", "x")])
-            eventually(lambda: set(watcher.items()) == there)
-            assert watcher.failures == {}
-            assert len(server.requests) == 2
 
 
 @_over_http

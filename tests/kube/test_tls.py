@@ -62,12 +62,6 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
         assert failure(config).reason in ("tls", "unreachable")
 
 
-def test_a_server_that_speaks_no_tls(server: SimulatedApiServer, config: ApiConfig) -> None:
-    error = failure(replace(config, server=server.url.replace("http:", "https:")))
-    assert error.reason == "tls"
-    assert "no TLS connection" in str(error)
-
-
 @pytest.mark.parametrize(
     ("ca", "certificate", "key", "says"),
     [
@@ -86,17 +80,6 @@ def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, say
     error = failure(config)
     assert error.reason == "tls"
     assert says in str(error)
-
-
-def test_a_key_with_a_password_is_refused_and_not_asked_for(certificates: Certificates, tmp_path: Path) -> None:
-    from .conftest import _openssl
-
-    locked = str(tmp_path / "locked.key")
-    _openssl(tmp_path, "ec", "-in", certificates.path("client.key"), "-aes128", "-passout", "pass:pw", "-out", locked)
-    config = ApiConfig(
-        "https://127.0.0.1:1", "the test", certificate=Pem(file=certificates.path("client.crt")), key=Pem(file=locked)
-    )
-    assert failure(config).reason == "tls"
 
 
 def test_a_watcher_takes_up_a_replaced_authority(certificates: Certificates, tmp_path: Path) -> None:

@@ -124,12 +124,6 @@ def test_impossible_figures_are_unknown(value: str) -> None:
     assert read_gpu(f"DCGM_FI_DEV_GPU_UTIL{{{GPU}}} {value}\n").utilization_ratio is None
 
 
-def test_percent_under_a_ratio_s_name() -> None:
-    """dcgm-exporter 4.8.3 prints percent under the name that is a ratio since DCGM 4.7."""
-    assert read_gpu(f"DCGM_FI_DEV_GPU_UTIL_RATIO{{{GPU}}} 0.4\n").utilization_ratio == 0.4
-    assert read_gpu(f"DCGM_FI_DEV_GPU_UTIL_RATIO{{{GPU}}} 40\n").utilization_ratio == 0.4
-
-
 # podgpu
 
 

@@ -1,15 +1,32 @@
-"""The field table: complete, without contradictions, and in words pynvml knows."""
+"""The table of fields, and the conversion of values."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from podgpu.metrics.conversions import CONVERSIONS
-from podgpu.metrics.families import OWN_FAMILIES, THROTTLE_REASONS
-from podgpu.metrics.fields import Call, FieldValue, Gpm, Kept, field_named, fields, nearest_names, parse_recipe
+from podgpu.metrics.fields import (
+    CONVERSIONS,
+    Blank,
+    Field,
+    FieldValue,
+    Gpm,
+    NvmlCall,
+    Recorded,
+    field_named,
+    fields,
+    nearest_names,
+    parse_recipe,
+    value_of,
+)
 
 ALL = list(fields().values())
 
@@ -21,7 +38,7 @@ def test_every_field_of_dcgm_is_here_once() -> None:
 
 
 def test_calls_exist_in_pynvml() -> None:
-    calls = {field.name: field.recipe for field in ALL if isinstance(field.recipe, Call)}
+    calls = {field.name: field.recipe for field in ALL if isinstance(field.recipe, NvmlCall)}
     assert len(calls) > 200
     for name, call in calls.items():
         assert callable(getattr(pynvml, call.function, None)), name
@@ -38,52 +55,121 @@ def test_conversions_levels_and_types_are_known() -> None:
     ("text", "recipe"),
     [
         ("", None),
-        ("nvmlDeviceGetClockInfo(NVML_CLOCK_SM)", Call("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",))),
-        ("nvmlDeviceGetUtilizationRates().gpu", Call("nvmlDeviceGetUtilizationRates", (), "gpu")),
-        ("nvmlDeviceGetMigMode()[0]", Call("nvmlDeviceGetMigMode", (), "", 0)),
-        ("nvmlDeviceGetTotalEccErrors(0,1)", Call("nvmlDeviceGetTotalEccErrors", (0, 1))),
+        ("nvmlDeviceGetClockInfo(NVML_CLOCK_SM)", NvmlCall("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",))),
+        ("nvmlDeviceGetUtilizationRates().gpu", NvmlCall("nvmlDeviceGetUtilizationRates", (), "gpu")),
+        ("nvmlDeviceGetMigMode()[0]", NvmlCall("nvmlDeviceGetMigMode", (), "", 0)),
+        ("nvmlDeviceGetTotalEccErrors(0,1)", NvmlCall("nvmlDeviceGetTotalEccErrors", (0, 1))),
         ("field 82", FieldValue((82,))),
         ("field 139+138@all", FieldValue((139, 138), 0xFFFFFFFF)),
         ("field 138@17", FieldValue((138,), 17)),
         ("gpm 5", Gpm(5)),
-        ("event xid", Kept("event xid")),
+        ("event xid", Recorded("event xid")),
     ],
 )
 def test_recipes(text: str, recipe: object) -> None:
     assert parse_recipe(text) == recipe
 
 
-def test_a_recipe_nobody_can_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="no such recipe"):
+def test_unknown_recipes_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown recipe"):
         parse_recipe("guess 12")
 
 
-@pytest.mark.parametrize(
-    ("name", "field_id"),
-    [
-        ("DCGM_FI_DEV_GPU_TEMP", 150),
-        ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", 150),
-        ("dcgm_gpu_temp", 150),
-        ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 112),
-    ],
-)
-def test_a_field_answers_to_all_its_names(name: str, field_id: int) -> None:
-    field = field_named(name)
-    assert field is not None
-    assert field.id == field_id
-
-
-def test_a_typing_error_finds_its_neighbour() -> None:
+def test_a_field_has_several_names() -> None:
+    names = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "dcgm_gpu_temp"
+    assert [field_named(name) for name in names] == [fields()[150]] * 3
+    assert field_named("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS") == fields()[112]
     assert nearest_names("DCGM_FI_DEV_GPU_TEMPP") == ["DCGM_FI_DEV_GPU_TEMP"]
     assert nearest_names("dcgm_fi_dev_power_usage") == ["DCGM_FI_DEV_POWER_USAGE"]
 
 
-def test_throttle_reasons_are_nanosecond_fields() -> None:
-    assert all(fields()[i].unit == "ns" for i in THROTTLE_REASONS)
+# Conversion of values
 
 
-def test_our_families_follow_prometheus_naming() -> None:
-    for family in OWN_FAMILIES:
-        assert family.name.startswith("podgpu_")
-        assert (family.type == "counter") == family.name.endswith("_total")
-        assert family.help.endswith(".")
+def the(name: str) -> Field:
+    field = field_named(name)
+    assert field is not None
+    return field
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("DCGM_FI_DEV_POWER_USAGE", 418764, 418.764),
+        ("DCGM_FI_DEV_POWER_MGMT_LIMIT", 699999, 699.0),
+        ("DCGM_FI_DEV_FB_USED", 16477716480, 15714),
+        ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 46.12, 0.4612),
+        ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 100.4, 1.0),
+        ("DCGM_FI_PROF_PCIE_TX_BYTES", 1.5, 1572864),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", 12345.6, 12),
+        ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 12345.5, 12641792),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 94, 0.94),
+        ("DCGM_FI_DEV_FB_USED_BYTES", 16477716481, 16477716481),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1980, 1980000000),
+        ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 12999, 12),
+        ("DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL", 1500000000, 1.5),
+        ("DCGM_FI_DEV_FAN_SPEED_RATIO", 110, 1.1),
+        ("DCGM_FI_DEV_GPU_TEMP", 41, 41),
+        ("DCGM_FI_DEV_BRAND", 14, "NVIDIA"),
+        ("DCGM_FI_DEV_COMPUTE_MODE", 3, 2),
+        ("DCGM_FI_DEV_CUDA_COMPUTE_CAPABILITY", (9, 0), 9 << 16),
+        ("DCGM_FI_DEV_RETIRED_SBE", [1, 2, 3], 3),
+        ("DCGM_FI_DEV_SERIAL", b"1650", "1650"),
+        ("DCGM_FI_DEV_PLATFORM_HOST_ID", b"\x05", 5),
+        ("DCGM_FI_DEV_CPU_AFFINITY_0", 0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF),
+        ("DCGM_FI_DEV_FB_USED_PERCENT", SimpleNamespace(total=100, reserved=20, used=40), 0.5),
+        ("DCGM_FI_DEV_NVLINK_COUNT_SYMBOL_BER_FLOAT", (5 << 8) | 15, 5e-15),
+        ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", SimpleNamespace(isGridLicenseSupported=0), 0),
+        ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS", SimpleNamespace(state=3, status=0), 3),
+        ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS", SimpleNamespace(state=3, status=999), 4),
+    ],
+)
+def test_values(name: str, raw: Any, value: Any) -> None:
+    assert value_of(the(name), raw) == pytest.approx(value)
+    assert type(value_of(the(name), raw)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("DCGM_FI_DEV_GPU_TEMP", 4294967295),
+        ("DCGM_FI_DEV_GPU_TEMP", 201),
+        ("DCGM_FI_DEV_GPU_UTIL", 101),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 9223372036854775794),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 0xFFFFFFFFFFFFFFFF),
+        ("DCGM_FI_DEV_POWER_USAGE", 0xFFFFFFFF),
+        ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", math.nan),
+        ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 110.0),
+        ("DCGM_FI_PROF_PCIE_TX_BYTES", math.inf),
+        ("DCGM_FI_PROF_PCIE_TX_BYTES", math.nan),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", math.nan),
+        ("DCGM_FI_DEV_GPU_TEMP", None),
+        ("DCGM_FI_DEV_GPU_UTIL", b"12"),
+        ("DCGM_FI_DEV_GPU_UTIL", [1]),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", math.nan),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", -1),
+        ("DCGM_FI_DEV_POWER_USAGE", -1000),
+        ("DCGM_FI_DEV_FB_USED", -1048576),
+        ("DCGM_FI_DEV_COMPUTE_MODE", 77),
+        ("DCGM_FI_DEV_SERIAL", ""),
+        ("DCGM_FI_DEV_GPU_TEMP", "hot"),
+        ("DCGM_FI_DEV_PLATFORM_TRAY_INDEX", b"\xff"),
+        ("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", SimpleNamespace(state=2, status=0)),
+    ],
+)
+def test_invalid_values_are_refused(name: str, raw: Any) -> None:
+    with pytest.raises(Blank):
+        value_of(the(name), raw)
+
+
+NUMERIC = [f for f in fields().values() if f.type in ("int", "float") and f.recipe is not None and not f.convert]
+
+
+@given(st.sampled_from(NUMERIC), st.one_of(st.integers(0, 2**64 - 1), st.floats()))
+def test_no_sentinel_and_no_nan_ever_passes(field: Field, raw: float) -> None:
+    with suppress(Blank):
+        value = value_of(field, raw)
+        assert isinstance(value, int | float)
+        assert math.isfinite(value)
+        if not field.unit.startswith("bitmask"):
+            assert value not in (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFF0)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.families import GPU_MANAGER_FAMILIES
+from podgpu.metrics.encode import encode
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest
 
@@ -85,48 +84,31 @@ def requested_memory(state: NodeState, pod: str = "train") -> float | None:
 
 def test_the_text_is_gpu_managers() -> None:
     state = node(request(100, 30), gpu0=[holder(MAIN, 1.0, 0.57, 1024)])
-    assert encode(render_gpu_manager(state, POLICY)).decode() == (
-        "# HELP container_gpu_utilization gpu utilization\n"
-        "# TYPE container_gpu_utilization gauge\n"
-        'container_gpu_utilization{pod_name="train",namespace="ml",node="n1",container_name="main",gpu="gpu0"} 57.0\n'
-        'container_gpu_utilization{pod_name="train",namespace="ml",node="n1",container_name="main",gpu="total"} 57.0\n'
-        "# HELP container_gpu_memory_total gpu memory usage in MiB\n"
-        "# TYPE container_gpu_memory_total gauge\n"
-        "container_gpu_memory_total"
-        '{pod_name="train",namespace="ml",node="n1",container_name="main",gpu_memory="gpu0"} 1024\n'
-        "container_gpu_memory_total"
-        '{pod_name="train",namespace="ml",node="n1",container_name="main",gpu_memory="total"} 1024\n'
-        "# HELP container_request_gpu_utilization request of gpu utilization\n"
-        "# TYPE container_request_gpu_utilization gauge\n"
-        "container_request_gpu_utilization"
-        '{pod_name="train",namespace="ml",node="n1",container_name="main",req_of_gpu="total"} 1.0\n'
-        "# HELP container_request_gpu_memory request of gpu memory in MiB\n"
-        "# TYPE container_request_gpu_memory gauge\n"
-        "container_request_gpu_memory"
-        '{pod_name="train",namespace="ml",node="n1",container_name="main",req_of_gpu_memory="total"} 7680\n'
-    )
+    labels = 'pod_name="train",namespace="ml",node="n1",container_name="main"'
+    assert encode(render_gpu_manager(state, POLICY)).decode().splitlines() == [
+        "# HELP container_gpu_utilization gpu utilization",
+        "# TYPE container_gpu_utilization gauge",
+        f'container_gpu_utilization{{{labels},gpu="gpu0"}} 57.0',
+        f'container_gpu_utilization{{{labels},gpu="total"}} 57.0',
+        "# HELP container_gpu_memory_total gpu memory usage in MiB",
+        "# TYPE container_gpu_memory_total gauge",
+        f'container_gpu_memory_total{{{labels},gpu_memory="gpu0"}} 1024',
+        f'container_gpu_memory_total{{{labels},gpu_memory="total"}} 1024',
+        "# HELP container_request_gpu_utilization request of gpu utilization",
+        "# TYPE container_request_gpu_utilization gauge",
+        f'container_request_gpu_utilization{{{labels},req_of_gpu="total"}} 1.0',
+        "# HELP container_request_gpu_memory request of gpu memory in MiB",
+        "# TYPE container_request_gpu_memory gauge",
+        f'container_request_gpu_memory{{{labels},req_of_gpu_memory="total"}} 7680',
+    ]
+    without_host = encode(render_gpu_manager(state, Policy(gpu_manager=True))).decode()
+    assert "node=" not in without_host
 
 
-@pytest.mark.parametrize(("cores", "cards"), [(200, 2.0), (100, 1.0), (50, 0.5), (1, 0.01)])
-def test_vcuda_core_is_in_hundredths_of_a_card(cores: int, cards: float) -> None:
-    assert requested(node(request(cores, 0))) == cards
-
-
-@pytest.mark.parametrize(("blocks", "mib"), [(30, 7680), (1, 256)])
-def test_vcuda_memory_is_in_blocks_of_256_mib(blocks: int, mib: int) -> None:
-    assert requested_memory(node(request(50, blocks))) == mib
-
-
-def test_every_label_is_declared() -> None:
-    state = node(gpu0=[holder(MAIN, 1.0, 0.1, 0)])
-    for family, spec in zip(render_gpu_manager(state, POLICY), GPU_MANAGER_FAMILIES, strict=True):
-        assert (family.name, family.type, family.help) == (spec.name, spec.type, spec.help)
-        assert {tuple(name for name, _ in sample.labels.pairs) for sample in family.samples} == {spec.labels}
-
-
-def test_without_a_host_label_there_is_no_node() -> None:
-    (family, *_) = render_gpu_manager(node(gpu0=[holder(MAIN, None, 0.1)]), Policy(gpu_manager=True))
-    assert all("node" not in dict(sample.labels.pairs) for sample in family.samples)
+def test_units_of_vcuda_requests() -> None:
+    """Cores are hundredths of a card, memory is in blocks of 256 MiB."""
+    assert [requested(node(request(cores, 0))) for cores in (200, 50, 1)] == [2.0, 0.5, 0.01]
+    assert [requested_memory(node(request(50, blocks))) for blocks in (30, 1)] == [7680, 256]
 
 
 def test_the_total_is_the_plain_sum_of_the_cards() -> None:
@@ -149,12 +131,9 @@ def test_unknown_use_is_absent_and_the_request_stays() -> None:
     state = node(gpu0=[holder(MAIN, 1.0)])
     assert utilization(state) == memory(state) == {}
     assert (requested(state), requested_memory(state)) == (1.0, 40960)
-
-
-def test_one_card_with_unknown_use_has_no_series_and_there_is_no_total() -> None:
-    state = node(gpu0=[holder(MAIN, 1.0, 0.5, 10)], gpu1=[holder(MAIN, 1.0, None, 20)])
-    assert utilization(state) == {"gpu0": 50.0}
-    assert memory(state) == {"gpu0": 10, "gpu1": 20, "total": 30}
+    partly = node(gpu0=[holder(MAIN, 1.0, 0.5, 10)], gpu1=[holder(MAIN, 1.0, None, 20)])
+    assert utilization(partly) == {"gpu0": 50.0}, "no total"
+    assert memory(partly) == {"gpu0": 10, "gpu1": 20, "total": 30}
 
 
 def test_a_container_that_only_uses_a_card_has_no_request() -> None:
@@ -179,11 +158,8 @@ def test_a_hidden_card_counts_for_the_request_only() -> None:
 def test_shares_of_several_cards_add_up() -> None:
     state = node(gpu0=[holder(MAIN, 0.1)], gpu1=[holder(MAIN, 0.2)])
     assert (requested(state), requested_memory(state)) == (0.3, 12288)
-
-
-def test_a_request_with_an_unknown_share_is_absent() -> None:
-    state = node(gpu0=[holder(MAIN, 1.0)], gpu1=[holder(MAIN)])
-    assert requested(state) is requested_memory(state) is None
+    unknown = node(gpu0=[holder(MAIN, 1.0)], gpu1=[holder(MAIN)])
+    assert requested(unknown) is requested_memory(unknown) is None
 
 
 def test_a_vcuda_request_overrides_the_shares_for_cores_and_memory_separately() -> None:
@@ -199,12 +175,9 @@ def test_mig_instances_count_as_their_part_of_the_card() -> None:
     assert memory(state) == {"gpu2": 30, "total": 30}
     assert requested(state) == round(4 / 7, 6)
     assert requested_memory(state) == 4864 + 19968
-
-
-def test_an_instance_with_unknown_use_hides_that_of_its_card() -> None:
-    state = node(small=[holder(MAIN, 1.0, 0.7, 10)], large=[holder(MAIN, 1.0, None, 20)])
-    assert utilization(state) == {}
-    assert memory(state) == {"gpu2": 30, "total": 30}
+    unknown = node(small=[holder(MAIN, 1.0, 0.7, 10)], large=[holder(MAIN, 1.0, None, 20)])
+    assert utilization(unknown) == {}
+    assert memory(unknown) == {"gpu2": 30, "total": 30}
 
 
 workloads = st.builds(Workload, st.just("ns"), st.sampled_from(["", "p", "q"]), st.sampled_from(["a", "b"]))

@@ -1,12 +1,12 @@
-"""The two generations of names: which is which, in what unit, and that no name is left out or means two things."""
+"""Names of dcgm-exporter 4.8 and 4.9 and their units."""
 
 from __future__ import annotations
 
 import pytest
 
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.fields import field_named, fields
-from podgpu.metrics.names import counterpart, meaning, names_of, rename_of, renames, successors
+from podgpu.metrics.fields import fields
+from podgpu.metrics.names import Rename, counterpart, meaning, names_of, rename_of, renames, successors
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
@@ -39,49 +39,25 @@ RENAMED_ONLY = {
 UNCHANGED = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES"}
 
 
-def test_the_default_file_has_the_23_and_three_that_stay() -> None:
+def test_names_of_the_default_file() -> None:
     default = {c.name for c in shipped_counters("default") or ()}
     assert default == {name for name, _ in CHANGED_UNIT} | RENAMED_ONLY.keys() | UNCHANGED
-
-
-def test_what_changed_its_unit_changed_its_id() -> None:
     by_name = {r.old_name: r for r in renames()}
     for (old, old_id), (new, new_id, factor) in CHANGED_UNIT.items():
-        rename = by_name[old]
-        assert (rename.old.id, rename.new.id, rename.new_name) == (old_id, new_id, new)
-        assert rename.factor == factor
-        assert rename.old.unit != rename.new.unit
-
-
-def test_what_is_renamed_only_keeps_id_and_unit() -> None:
-    by_name = {r.old_name: r for r in renames()}
+        assert by_name[old] == Rename(fields()[old_id], fields()[new_id], new, factor)
+        assert fields()[old_id].unit != fields()[new_id].unit
     for old, (new, number) in RENAMED_ONLY.items():
-        rename = by_name[old]
-        assert (rename.old, rename.new_name, rename.factor) == (fields()[number], new, 1.0)
-        assert rename.new is rename.old
+        assert by_name[old] == Rename(fields()[number], fields()[number], new, 1.0)
     assert UNCHANGED.isdisjoint(by_name)
 
 
-def test_no_new_name_stands_for_two() -> None:
+def test_every_name_has_one_meaning() -> None:
     new = [r.new_name for r in renames()]
     old = [name for r in renames() for name in r.old_names]
-    assert len(set(new)) == len(new)
-    assert len(set(old)) == len(old)
-    assert set(new).isdisjoint(old)
-
-
-def test_both_names_lead_to_the_rename() -> None:
+    assert len({*new, *old}) == len(new) + len(old)
     for rename in renames():
-        assert rename_of(rename.old_name) is rename, rename
-        assert rename_of(rename.new_name) is rename, rename
+        assert rename_of(rename.old_name) is rename_of(rename.new_name) is rename
         assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id)), rename
-
-
-def test_the_one_name_that_means_two_things_goes_by_the_version() -> None:
-    name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
-    assert [field_named(name), field_named(name, in_4_6=True)] == [fields()[1613], fields()[203]]
-    assert (fields()[203].unit, fields()[1613].unit) == ("% (0-100)", "ratio 0-1")
-    assert all(field_named(f.name, in_4_6=True) == f for f in fields().values() if f.name != name)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +81,7 @@ def test_what_a_printed_number_means(name: str, printed: float, field_id: int, v
     assert (found.field.id, found.value(printed)) == (field_id, value)
 
 
-def test_a_stranger_means_nothing() -> None:
+def test_unknown_names_have_no_meaning() -> None:
     assert meaning("DCGM_FI_DEV_NO_SUCH") is None
     assert rename_of("DCGM_FI_DEV_NO_SUCH") is None
 
@@ -118,15 +94,3 @@ def test_counterparts_know_each_other() -> None:
         assert new.level == fields()[old].level
         assert (new.recipe is None) == (fields()[old].recipe is None)
     assert counterpart(fields()[150]) is None
-
-
-def test_where_a_new_name_was_seen_is_told_of_every_new_id() -> None:
-    assert all(field.seen for field in successors().values())
-    assert {f.name for f in successors().values() if f.seen == "inferred"} == {
-        "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_GPU_SYNC_BOOST_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_BOARD_LIMIT_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_GPU_LOW_UTIL_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_GPU_RELIABILITY_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND",
-    }

@@ -8,10 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.counters import parse_counters, shipped_counters
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming, parse_counters, shipped_counters
+from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.node_state import (
     DeviceState,
     Holder,

@@ -12,12 +12,11 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy
-from podgpu.migrate.direction import Direction
-from podgpu.migrate.rewrite import rewrite_expression, rewrite_query
+from podgpu.migrate.rewrite import Direction, rewrite_expression, rewrite_query
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus

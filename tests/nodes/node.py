@@ -1,5 +1,5 @@
-"""Builds the node a `node.json` describes: a simulated driver, a kubelet on a socket, an API server where there is one,
-files, log names and a /proc in a folder; and the agent the command line asks for, over all of them.
+"""Builds the node that a `node.json` describes: simulated driver, kubelet and API server, files, log names and /proc in
+a folder, and the exporter's agent on top.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolved
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import naming_variable, normalise
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
+from podgpu.cli.options import naming_variable, normalize_arguments
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.servers import ApiAccess
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
@@ -37,56 +37,55 @@ from tests.nodes.clock import FakeClock, wait_until
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 _PACE = ReflectorSettings(first_delay=0.05, max_delay=0.2, max_refused_delay=0.2)
-"""Of the feeds: an API server that was ill is soon asked again. How long podgpu waits, tests/kube shows."""
 _UP_FOR = 60.0
-"""Seconds the loads have run before podgpu starts, so that nothing reads as on the first second of a boot."""
+"""Seconds for which the loads have run before podgpu starts."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `node.json` may say. What it leaves out is a healthy node without pods and podgpu's defaults."""
+    """Members of `node.json`. The default is a healthy node without pods, and podgpu's default options."""
 
     about: str
     """Why this scenario exists."""
     gpus: str
     """As in `--telemetry simulated:SPEC`."""
     arguments: Sequence[str] = ()
-    """The command line after `podgpu exporter`; `{folder}` is where `files` are, -k asks the kubelet described here."""
+    """The command line after `podgpu exporter`. `{folder}` is the folder of `files`."""
     hostname: str = "node-1"
     uuids: Sequence[str] = ()
     mig_uuids: Mapping[str, str] = field(default_factory=dict)
     """`GPU number/MIG slot` -> UUID."""
     minors: Sequence[int] = ()
     on_the_bus: int | None = -1
-    """GPUs that sysfs shows; -1: as many as simulated."""
+    """Number of GPUs in sysfs; -1: as many as simulated."""
     lived_in: bool = False
     """Loads and pods of `podgpu demo`."""
     loads: Sequence[Mapping[str, Any]] = ()
     pods: Sequence[Mapping[str, Any]] = ()
     kubelet_answers: Mapping[str, str] = field(default_factory=dict)
-    """gRPC method -> a file below tests/fixtures, replayed as it is."""
+    """gRPC method -> a file below tests/fixtures with the recorded response."""
     allocatable: Mapping[str, Sequence[str]] | None = None
-    """Resource -> ids, as GetAllocatableResources has them."""
+    """Resource -> ids of GetAllocatableResources."""
     files: Mapping[str, Any] = field(default_factory=dict)
-    """Name -> text, or what is written as JSON."""
+    """Name -> text, or an object that is written as JSON."""
     fixtures: Mapping[str, str] = field(default_factory=dict)
     """Name -> a file below tests/fixtures, copied."""
     logs: Sequence[str] = ()
     """Names below /var/log: `pods/<namespace>_<pod>_<uid>`, `containers/<pod>_<namespace>_<container>-<id>.log`."""
     processes: Mapping[str, Mapping[str, str]] | None = None
-    """Pid -> `uid` and `container_id` of the container it is in. Without it podgpu is in a PID namespace of its own."""
+    """Pid -> `uid` and `container_id` of its container. None: podgpu runs in its own PID namespace."""
     host_processes: Sequence[int] = ()
     """Pids outside any container."""
     api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """Resource -> objects of an API server that `{folder}/kubeconfig` leads to; None: there is none."""
+    """Resource -> objects of the API server in `{folder}/kubeconfig`; None: there is no API server."""
     api_away: bool = False
-    """It is not there yet when podgpu starts, and is not waited for."""
+    """The API server does not run when podgpu starts."""
     faults: Sequence[Sequence[Any]] = ()
-    """Methods of `Faults` and their arguments; there from the start."""
+    """Methods of `Faults` and their arguments, applied before the start."""
     faults_later: Sequence[Sequence[Any]] = ()
-    """The same, between the two readings."""
+    """The same, applied between the two readings."""
     usage_turns: int = 0
-    """Seconds for which use is accounted for after them. Without any the exposition has no such families."""
+    """Number of usage readings, one second apart."""
 
     @property
     def xids(self) -> int:
@@ -108,7 +107,7 @@ class Node:
     api_server: SimulatedApiServer | None
 
     def take_turns(self) -> None:
-        """What `Agent.warm_up` does, in fake time: two readings a second apart, then the holders."""
+        """Two readings a second apart, then the holders, as `Agent.warm_up` does."""
         self.agent.read_telemetry()
         self.clock.advance(1.0)
         self._go_wrong_later()
@@ -120,12 +119,13 @@ class Node:
             self.agent.read_usage()
 
     def _go_wrong_later(self) -> None:
-        if self.description.xids:  # before its first wait the watch has registered for no event
+        if self.description.xids:  # XIDs are lost until the watch has registered for events
             wait_until(lambda: self.driver.calls["nvmlEventSetWait_v2"], "XIDs are waited for")
         _apply(self.driver, self.description.faults_later)
 
     def _xids_arrived(self) -> bool:
-        if sum(tally.total for tally in self.agent.published.snapshot.xids) == self.description.xids:
+        slots = [slot for gpu in self.agent.published.state.devices for slot in (gpu, *gpu.instances)]
+        if sum(count.total for slot in slots for count in slot.xids) == self.description.xids:
             return True
         self.agent.read_allocation()
         return False
@@ -133,7 +133,7 @@ class Node:
 
 @contextmanager
 def node_of(description: Description, folder: Path) -> Iterator[Node]:
-    """`folder` is for the kubelet's socket and all files: a short path."""
+    """`folder` contains the kubelet's socket and all files. Its path must be short."""
     clock = FakeClock()
     driver = _driver(description, clock)
     write_files(description, folder)
@@ -148,7 +148,7 @@ def node_of(description: Description, folder: Path) -> Iterator[Node]:
         clock.advance(_UP_FOR)
         _apply(driver, description.faults)
         agent, api = stack.enter_context(_agent(description, driver, clock, folder))
-        # Before it ends, so that stopping waits neither for the XID watch nor for a hung call.
+        # So that stopping does not wait for the XID watch or for a hung call.
         stack.callback(driver.faults.unload_driver)
         stack.callback(driver.faults.release_all)
         yield Node(description, clock, driver, kubelet, agent, api, api_server)
@@ -214,7 +214,7 @@ def _gpu_and_slot(place: str) -> tuple[int, int]:
 
 
 class RecordedKubelet(SimulatedKubelet):
-    """Answers what a real kubelet answered, to the byte."""
+    """Returns the recorded responses of a real kubelet."""
 
     def __init__(self, socket: str, answers: Mapping[str, bytes]) -> None:
         super().__init__(socket)
@@ -241,7 +241,7 @@ def _pod(claims: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **pod:
 
 
 def _claim(namespace: str, name: str, devices: Sequence[Mapping[str, Any]]) -> SimulatedClaim:
-    return SimulatedClaim(namespace, name, tuple(ClaimedDevice(**device) for device in devices))
+    return SimulatedClaim(namespace, name, tuple(SimulatedDevice(**device) for device in devices))
 
 
 def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
@@ -253,7 +253,7 @@ def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
 def _agent(
     description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
-    """The exporter's own composition; nothing of it comes from the machine the test runs on."""
+    """Built like the real exporter, but independent of the machine that runs the test."""
     on_the_bus = len(driver.machine.gpus) if description.on_the_bus == -1 else description.on_the_bus
     telemetry = NvmlTelemetry(
         driver,
@@ -264,7 +264,7 @@ def _agent(
     )
     with only_these_variables({"NODE_NAME": description.hostname}):
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
-        ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
+        ctx = command.make_context("exporter", normalize_arguments(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"], settings=_PACE)
         naming, time = partial(naming_variable, ctx), Clock(clock.monotonic, clock.wall)
         agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time)
@@ -286,7 +286,7 @@ ROOTS = (
 
 @contextmanager
 def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """podgpu's, Kubernetes' and no others of those that mean something to it, but for where a node's things are."""
+    """Removes environment variables that podgpu reads, except those with a node's paths."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(MEANS_SOMETHING) and name not in NODES_PLACES:

@@ -1,6 +1,6 @@
-"""Golden scenarios: a folder per situation, read through a real server, byte for byte.
+"""Golden scenarios: one folder per situation, scraped through a real server and compared byte by byte.
 
-`pytest tests/nodes --rewrite-golden` writes what comes out now; the diff is for a person to read.
+`pytest tests/nodes --rewrite-golden` rewrites the expected texts. Read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.families import OWN_FAMILIES
-from podgpu.metrics.text import CONTENT_TYPE
 from tests.nodes.node import node_of, read_description
 from tests.web.server import running
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/node.json"))
 DECLARED = {family.name: family for family in OWN_FAMILIES}
 
-# All that differs between two machines. Durations do not: they are measured on the fake clock.
+# The only text that differs between machines. Durations are measured on the fake clock.
 VARYING = re.compile(r'(?<=podgpu_exporter_build_info\{)version="[^"]*",python_version="[^"]*"')
 MASKED = 'version="0.0.0",python_version="3.0.0"'
 
@@ -43,7 +43,7 @@ def test_scenario(name: str, folder: Path, request: pytest.FixtureRequest) -> No
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_expected_text_is_sound(name: str) -> None:
-    """With the official parser as oracle. The other test ties the file to what comes out."""
+    """Checked with the official parser."""
     text = (HERE / name / "expected.prom").read_bytes().decode()
     families = list(text_string_to_metric_families(text))
     samples = [sample for family in families for sample in family.samples]
@@ -58,7 +58,7 @@ def test_expected_text_is_sound(name: str) -> None:
 
 
 def _assert_declared(family: Metric) -> None:
-    # The parser has its own words: "unknown" for untyped, and a counter's name without _total.
+    # The parser says "unknown" instead of untyped, and removes _total from the names of counters.
     kind = {"unknown": "untyped"}.get(family.type, family.type)
     name = f"{family.name}_total" if kind == "counter" else family.name
     assert name in DECLARED
@@ -70,7 +70,6 @@ def _assert_declared(family: Metric) -> None:
 
 
 def exposition_of(scenario: Path, folder: Path) -> str:
-    """What a scrape of the node that is described there gets; all it reads is in `folder`."""
     with node_of(read_description(scenario), folder) as node:
         node.take_turns()
         with running(node.agent) as client:

@@ -43,16 +43,6 @@ def test_a_hanging_call_hangs_alone(start: Start) -> None:
     assert driver.nvmlDeviceGetPowerUsage(first) == 70_000
 
 
-def test_a_call_without_a_device_may_hang_too(start: Start) -> None:
-    driver = start("H100")
-    hang = driver.faults.hang("nvmlDeviceGetCount")
-    thread, answers = in_thread(driver.nvmlDeviceGetCount)
-    assert hang.entered.wait(30)
-    hang.release()
-    thread.join(30)
-    assert answers == [1]
-
-
 def test_what_changed_while_a_call_hung_is_seen_when_it_returns(start: Start) -> None:
     driver = start("H100")
     handle = driver.nvmlDeviceGetHandleByIndex(0)
@@ -83,30 +73,6 @@ def test_a_lost_gpu_that_is_still_counted(start: Start) -> None:
     assert driver.nvmlDeviceGetPowerUsage(first) > 0
 
 
-def test_a_lost_gpu_that_is_no_longer_counted(start: Start) -> None:
-    driver = start("2xH100")
-    first, second = (driver.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-    driver.faults.lose(0, enumerated=False)
-    assert driver.nvmlDeviceGetCount() == 1
-    assert driver.nvmlDeviceGetHandleByIndex(0) == second
-    assert driver.nvmlDeviceGetIndex(second) == 0
-    assert refusal(driver.nvmlDeviceGetPowerUsage, first) == pynvml.NVML_ERROR_GPU_IS_LOST
-
-
-def test_gpus_come_and_go(start: Start) -> None:
-    driver = start("H100", unrest=0)
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    assert driver.faults.add_gpu("2xT4") == [1, 2]
-    driver.place(SimulatedLoad(2, 11))
-    assert driver.nvmlDeviceGetCount() == 3
-    driver.faults.remove_gpu(0)
-    assert driver.nvmlDeviceGetCount() == 2
-    assert refusal(driver.nvmlDeviceGetName, handle) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-    last = driver.nvmlDeviceGetHandleByIndex(1)
-    assert driver.nvmlDeviceGetName(last) == "Tesla T4"
-    assert driver.nvmlDeviceGetUtilizationRates(last).gpu == 50
-
-
 def test_a_reset_starts_counters_again(start: Start, clock: Any) -> None:
     driver = start("H100")
     old = driver.nvmlDeviceGetHandleByIndex(0)
@@ -121,61 +87,6 @@ def test_a_reset_starts_counters_again(start: Start, clock: Any) -> None:
     assert driver.nvmlDeviceGetUUID(new) == uuid
     assert driver.nvmlDeviceGetTotalEnergyConsumption(new) == 0
     assert driver.nvmlDeviceGetComputeRunningProcesses(new) == []
-
-
-def test_functions_and_fields_taken_away_from_one_gpu(start: Start) -> None:
-    driver = start("2xH100")
-    first, second = (driver.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-    driver.faults.unsupported("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
-    driver.faults.unsupported(82, gpu=0)
-    assert refusal(driver.nvmlDeviceGetTotalEnergyConsumption, first) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert driver.nvmlDeviceGetTotalEnergyConsumption(second) == 0
-    assert [v.nvmlReturn for v in driver.nvmlDeviceGetFieldValues(first, [82, 83])] == [3, 0]
-    assert [v.nvmlReturn for v in driver.nvmlDeviceGetFieldValues(second, [82, 83])] == [0, 0]
-    driver.faults.clear("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
-    assert driver.nvmlDeviceGetTotalEnergyConsumption(first) == 0
-
-
-def test_lies(start: Start) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.faults.answer("nvmlDeviceGetTemperature", 4294967295)
-    driver.faults.answer("nvmlDeviceGetTotalEnergyConsumption", 2**63 - 14, gpu=0)
-    driver.faults.answer(83, 2**63 - 14)
-    driver.faults.answer("nvmlDeviceGetCount", 0)
-    assert driver.nvmlDeviceGetTemperature(handle, 0) == 4294967295
-    assert driver.nvmlDeviceGetTotalEnergyConsumption(handle) == 2**63 - 14
-    assert driver.nvmlDeviceGetFieldValues(handle, [83])[0].value.ullVal == 2**63 - 14
-    assert driver.nvmlDeviceGetCount() == 0
-
-
-def test_any_error_for_any_function(start: Start) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_NO_PERMISSION)
-    driver.faults.fail("nvmlDeviceGetGpuFabricInfoV", pynvml.NVML_ERROR_UNKNOWN)
-    driver.faults.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
-    assert refusal(driver.nvmlDeviceGetPowerUsage, handle) == pynvml.NVML_ERROR_NO_PERMISSION
-    assert refusal(driver.nvmlDeviceGetGpuFabricInfoV, handle, None) == pynvml.NVML_ERROR_UNKNOWN
-    assert refusal(driver.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNKNOWN
-
-
-def test_gpm_metrics_can_be_made_to_fail(start: Start, clock: Any) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.faults.unsupported("gpm 5", gpu=0)
-    driver.faults.answer("gpm 1", float("nan"))
-    request = driver.c_nvmlGpmMetricsGet_t()
-    request.sample1, request.sample2 = driver.nvmlGpmSampleAlloc(), driver.nvmlGpmSampleAlloc()
-    driver.nvmlGpmSampleGet(handle, request.sample1)
-    clock.now += 1
-    driver.nvmlGpmSampleGet(handle, request.sample2)
-    request.numMetrics = 3
-    for index, metric in enumerate((1, 5, 10)):
-        request.metrics[index].metricId = metric
-    driver.nvmlGpmMetricsGet(request)
-    assert [request.metrics[index].nvmlReturn for index in range(3)] == [0, 3, 0]
-    assert request.metrics[0].value != request.metrics[0].value
 
 
 def test_a_pid_namespace_of_ones_own(start: Start, clock: Any) -> None:
@@ -222,15 +133,6 @@ def test_a_reload_breaks_sessions_until_they_are_opened_again(start: Start, code
     driver.nvmlInit()
     assert refusal(driver.nvmlDeviceGetName, old) == pynvml.NVML_ERROR_INVALID_ARGUMENT
     assert driver.nvmlDeviceGetName(driver.nvmlDeviceGetHandleByIndex(0)) == "NVIDIA H100 80GB HBM3"
-
-
-def test_an_unloaded_driver_is_noticed_by_open_sessions(start: Start) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.faults.unload_driver()
-    assert refusal(driver.nvmlDeviceGetPowerUsage, handle) == pynvml.NVML_ERROR_UNKNOWN
-    driver.nvmlShutdown()
-    assert refusal(driver.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
 
 
 def test_many_threads_at_once(start: Start, clock: Any) -> None:

@@ -38,14 +38,11 @@ def test_seven_slices(start: Start) -> None:
     handles = mig_handles(driver, gpu)
     assert driver.nvmlDeviceGetMigMode(gpu) == [1, 1]
     assert [driver.nvmlDeviceGetGpuInstanceId(handle) for handle in handles] == list(range(7, 14))
-    assert [driver.nvmlDeviceGetComputeInstanceId(handle) for handle in handles] == [0] * 7
     uuids = [driver.nvmlDeviceGetUUID(handle) for handle in handles]
     assert len(set(uuids)) == 7
     assert all(uuid.startswith("MIG-") for uuid in uuids)
     assert driver.nvmlDeviceGetName(handles[0]) == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     assert driver.nvmlDeviceGetHandleByUUID(uuids[3]) == handles[3]
-    assert driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handles[3]) == gpu
-    assert refusal(driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu) == pynvml.NVML_ERROR_INVALID_ARGUMENT
     assert refusal(driver.nvmlDeviceGetGpuInstanceId, gpu) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
@@ -54,9 +51,6 @@ def test_mixed_slices_get_the_ids_a_real_driver_gives(start: Start) -> None:
     handles = mig_handles(driver, driver.nvmlDeviceGetHandleByIndex(0))
     assert [driver.nvmlDeviceGetGpuInstanceId(handle) for handle in handles] == [7, 8, 3, 1]
     assert driver.nvmlDeviceGetUUID(handles[1]) == "MIG-given"
-    slices = [driver.nvmlDeviceGetAttributes(handle).gpuInstanceSliceCount for handle in handles]
-    assert slices == [1, 1, 2, 3]
-    assert driver.nvmlDeviceGetAttributes(handles[0]).memorySizeMB == 4864
 
 
 def test_memory_of_an_instance_is_its_own(start: Start) -> None:
@@ -100,33 +94,6 @@ def test_the_parent_stops_giving_rates(start: Start) -> None:
     assert driver.nvmlDeviceGetPowerUsage(gpu) > 0
 
 
-def test_an_instance_draws_its_part_of_the_power(start: Start) -> None:
-    driver = start("H100/7x1g.10gb", unrest=0)
-    gpu = driver.nvmlDeviceGetHandleByIndex(0)
-    idle = driver.nvmlDeviceGetPowerUsage(gpu)
-    driver.place(SimulatedLoad(0, 11, gi_id=7, duty=1.0, tensor=0.0, dram=0.0))
-    one = driver.nvmlDeviceGetPowerUsage(gpu)
-    driver.place(SimulatedLoad(0, 12, gi_id=8, duty=1.0, tensor=0.0, dram=0.0))
-    assert driver.nvmlDeviceGetPowerUsage(gpu) - one == pytest.approx(one - idle, abs=2)
-
-
-def test_loads_must_name_an_instance_that_exists(start: Start) -> None:
-    driver = start("H100/7x1g.10gb,T4")
-    for load in (SimulatedLoad(0, 11, gi_id=3), SimulatedLoad(0, 11), SimulatedLoad(1, 11, gi_id=7)):
-        with pytest.raises(ValueError, match="no GPU instance"):
-            driver.place(load)
-    with pytest.raises(ValueError, match="no simulated GPU 2"):
-        driver.place(SimulatedLoad(2, 11))
-
-
-def test_parts_without_mig(start: Start) -> None:
-    driver = start("T4,H100")
-    t4, h100 = (driver.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-    assert driver.nvmlDeviceGetMaxMigDeviceCount(t4) == driver.nvmlDeviceGetMaxMigDeviceCount(h100) == 0
-    assert refusal(driver.nvmlDeviceGetMigDeviceHandleByIndex, t4, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert refusal(driver.nvmlDeviceGetMigDeviceHandleByIndex, h100, 0) == pynvml.NVML_ERROR_NOT_FOUND
-
-
 def test_another_layout_makes_old_handles_stale(start: Start) -> None:
     driver = start("H100/7x1g.10gb")
     gpu = driver.nvmlDeviceGetHandleByIndex(0)
@@ -138,16 +105,3 @@ def test_another_layout_makes_old_handles_stale(start: Start) -> None:
     assert [driver.nvmlDeviceGetUUID(handle) for handle in mig_handles(driver, gpu)] == uuids
     assert not before & set(uuids)
     assert driver.nvmlDeviceGetComputeRunningProcesses(gpu) == []
-
-
-def test_mig_can_be_emptied_turned_off_and_on(start: Start) -> None:
-    driver = start("H100/7x1g.10gb")
-    gpu = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.faults.relayout(0, [])
-    assert (driver.nvmlDeviceGetMigMode(gpu), mig_handles(driver, gpu)) == ([1, 1], [])
-    driver.faults.relayout(0, None)
-    assert driver.nvmlDeviceGetMigMode(gpu) == [0, 0]
-    assert driver.nvmlDeviceGetUtilizationRates(gpu).gpu == 0
-    driver.faults.relayout(0, ["7g.80gb"])
-    (handle,) = mig_handles(driver, gpu)
-    assert driver.nvmlDeviceGetGpuInstanceId(handle) == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.models import MODELS
-from podgpu.simulate.workload import SimulatedLoad, wobble
+from podgpu.simulate.workload import SimulatedLoad
 
 Start = Callable[..., SimulatedNvml]
 
@@ -54,24 +54,6 @@ def test_duties_add_up_and_stop_at_the_whole(start: Start) -> None:
     assert utilisation(driver, handle) == 80
 
 
-def test_a_long_period_is_seen_as_a_wave(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11, duty=0.25, period=40))
-    seen = []
-    for _ in range(40):
-        seen.append(utilisation(driver, handle))
-        clock.now += 1
-    assert sorted(seen) == [0] * 30 + [100] * 10
-
-
-def test_only_the_gpu_with_the_load_works(start: Start) -> None:
-    driver = start("2xH100")
-    driver.place(SimulatedLoad(1, 11))
-    assert utilisation(driver, driver.nvmlDeviceGetHandleByIndex(0)) == 0
-    assert utilisation(driver, driver.nvmlDeviceGetHandleByIndex(1)) > 40
-
-
 def test_a_hot_load_meets_the_power_cap(start: Start, clock: Any) -> None:
     driver = start("H100", unrest=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
@@ -83,14 +65,6 @@ def test_a_hot_load_meets_the_power_cap(start: Start, clock: Any) -> None:
     (power,) = driver.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_PERF_POLICY_POWER])
     assert power.value.ullVal == 10_000_000_000
     assert 1000 < driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) < 1980
-
-
-def test_an_ordinary_load_boosts(start: Start) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11, duty=0.5))
-    assert driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == 1980
-    assert driver.nvmlDeviceGetCurrentClocksEventReasons(handle) == 0
 
 
 def test_heat_follows_power_with_a_lag(start: Start, clock: Any) -> None:
@@ -111,23 +85,6 @@ def test_heat_follows_power_with_a_lag(start: Start, clock: Any) -> None:
     assert celsius() == hot
     clock.now += 300
     assert celsius() == cold
-
-
-def test_reading_twice_at_one_moment_gives_one_answer(start: Start, clock: Any) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11))
-    clock.now += 7.3
-
-    def read() -> tuple[int, ...]:
-        return (
-            utilisation(driver, handle),
-            driver.nvmlDeviceGetPowerUsage(handle),
-            driver.nvmlDeviceGetTotalEnergyConsumption(handle),
-            driver.nvmlDeviceGetTemperature(handle, 0),
-        )
-
-    assert read() == read()
 
 
 LOADS = st.lists(
@@ -166,20 +123,6 @@ def test_energy_is_the_integral_of_power(loads: list[SimulatedLoad], steps: list
     assert before == pytest.approx(summed, rel=0.01, abs=2)
 
 
-@settings(max_examples=50, deadline=None)
-@given(LOADS, STEPS)
-def test_nothing_leaves_its_bounds(loads: list[SimulatedLoad], steps: list[float]) -> None:
-    now, driver, handle = ready(unrest=0.5)
-    for load in loads:
-        driver.place(load)
-    for step in steps:
-        now[0] += step
-        rates = driver.nvmlDeviceGetUtilizationRates(handle)
-        assert 0 <= rates.gpu <= 100
-        assert 0 <= rates.memory <= 100
-        assert 70_000 <= driver.nvmlDeviceGetPowerUsage(handle) <= 700_000
-
-
 @settings(max_examples=30, deadline=None)
 @given(LOADS, STEPS, st.integers(0, 2**32))
 def test_the_same_seed_tells_the_same_story(loads: list[SimulatedLoad], steps: list[float], seed: int) -> None:
@@ -199,24 +142,6 @@ def test_the_same_seed_tells_the_same_story(loads: list[SimulatedLoad], steps: l
     assert abs(energies[0] - energies[1]) <= 1
 
 
-def test_a_week_unread_is_cheap_and_still_counted(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11, duty=0.5))
-    watts = driver.nvmlDeviceGetPowerUsage(handle) / 1000
-    clock.now += 7 * 86400
-    assert driver.nvmlDeviceGetTotalEnergyConsumption(handle) == pytest.approx(watts * 7 * 86400 * 1000, rel=0.001)
-
-
-@given(st.integers(0, 2**64), st.integers(0, 63), st.integers(0, 2**40))
-def test_the_wobble_stays_within_one(seed: int, gpu: int, bucket: int) -> None:
-    assert -1 <= wobble(seed, gpu, bucket) <= 1
-
-
-def test_the_wobble_has_no_leaning() -> None:
-    assert abs(sum(wobble(1, 0, bucket) for bucket in range(5000)) / 5000) < 0.03
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_can_be_loaded(start: Start, clock: Any, model: str) -> None:
     driver = start(model)
@@ -228,21 +153,6 @@ def test_every_model_can_be_loaded(start: Start, clock: Any, model: str) -> None
     assert driver.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [lowest * 1000, limit * 1000]
 
 
-@pytest.mark.parametrize("wrong", [{"duty": 1.5}, {"tensor": -0.1}, {"period": 0}, {"memory": -1}])
-def test_impossible_loads_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="simulated load"):
-        SimulatedLoad(0, 11, **wrong)
-
-
-def test_there_must_be_room(start: Start) -> None:
-    driver = start("T4")
-    driver.place(SimulatedLoad(0, 11, memory=14 * 1024**3))
-    with pytest.raises(ValueError, match="no room"):
-        driver.place(SimulatedLoad(0, 12, memory=14 * 1024**3))
-    with pytest.raises(ValueError, match="no simulated process"):
-        driver.remove(12)
-
-
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 100), st.floats(0, 1000), st.floats(0.1, 60))
 def test_a_load_that_sways_stays_within_bounds_around_its_mean(
     duty: float, sway: float, period: float, start: float, seconds: float
@@ -251,9 +161,3 @@ def test_a_load_that_sways_stays_within_bounds_around_its_mean(
     assert -1e-9 <= load.demand(start, start + seconds) <= 1
     if duty * (1 + sway) <= 1:
         assert load.demand(start, start + period) == pytest.approx(duty, abs=1e-6)
-
-
-def test_a_load_has_no_impossible_sway() -> None:
-    for wrong in ({"sway": 1.5}, {"sway_period": 0.0}):
-        with pytest.raises(ValueError, match="a simulated load"):
-            SimulatedLoad(0, 1, **wrong)  # type: ignore[arg-type]

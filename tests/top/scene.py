@@ -1,9 +1,10 @@
-"""Small nodes as snapshots and figures, for the tests of `podgpu top`."""
+"""Small nodes as figures, for the tests of `podgpu top`."""
 
 from __future__ import annotations
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
-from podgpu.model import Assignment, ContainerUsage, Device, DeviceTotals, Reading, Snapshot, Usage, Workload
+from podgpu.cluster.flat import FlatView
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.model import Device, Workload
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
 GIB = 1024**3
@@ -17,24 +18,8 @@ def gpu(index: int, model: str = "NVIDIA H100 80GB HBM3", **more: object) -> Dev
     return Device(index, f"GPU-{index}", f"0000:0{index}:00.0", model, **more)  # type: ignore[arg-type]
 
 
-def snapshot(
-    *readings: Reading,
-    held: dict[str, tuple[Workload, ...]] | None = None,
-    usage: tuple[ContainerUsage, ...] = (),
-    totals: tuple[DeviceTotals, ...] = (),
-) -> Snapshot:
-    assignments = tuple(Assignment(key, who, "kubelet") for key, people in (held or {}).items() for who in people)
-    return Snapshot(
-        1.0,
-        devices=tuple(reading.device for reading in readings),
-        readings=readings,
-        assignments=assignments,
-        usage=Usage(usage, totals),
-    )
-
-
-def view(*devices: DeviceFigures) -> View:
-    return View(devices)
+def view(*devices: DeviceFigures) -> FlatView:
+    return FlatView(devices)
 
 
 def holder(who: Workload = TRAINER, **figures: float | None) -> HolderFigures:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.top import TOP_OPTIONS
-from podgpu.compose.allocations import SOURCES
 from podgpu.compose.telemetries import simulated_driver
+from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
 from tests.host.guard import MEANS_SOMETHING, NODES_PLACES

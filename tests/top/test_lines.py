@@ -36,7 +36,7 @@ SHARED = DeviceFigures(
     ),
 )
 FREE = DeviceFigures("GPU-2", 2, "NVIDIA L4", "n", utilization=0.0)
-PARENT = DeviceFigures("GPU-3", 3, H100, "n", power_watts=200.0, temperature=40.0)
+PARENT = DeviceFigures("GPU-3", 3, H100, "n", utilization=0.3, power_watts=200.0, temperature=40.0)
 PART = DeviceFigures("GPU-3", 3, H100, "n", "7", "1g.10gb", 0.6, 2 * GIB, 10 * GIB, holders=(holder(BATCH),))
 EMPTY_PART = replace(PART, instance="11", utilization=0.0, holders=())
 

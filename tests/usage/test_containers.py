@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from podgpu.model import Workload
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup, stat_line
 from podgpu.usage.containers import (
-    FRESH_SECONDS,
-    MOST_REMEMBERED,
+    CACHE_SECONDS,
+    MAX_CACHED,
     ContainerFinder,
     Whereabouts,
     in_host_pid_namespace,
@@ -77,7 +77,7 @@ def test_the_cgroup_is_read_once_while_fresh(proc: SimulatedProc, finder: Contai
     proc.add(41, IN_A)
     finder.find(41)
     proc.move(41, IN_B)
-    clock.now += FRESH_SECONDS - 1
+    clock.now += CACHE_SECONDS - 1
     assert finder.find(41) == FOUND_A
     clock.now += 1
     assert finder.find(41) == FOUND_B, "a process can be moved to another cgroup"
@@ -123,11 +123,11 @@ def test_what_is_not_asked_for_any_more_is_forgotten(proc: SimulatedProc, finder
 
 def test_nobody_forgetting_costs_no_memory(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(1, IN_A)
-    for pid in range(2, 2 * MOST_REMEMBERED):
+    for pid in range(2, 2 * MAX_CACHED):
         os.symlink("1", proc.root / str(pid))  # a process for the price of a link
         assert finder.find(pid) == FOUND_A
-        assert finder.remembered <= MOST_REMEMBERED
-    assert finder.remembered == MOST_REMEMBERED
+        assert finder.remembered <= MAX_CACHED
+    assert finder.remembered == MAX_CACHED
 
 
 def test_several_threads_may_ask(proc: SimulatedProc, finder: ContainerFinder) -> None:

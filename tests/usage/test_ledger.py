@@ -1,642 +1,386 @@
-"""What is charged to whom, rule by rule. Histories of many turns: test_ledger_histories.py."""
+"""The ledger: properties in random histories, and one example for each rule."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import count
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.model import (
-    Assignment,
-    ContainerUsage,
-    Device,
-    DeviceTotals,
-    DeviceUsage,
-    NamespaceTotals,
-    ProcessUsage,
-    Workload,
-)
-from podgpu.usage.ledger import MOST_CLOSED, MOST_NAMESPACES, Ledger
+from podgpu.model import Assignment, Device, DeviceUsage, ProcessUsage, Workload
+from podgpu.node_state import HolderUsage, SlotUsage
+from podgpu.usage.attribution import divide, make_turns
+from podgpu.usage.ledger import Ledger, UsageSnapshot
+from podgpu.usage.owners import Owners
 
 SECOND = 10**9
-HOUR = 3600 * SECOND
+A = Workload("research", "a", "main", "uid-a")
+B = Workload("research", "b", "main", "uid-b")
+C = Workload("serving", "c", "main", "uid-c")
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
-MIG = replace(GPU, mig_enabled=True)
-A = Workload("research", "a", "main", "u-a")
-B = Workload("research", "b", "main", "u-b")
-C = Workload("serving", "c", "main", "u-c")
-OWNERS = {1: A, 2: B, 3: C, 11: A}
-"""Pid 9 is the host's own."""
-
-
-def used(
-    busy: Mapping[int, int | None] | None = None, memory: Mapping[int, int | None] | None = None, **figures: int | None
-) -> DeviceUsage:
-    """A GPU's second: what each pid ran and has. Who ran is there, with no memory, unless `memory` says who is."""
-    sizes: Mapping[int, int | None] = dict.fromkeys(busy or {}, 0) if memory is None else memory
-    processes = tuple(ProcessUsage(GPU.key, pid, size) for pid, size in sizes.items())
-    told: dict[str, int | None] = {"window_ns": SECOND, **figures}
-    return DeviceUsage(GPU, processes=processes, process_busy_ns=busy, **told)  # type: ignore[arg-type]
-
-
-def instance(number: int, profile: str, **figures: int | None) -> DeviceUsage:
-    """A MIG instance's second, with no processes."""
-    device = replace(MIG, gi_id=number, profile=profile)
-    return DeviceUsage(device, SECOND, processes=(), **figures)  # type: ignore[arg-type]
-
-
-def held(holder: Workload, share: float | None = 1.0, device: str = GPU.key) -> Assignment:
-    return Assignment(device, holder, "kubelet", share=share)
-
-
-class Books:
-    """A ledger, and its statements taken apart."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger()
-
-    def turn(
-        self,
-        usages: DeviceUsage | Sequence[DeviceUsage] = (),
-        holders: Sequence[Assignment] = (),
-        elapsed: int = SECOND,
-        owners: Mapping[int, Workload] = OWNERS,
-        untold: Sequence[int] = (),
-    ) -> Books:
-        told = [usages] if isinstance(usages, DeviceUsage) else usages
-        self.ledger.charge(told, holders, owners.get, elapsed, untold)
-        return self
-
-    def of(self, workload: Workload) -> ContainerUsage:
-        """Without `idle_run_ns`, which has a test of its own."""
-        return replace(self.statement_of(workload), idle_run_ns=None)
-
-    def statement_of(self, workload: Workload) -> ContainerUsage:
-        (found,) = (one for one in self.ledger.statement().containers if one.holder.pod == workload.pod)
-        return found
-
-    def people(self) -> list[str]:
-        return [one.holder.pod or one.holder.job for one in self.ledger.statement().containers]
-
-    def device(self, key: str = GPU.key) -> DeviceTotals:
-        (found,) = (one for one in self.ledger.statement().devices if one.device == key)
-        return found
-
-    def namespaces(self) -> dict[str, NamespaceTotals]:
-        return {one.namespace: one for one in self.ledger.statement().namespaces}
-
-
-@pytest.fixture
-def books() -> Books:
-    return Books()
-
-
-# Accounts
-
-
-def test_a_holder_that_never_touched_its_gpu_has_everything(books: Books) -> None:
-    books.turn(used({}, busy_ns=0, energy_mj=0, memory_used=0), [held(A)], elapsed=0)
-    assert books.of(A) == ContainerUsage(GPU.key, A, 0.0, 0, 0, 0, 0, 0, 0)
-    assert books.namespaces() == {"research": NamespaceTotals("research", "NVIDIA H200", 0, 0, 0)}
-
-
-def test_who_uses_without_holding_has_an_account_but_nothing_allocated_or_idle(books: Books) -> None:
-    books.turn(used({3: 400}, {3: 5}, busy_ns=400), [held(A)])
-    assert books.of(C) == ContainerUsage(GPU.key, C, 400 / SECOND, 5, 1, None, 400, None, None)
-
-
-@pytest.mark.fault(
-    "who tells of the holders is ill for so long that a pod's mapping is withdrawn, and then tells of it again",
-    "the pod's series end and come back; its counters go on where they were",
-)
-def test_an_account_ends_with_use_and_holding_and_goes_on_when_the_same_pod_is_back(books: Books) -> None:
-    books.turn(used({1: 100}), [held(A)]).turn(used({1: 50}), [])
-    assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (SECOND, 150)
-    books.turn(used({}), [])
-    assert books.people() == []
-    books.turn(used({1: 7}), [held(A)])
-    assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (2 * SECOND, 157)
-    assert books.namespaces()["research"] == NamespaceTotals("research", "NVIDIA H200", 2 * SECOND, 157)
-
-
-def test_one_whose_uid_nobody_knows_starts_anew_and_so_does_one_that_left_long_ago(books: Books) -> None:
-    nameless = structs.replace(A, uid="")
-    books.turn(used({1: 100}), [held(nameless)], owners={1: nameless}).turn(used({}), [])
-    books.turn(used({1: 7}), [held(nameless)], owners={1: nameless})
-    assert books.of(nameless).busy_ns == 7, "it may be another pod of that name"
-    books.turn(used({1: 100}), [held(A)]).turn(used({}), [])
-    for number in range(MOST_CLOSED):
-        passing = structs.replace(B, pod=f"b{number}", uid=f"u-b{number}")
-        books.turn(used({}), [held(passing)], owners={}).turn(used({}), [])
-    books.turn(used({1: 7}), [held(A)])
-    assert books.of(A).busy_ns == 7, "what is remembered is bounded"
-
-
-def test_who_ran_within_the_window_and_is_gone_is_charged_still(books: Books) -> None:
-    books.turn(used({1: 100}, memory={}))
-    assert (books.of(A).busy_ns, books.of(A).processes) == (100, 0)
-    assert books.turn(used({1: 0}, memory={})).people() == [], "a sample of nothing is no use"
-
-
-def test_a_pod_made_anew_starts_anew(books: Books) -> None:
-    again = structs.replace(A, uid="u-2")
-    books.turn(used({1: 100}), [held(A)]).turn(used({1: 30}, busy_ns=30), [held(again)])
-    assert books.of(A) == ContainerUsage(GPU.key, again, 0.0, 0, 0, SECOND, 0, SECOND)
-    assert books.device().unattributed_busy_ns == 30, "what is left of the old one is not the new one's"
-    books.turn(used({1: 5}), [held(again)], owners={1: again})
-    assert books.of(A).busy_ns == 5
-
-
-@pytest.mark.parametrize("first", [1, 2])
-def test_without_a_holder_the_pod_that_was_there_stays_until_it_is_gone(books: Books, first: int) -> None:
-    both, second = {1: A, 2: structs.replace(A, uid="u-2")}, 3 - first
-    books.turn(used({first: 10}), owners=both).turn(used({first: 10, second: 1}), owners=both)
-    assert (books.of(A).holder, books.of(A).busy_ns) == (both[first], 20)
-    books.turn(used({second: 1}), owners=both)
-    assert (books.of(A).holder, books.of(A).busy_ns) == (both[second], 1)
-
-
-def test_a_uid_that_becomes_known_is_no_other_pod(books: Books) -> None:
-    nameless = structs.replace(A, uid="")
-    books.turn(used({}), [held(nameless)]).turn(used({1: 5}), [held(nameless)]).turn(used({}), [held(nameless)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, 0.0, 0, 0, 3 * SECOND, 5, 2 * SECOND)
-
-
-def test_a_restarted_container_keeps_its_account(books: Books) -> None:
-    first, second = structs.replace(A, container_id="c-1"), structs.replace(A, container_id="c-2")
-    books.turn(used({1: 5}), [held(first)], owners={1: first})
-    assert books.turn(used({1: 5}), [held(second)], owners={1: second}).of(A).busy_ns == 10
-
-
-def test_a_job_has_an_account_and_no_namespace(books: Books) -> None:
-    job = Workload(job="4711")
-    books.turn(used({}, energy_mj=10), [held(job)])
-    assert books.people() == ["4711"]
-    assert books.ledger.statement().containers[0].energy_mj == 10
-    assert books.namespaces() == {}
-
-
-# Allocated and idle time
-
-
-def test_allocated_time_is_exact_over_many_turns(books: Books) -> None:
-    for _ in range(3000):
-        books.turn(used({}), [held(A, 1 / 3), held(B, 0.1)], elapsed=1001)
-    assert books.of(A).allocated_ns == 1001 * 1000
-    assert books.of(B).allocated_ns == 1001 * 300
-
-
-def test_a_share_that_changes_loses_less_than_a_nanosecond(books: Books) -> None:
-    for share in (1 / 3, 0.5, 1 / 7):
-        books.turn(used({}), [held(A, share)], elapsed=10)
-    assert books.of(A).allocated_ns == 9  # 3 1/3 + 5 + 1 3/7
-
-
-@pytest.mark.parametrize("share", [None, float("nan"), float("inf"), -0.5, 1.5])
-def test_an_unknown_share_allocates_nothing(books: Books, share: float | None) -> None:
-    books.turn(used({}), [held(A, share)])
-    assert (books.of(A).allocated_ns, books.of(A).idle_ns) == (None, SECOND)
-    assert books.namespaces()["research"].allocated_ns == 0
-
-
-@pytest.mark.parametrize("elapsed", [0, -5, HOUR + 1])
-def test_a_clock_that_jumps_charges_no_time(books: Books, elapsed: int) -> None:
-    books.turn(used({2: 100}, energy_mj=8), [held(A), held(B, 0.5)], elapsed)
-    assert (books.of(A).allocated_ns, books.of(A).idle_ns) == (0, 0)
-    assert (books.of(B).busy_ns, books.of(B).energy_mj) == (100, 8), "these are the driver's own"
-
-
-@pytest.mark.parametrize("window_ns", [0, -5, HOUR + 1])
-def test_nor_does_the_drivers_clock(books: Books, window_ns: int) -> None:
-    books.turn(used({1: 100}, busy_ns=50, energy_mj=8, window_ns=window_ns), [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, None, 0, 1, SECOND, 0, 0, 0)
-    assert books.device() == DeviceTotals(GPU.key, 0, 8, None, 0, 8, method="samples")
-
-
-def test_idle_is_a_turn_held_in_which_nothing_ran(books: Books) -> None:
-    books.turn(used({1: 1}), [held(A, 0.5), held(B, 0.5)]).turn(used({}), [held(A, 0.5)])
-    assert books.of(A).idle_ns == SECOND
-
-
-# Busy time
-
-
-def test_how_long_somebody_has_been_idle_begins_anew_whenever_it_runs(books: Books) -> None:
-    told = []
-    for busy in (0, 100, 0, 0):
-        books.turn(used({1: busy} if busy else {}), [held(A)])
-        told.append(books.statement_of(A).idle_run_ns)
-    assert told == [SECOND, 0, SECOND, 2 * SECOND]
-    assert books.statement_of(A).idle_ns == 3 * SECOND
-
-
-def test_who_has_a_process_beside_a_busy_one_is_not_called_idle(books: Books) -> None:
-    """The driver gives its samples to the busy one, whatever the other ran between."""
-    books.turn(used({1: 100}, {1: 5, 2: 1}), [held(A, 0.5), held(B, 0.5)])
-    assert (books.statement_of(B).busy_ns, books.statement_of(B).idle_ns) == (0, None)
-    books.turn(used({}, {1: 5, 2: 1}), [held(A, 0.5), held(B, 0.5)])
-    assert books.statement_of(B).idle_ns == SECOND, "the device did nothing, so neither did it"
-    books.turn(used({1: 100}, {1: 5, 2: 1}), [held(A, 0.5), held(B, 0.5)])
-    assert books.statement_of(B).idle_run_ns == 0
-    books.turn(used({1: 100}, {1: 5}), [held(A, 0.5), held(B, 0.5)])
-    assert books.statement_of(B).idle_run_ns == SECOND, "nothing of it is there any more"
-
-
-def test_what_has_no_owner_is_in_the_rest(books: Books) -> None:
-    books.turn(used({1: 100, 11: 20, 2: 200, 9: 50}, busy_ns=500), [held(A)])
-    assert (books.of(A).busy_ns, books.of(B).busy_ns) == (120, 200)
-    assert (books.of(A).utilization, books.of(A).processes) == (120 / SECOND, 2)
-    assert (books.device().busy_ns, books.device().unattributed_busy_ns) == (500, 180)
-
-
-def test_processes_that_come_to_more_than_the_device_are_its_figure(books: Books) -> None:
-    books.turn(used({1: 300, 9: 50}, busy_ns=200))
-    assert (books.device().busy_ns, books.device().unattributed_busy_ns, books.of(A).busy_ns) == (350, 50, 300)
-
-
-def test_processes_that_come_to_more_than_the_window_are_scaled_to_it(books: Books) -> None:
-    books.turn(used({1: 90, 2: 60, 9: 30}, busy_ns=80, window_ns=100))
-    assert (books.of(A).busy_ns, books.of(B).busy_ns) == (50, 33)
-    assert (books.device().busy_ns, books.device().unattributed_busy_ns) == (100, 17)
-
-
-def test_without_a_device_figure_processes_are_it(books: Books) -> None:
-    books.turn(used({1: 90, 2: 60}, window_ns=100))
-    assert (books.device().busy_ns, books.device().unattributed_busy_ns) == (100, 0)
-
-
-def test_a_driver_that_tells_more_than_the_window_is_cut_to_it(books: Books) -> None:
-    books.turn(used({1: 50}, busy_ns=400, window_ns=100))
-    assert (books.device().busy_ns, books.device().unattributed_busy_ns) == (100, 50)
-
-
-def test_without_per_process_figures_busy_time_is_nobodys(books: Books) -> None:
-    books.turn(used(None, {1: 5}, busy_ns=400, energy_mj=9, memory_used=7), [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, None, 5, 1, SECOND, None, None, None)
-    assert books.device() == DeviceTotals(GPU.key, 400, 9, 7, 400, 9, 2)
-
-
-def test_a_process_of_which_the_driver_tells_nonsense_leaves_its_container_untold(books: Books) -> None:
-    books.turn(used({1: 100, 2: 50}, energy_mj=3), [held(A)])
-    books.turn(used({1: None, 11: 30, 2: 50}, busy_ns=200, energy_mj=4), [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, None, 0, 2, 2 * SECOND, 100, 0, 2)
-    assert (books.of(B).busy_ns, books.of(B).energy_mj) == (100, 2)
-    assert (books.device().busy_ns, books.device().unattributed_busy_ns) == (350, 150)
-
-
-# Processes that end
-
-
-def test_a_processs_last_part_window_is_its_holders(books: Books) -> None:
-    """The driver tells nothing any more of a process that has ended."""
-    books.turn(used({1: 500}, busy_ns=500, energy_mj=10), [held(A)])
-    books.turn(used({}, busy_ns=200, energy_mj=4), [held(A)])
-    assert (books.of(A).busy_ns, books.of(A).idle_ns, books.of(A).energy_mj) == (700, 0, 14)
-    assert books.device() == DeviceTotals(GPU.key, 700, 14, None, 0, 0, method="samples")
-    books.turn(used({}, busy_ns=200), [held(A)])
-    assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (700, 200), "once"
-
-
-def test_on_a_shared_gpu_it_is_what_the_others_do_not_account_for(books: Books) -> None:
-    holders = [held(A, 0.5), held(C, 0.5)]
-    books.turn(used({1: 300, 3: 300, 9: 50}), holders).turn(used({3: 310, 9: 40}, busy_ns=400), holders)
-    assert [books.of(who).busy_ns for who in (A, C)] == [350, 610]
-    assert books.device().unattributed_busy_ns == 90
-
-
-@pytest.mark.parametrize(
-    ("ended", "holders"),
-    [
-        ([1, 3], [held(A, 0.5), held(C, 0.5)]),
-        ([1, 9], [held(A)]),
-        ([9], [held(A)]),
-        ([1], [held(C)]),
-        ([1], []),
-        ([], [held(A)]),
-    ],
-    ids=["two holders'", "a stranger's too", "a stranger's", "of no holder", "nobody holds", "none"],
-)
-def test_where_it_may_be_anothers_it_is_nobodys(
-    books: Books, ended: Sequence[int], holders: Sequence[Assignment]
-) -> None:
-    there = {1: 100, 3: 100, 9: 100}
-    left = {pid: ns for pid, ns in there.items() if pid not in ended}
-    before = books.turn(used(there, busy_ns=300), holders).device().unattributed_busy_ns
-    books.turn(used(left, busy_ns=400), holders)
-    assert books.device().unattributed_busy_ns == (before or 0) + 400 - sum(left[pid] for pid in left if pid != 9)
-
-
-def test_a_pid_taken_over_by_another_container_ended_too(books: Books) -> None:
-    holders = [held(A, 0.5), held(C, 0.5)]
-    books.turn(used({1: 500}, busy_ns=500), holders)
-    books.turn(used({1: 100}, busy_ns=300), holders, owners={1: C})
-    assert [books.of(who).busy_ns for who in (A, C)] == [700, 100]
-
-
-def test_an_end_that_was_not_seen_at_once_is_seen_later(books: Books) -> None:
-    books.turn(used({1: 500}, busy_ns=500), [held(A)]).turn([], [held(A)])
-    assert books.turn(used({}, busy_ns=200), [held(A)]).of(A).busy_ns == 700
-
-
-def test_a_gpu_that_left_and_came_back_knows_nobody_who_ended(books: Books) -> None:
-    books.turn(used({1: 500}, busy_ns=500), [held(A)])
-    books.ledger.forget_devices({GPU.key})
-    assert books.ledger.statement().devices == ()
-    books.turn(used({}, busy_ns=200), [held(A)])
-    assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (500, 200), "counters go on where they were"
-
-
-def test_a_gpu_that_came_back_has_forgotten_who_left_meanwhile(books: Books) -> None:
-    books.turn(used({1: 500}, busy_ns=500), [held(A)])
-    books.ledger.forget_devices({GPU.key})
-    books.turn(used({3: 200}, busy_ns=200), [held(C)])
-    assert [one.holder for one in books.ledger.statement().containers] == [C]
-    assert books.device().busy_ns == 700
-
-
-def test_namespaces_are_bounded_and_what_is_forgotten_is_counted(books: Books) -> None:
-    """Those that hold something are never forgotten, the longest unchanged of the others first."""
-    stays = [held(Workload("stays", "p", "c", "u-stays"), 0.0)]
-    for number in range(MOST_NAMESPACES // 1000 + 2):
-        crowd = [held(Workload(f"ns-{number}-{n}", "p", "c", f"u-{number}-{n}"), 0.001) for n in range(1000)]
-        books.turn(used({}, busy_ns=0), [*stays, *crowd])
-    books.turn(used({}, busy_ns=0), stays)
-    namespaces = {one.namespace for one in books.ledger.statement().namespaces}
-    assert len(namespaces) == MOST_NAMESPACES
-    assert books.ledger.namespaces_forgotten == 2001
-    assert "stays" in namespaces
-    assert "ns-0-0" not in namespaces
-    assert f"ns-{MOST_NAMESPACES // 1000 + 1}-999" in namespaces
-
-
-# What cannot be seen
-
-
-def test_unseen_processes_leave_only_what_is_allocated(books: Books) -> None:
-    blind = DeviceUsage(GPU, SECOND, 400, 9, 7, None, {1: 300})
-    books.turn(blind, [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, allocated_ns=SECOND)
-    assert books.device() == DeviceTotals(GPU.key, 400, 9, 7)
-    assert books.namespaces()["research"] == NamespaceTotals("research", "NVIDIA H200", SECOND)
-    assert books.turn(blind, []).people() == []
-
-
-def test_a_process_that_may_be_anybodys_leaves_those_untold_who_seem_to_run_nothing(books: Books) -> None:
-    holders = [held(A, 0.5), held(C, 0.5)]
-    books.turn(used({1: 100}, {1: 5}, energy_mj=0, memory_used=50), holders)
-    books.turn(used({1: 100, 8: 200}, {1: 5, 8: 20}, energy_mj=30, memory_used=50), holders, untold=[8])
-    assert books.of(A) == ContainerUsage(GPU.key, A, 100 / SECOND, 5, 1, SECOND, 200, 0, 10)
-    assert books.of(C) == ContainerUsage(GPU.key, C, None, None, None, SECOND, 0, SECOND, 0), "counters stand"
-    assert books.device() == DeviceTotals(GPU.key, 400, 30, 50, 200, 20, 45, "samples")
-
-
-def test_while_it_rests_only_memory_and_processes_are_untold(books: Books) -> None:
-    books.turn(used({8: 0}, {8: 20}, busy_ns=0, energy_mj=30, memory_used=50), [held(C)], untold=[8])
-    assert books.of(C) == ContainerUsage(GPU.key, C, 0.0, None, None, SECOND, 0, SECOND, 30)
-
-
-def test_a_process_on_another_gpu_makes_nobody_untold(books: Books) -> None:
-    books.turn(used({}), [held(C)], untold=[8])
-    assert (books.of(C).processes, books.of(C).idle_ns) == (0, SECOND)
-
-
-def test_once_seen_the_rest_has_what_was_not_seen_before(books: Books) -> None:
-    blind = DeviceUsage(GPU, SECOND, 400, 9, 7)
-    books.turn(blind, [held(A)]).turn(used({1: 100}, busy_ns=100, energy_mj=1), [held(A)]).turn(blind, [held(A)])
-    assert (books.of(A).busy_ns, books.of(A).energy_mj, books.of(A).memory) == (100, 1, None)
-    assert books.device() == DeviceTotals(GPU.key, 900, 19, 7, 800, 18, None)
-
-
-def test_a_turn_that_lacks_figures_leaves_counters_and_clears_gauges(books: Books) -> None:
-    books.turn(used({1: 100}, {1: 5}, energy_mj=3, memory_used=5), [held(A)])
-    books.turn(used(None, {1: None}), [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, None, None, 1, 2 * SECOND, 100, 0, 3)
-    assert books.device() == DeviceTotals(GPU.key, 100, 3, None, 0, 0, None)
-
-
-def test_a_gpu_that_hangs_stays_held(books: Books) -> None:
-    books.turn(used({1: 100, 3: 4}, {1: 5, 3: 1}), [held(A)]).turn([], [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, None, None, None, 2 * SECOND, 100, 0)
-    assert books.of(C) == ContainerUsage(GPU.key, C, busy_ns=4), "nobody saw it end"
-    assert books.device() == DeviceTotals(GPU.key, 104, None, None, 0)
-
-
-@pytest.mark.fault(
-    "a container leaves while the GPU it held does not answer",
-    "its series end with its hold: nobody waits for the GPU to tell that the processes ended too",
-)
-def test_who_held_a_gpu_that_hangs_and_holds_it_no_more_is_gone(books: Books) -> None:
-    books.turn(used({1: 100, 3: 4}, {1: 5, 3: 1}), [held(A)]).turn([], [held(A)]).turn([], [])
-    assert books.people() == ["c"], "of c, which never held it, nobody knows"
-    books.turn([], [held(A)])
-    assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (3 * SECOND, 100), "the same pod goes on"
-
-
-def test_but_one_whose_uid_nobody_knows_stays_since_its_counters_would_fall(books: Books) -> None:
-    nameless = structs.replace(A, uid="")
-    books.turn(used({1: 200}), [held(nameless)], owners={1: nameless}).turn([], []).turn([], [held(nameless)])
-    books.turn(used({1: 100}), [held(nameless)], owners={1: nameless})
-    assert books.of(nameless).busy_ns == 300
-
-
-def test_nor_is_it_there_when_the_gpu_is_back_and_cannot_tell_of_processes_yet(books: Books) -> None:
-    books.turn(used({1: 500}, busy_ns=500), [held(A)])
-    books.ledger.forget_devices({GPU.key})
-    assert books.turn(DeviceUsage(GPU, SECOND, 400), []).people() == []
-
-
-def test_a_gpu_that_never_answered_has_no_model(books: Books) -> None:
-    books.turn([], [held(A)])
-    assert books.of(A) == ContainerUsage(GPU.key, A, allocated_ns=SECOND)
-    assert books.namespaces()["research"] == NamespaceTotals("research", "", SECOND)
-
-
-def test_a_gpu_that_left_is_forgotten_with_its_instances(books: Books) -> None:
-    books.turn([used({1: 100}), instance(1, "1g.18gb")], [held(A), held(B, 1.0, "GPU-1/gi1")])
-    books.ledger.forget_devices({"GPU-1"})
-    statement = books.ledger.statement()
-    assert (statement.containers, statement.devices) == ((), ())
-    assert [one.busy_ns for one in statement.namespaces] == [100, None], "the GPU's, and the instance's"
-
-
-# Memory
-
-
-def test_memory_is_the_processes_own_and_the_rest_is_nobodys(books: Books) -> None:
-    books.turn(used({}, {1: 100, 11: 20, 2: 30, 9: 7}, memory_used=200), [held(A), held(C)])
-    assert [books.of(who).memory for who in (A, B, C)] == [120, 30, 0]
-    assert (books.device().memory_used, books.device().unattributed_memory) == (200, 50)
-
-
-def test_a_process_that_does_not_tell_leaves_its_container_untold(books: Books) -> None:
-    books.turn(used({}, {1: 100, 11: None, 2: 30}, memory_used=200))
-    assert (books.of(A).memory, books.of(A).processes, books.of(B).memory) == (None, 2, 30)
-    assert books.device().unattributed_memory == 170
-
-
-def test_memory_beyond_the_devices_wins(books: Books) -> None:
-    books.turn(used({}, {1: 100, 2: 30, 9: 50}, memory_used=120))
-    assert (books.device().memory_used, books.device().unattributed_memory) == (130, 0)
-
-
-# Energy
-
-
-def test_energy_goes_by_busy_time(books: Books) -> None:
-    books.turn(used({1: 300, 2: 100, 9: 50}, busy_ns=500, energy_mj=1001), [held(A, 0.1), held(C, 0.9)])
-    assert [books.of(who).energy_mj for who in (A, B, C)] == [601, 200, 0]
-    assert (books.device().energy_mj, books.device().unattributed_energy_mj) == (1001, 200)
-
-
-@pytest.mark.parametrize(
-    ("shares", "parts"),
-    [
-        ([0.5, 0.25], [50, 25, 25]),
-        ([1.0, 1.0], [50, 50, 0]),
-        ([0.5, None], [50, 0, 50]),
-        ([None, None], [0, 0, 100]),
-        ([None], [100, 0]),
-        ([0.25], [25, 75]),
-        ([1 / 3, 1 / 3, 1 / 3], [34, 33, 33, 0]),
-        ([], [100]),
-    ],
-)
-def test_energy_goes_by_share_when_nobody_ran(
-    books: Books, shares: Sequence[float | None], parts: Sequence[int]
-) -> None:
-    holders = [held(workload, share) for workload, share in zip((A, B, C), shares, strict=False)]
-    books.turn(used({}, busy_ns=0, energy_mj=100), holders)
-    charged = [one.energy_mj for one in books.ledger.statement().containers]
-    assert [*charged, books.device().unattributed_energy_mj] == list(parts)
-
-
-@pytest.mark.parametrize("turned", [1, -1])
-def test_the_unit_that_cannot_be_divided_goes_by_name(books: Books, turned: int) -> None:
-    books.turn(used({}, energy_mj=101), [held(A, 0.5), held(B, 0.5)][::turned])
-    books.turn(used(dict([(1, 100), (2, 100)][::turned]), energy_mj=101))
-    assert (books.of(A).energy_mj, books.of(B).energy_mj) == (102, 100)
-
-
-def test_who_only_sits_there_pays_nothing_when_nobody_ran(books: Books) -> None:
-    books.turn(used({}, {2: 5}, busy_ns=0, energy_mj=100), [held(A)])
-    assert (books.of(A).energy_mj, books.of(B).energy_mj) == (100, 0)
-
-
-# MIG
-
-SMALL, LARGE = "GPU-1/gi9", "GPU-1/gi1"
-
-
-def whole(energy_mj: int | None) -> DeviceUsage:
-    """What the GPU says in MIG mode, and a process that is an instance's."""
-    return DeviceUsage(MIG, SECOND, 77, energy_mj, 88, (ProcessUsage(SMALL, 1, 5),), {1: 5})
-
-
-@pytest.mark.fault(
-    "a GPU that a pod held whole is cut into MIG instances after the pod has ended",
-    "the pod's series on the whole GPU end; when the GPU is whole again no time of others' is charged to the pod",
-)
-def test_accounts_on_a_whole_gpu_end_when_it_is_cut(books: Books) -> None:
-    books.turn([used({1: SECOND // 2}, busy_ns=SECOND // 2)], [held(A)])
-    assert [one.holder for one in books.ledger.statement().containers] == [A]
-    books.turn([whole(None), instance(9, "1g.18gb", busy_ns=0)], [held(B, device=SMALL)])
-    assert [(one.device, one.holder) for one in books.ledger.statement().containers] == [(SMALL, B)]
-    books.turn([used({}, busy_ns=SECOND // 2)], [held(A), held(B)])
-    assert {one.holder: one.busy_ns for one in books.ledger.statement().containers if one.device == GPU.key} == {
-        A: SECOND // 2,
-        B: 0,
-    }, "no process of A's has ended in this turn: the time is nobody's"
-
-
-def test_an_instance_with_one_holder_takes_the_instances_figures(books: Books) -> None:
-    small = replace(instance(9, "1g.18gb", busy_ns=SECOND // 2, memory_used=9), processes=(ProcessUsage(SMALL, 1, 5),))
-    books.turn([whole(None), small], [held(A, device=SMALL)])
-    assert books.of(A) == ContainerUsage(SMALL, A, 0.5, 5, 1, SECOND, SECOND // 2, 0)
-    assert books.device(SMALL) == DeviceTotals(SMALL, SECOND // 2, None, 9, 0, None, 4, "samples")
-    assert books.device() == DeviceTotals(GPU.key), "or sums would count the instances twice"
-
-
-def test_a_list_of_all_the_gpus_processes_gives_each_instance_its_own(books: Books) -> None:
-    listed = (ProcessUsage(SMALL, 1, 5), ProcessUsage(LARGE, 3, 6))
-    pieces = [replace(instance(number, "1g.18gb", busy_ns=1), processes=listed) for number in (1, 9)]
-    books.turn(pieces, [held(A, device=SMALL), held(C, device=LARGE)])
-    assert [(books.of(who).memory, books.of(who).busy_ns) for who in (A, C)] == [(5, 1), (6, 1)]
-
-
-@pytest.mark.parametrize("second", [[held(B, 0.5, SMALL)], []])
-def test_an_instance_with_several_has_memory_only(books: Books, second: list[Assignment]) -> None:
-    there = (ProcessUsage(SMALL, 1, 5), ProcessUsage(SMALL, 2, 6))
-    small = replace(instance(9, "1g.18gb", busy_ns=100), processes=there)
-    books.turn([whole(70), small], [held(A, 0.5, SMALL), *second])
-    assert books.of(A) == ContainerUsage(SMALL, A, None, 5, 1, SECOND // 2)
-    assert (books.of(B).memory, books.of(B).busy_ns, books.of(B).energy_mj) == (6, None, None)
-    assert books.device(SMALL).unattributed_busy_ns == 100
-    assert books.device().unattributed_energy_mj == 70
-
-
-def test_a_gpus_energy_goes_by_its_instances_use_and_size(books: Books) -> None:
-    small, large = instance(9, "1g.18gb", busy_ns=300), instance(1, "3g.71gb", busy_ns=100)
-    unheld = instance(2, "2g.35gb", busy_ns=200)
-    books.turn([whole(1000), small, large, unheld], [held(A, device=SMALL), held(C, device=LARGE)])
-    assert (books.of(A).energy_mj, books.of(C).energy_mj) == (300, 300)
-    assert books.device() == DeviceTotals(GPU.key, None, 1000, None, None, 400)
-    assert books.device(SMALL).energy_mj is None
-
-
-def test_idle_instances_pay_by_their_size(books: Books) -> None:
-    usages = [whole(700), instance(9, "1g.18gb", busy_ns=0), instance(1, "3g.71gb", busy_ns=0)]
-    books.turn(usages, [held(A, 0.5, SMALL), held(C, None, LARGE)])
-    assert (books.of(A).energy_mj, books.of(C).energy_mj) == (50, 300)
-    assert books.device().unattributed_energy_mj == 350
-
-
-def test_idle_instances_pay_for_their_part_of_the_slices_their_model_has(books: Books) -> None:
-    """An A30 is cut into four: who holds all four pays all, and two of four pay half."""
-    pieces = [whole(800), instance(1, "2g.12gb", busy_ns=0), instance(9, "1g.6gb", busy_ns=0)]
-    of_a30 = [replace(usage, device=replace(usage.device, model="NVIDIA A30")) for usage in pieces]
-    books.turn(of_a30, [held(A, device=SMALL), held(C, device=LARGE)])
-    assert (books.of(A).energy_mj, books.of(C).energy_mj) == (200, 400)
-    assert books.device().unattributed_energy_mj == 200, "the slice that was not made into an instance"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        [instance(1, "3g.71gb")],
-        [instance(1, "", busy_ns=5)],
-        [replace(instance(1, "3g.71gb", busy_ns=5), window_ns=0)],
-        [],
-    ],
-    ids=["no busy time", "no profile", "no window", "no answer"],
-)
-def test_an_instance_that_cannot_tell_leaves_the_energy_to_nobody(books: Books, other: list[DeviceUsage]) -> None:
-    small = instance(9, "1g.18gb", busy_ns=300)
-    books.turn([whole(70), small, *other], [held(A, device=SMALL), held(C, device=LARGE)])
-    assert (books.of(A).energy_mj, books.of(C).energy_mj) == (None, None)
-    assert books.device().unattributed_energy_mj == 70
-
-
-def test_instances_whose_processes_cannot_be_seen_pay_nothing(books: Books) -> None:
-    books.turn([whole(70), replace(instance(9, "1g.18gb", busy_ns=300), processes=None)], [held(A, device=SMALL)])
-    assert books.of(A) == ContainerUsage(SMALL, A, allocated_ns=SECOND)
-    assert books.device() == DeviceTotals(GPU.key, None, 70)
-
-
-# Namespaces
-
-
-def test_namespaces_are_by_model(books: Books) -> None:
-    other = replace(GPU, uuid="GPU-2", model="NVIDIA A100")
-    books.turn([used({1: 100}), DeviceUsage(other, SECOND)], [held(A), held(A, 0.5, "GPU-2"), held(C, 1.0, "GPU-2")])
-    assert books.ledger.statement().namespaces == (
-        NamespaceTotals("research", "NVIDIA A100", SECOND // 2),
-        NamespaceTotals("research", "NVIDIA H200", SECOND, 100),
-        NamespaceTotals("serving", "NVIDIA A100", SECOND),
+CUT = Device(2, "GPU-3", "0000:03:00.0", "NVIDIA H200", mig_enabled=True)
+INSTANCES = (replace(CUT, gi_id=1, profile="3g.71gb"), replace(CUT, gi_id=9, profile="1g.18gb"))
+COUNTERS = ("allocated_ns", "busy_ns", "idle_ns", "energy_mj", "busy_min_ns", "busy_max_ns")
+
+
+@dataclass(frozen=True)
+class Turn:
+    usages: Sequence[DeviceUsage]
+    assignments: Sequence[Assignment] = ()
+    owners: Owners = Owners()  # noqa: RUF009 - immutable
+    devices: Sequence[Device] = (GPU,)
+
+    def enter(self, ledger: Ledger) -> UsageSnapshot:
+        ledger.charge(make_turns(self.devices, self.usages, self.assignments, self.owners), SECOND)
+        return ledger.snapshot(1000.0)
+
+
+# -- properties ----------------------------------------------------------------------------------------------------
+
+PIDS = st.integers(1, 5)
+AMOUNTS = st.sampled_from([0, 0, 1, SECOND]) | st.integers(0, 2 * SECOND)
+MAYBE = st.none() | AMOUNTS
+WORKLOADS = st.sampled_from([A, B, C, structs.replace(A, uid="uid-new"), structs.replace(B, uid=""), Workload(job="7")])
+
+
+def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
+    processes = st.lists(st.builds(ProcessUsage, st.just(device.key), PIDS, MAYBE, st.booleans()), max_size=4)
+    return st.builds(
+        DeviceUsage,
+        st.just(device),
+        window_ns=st.sampled_from([0, SECOND]),
+        busy_ns=MAYBE,
+        energy_mj=st.none() if device.is_instance else MAYBE,
+        memory_used=MAYBE,
+        processes=st.none() | processes.map(lambda those: tuple({p.pid: p for p in those}.values())),
+        process_busy_ns=st.none() | st.dictionaries(PIDS, MAYBE, max_size=4),
+        method=st.sampled_from(["samples", "exact"]),
+        resident_ns=st.none() | st.dictionaries(PIDS, AMOUNTS, max_size=4),
+        bounded=st.booleans(),
+        power_mw=st.none() | st.integers(1, 700_000),
     )
 
 
-def test_hours_of_mig_instances_are_not_hours_of_gpus(books: Books) -> None:
-    books.turn([whole(None), instance(9, "1g.18gb", busy_ns=5)], [held(A, device=SMALL)])
-    assert books.ledger.statement().namespaces == (NamespaceTotals("research", "NVIDIA H200 MIG 1g.18gb", SECOND, 5),)
+def optional(*devices: Device) -> st.SearchStrategy[list[DeviceUsage]]:
+    some = st.tuples(*(st.none() | usages_of(device) for device in devices))
+    return some.map(lambda usages: [usage for usage in usages if usage is not None])
+
+
+ASSIGNMENTS = st.builds(
+    Assignment,
+    st.sampled_from([GPU.key, *(instance.key for instance in INSTANCES)]),
+    WORKLOADS,
+    st.just("kubelet"),
+    share=st.none() | st.floats(-1, 2),
+)
+OWNERS = st.builds(
+    Owners,
+    st.dictionaries(PIDS, WORKLOADS),
+    st.dictionaries(PIDS, st.just("unreadable"), max_size=1),
+    st.frozensets(PIDS, max_size=1),
+)
+HISTORIES = st.lists(
+    st.builds(Turn, optional(GPU, CUT, *INSTANCES), st.lists(ASSIGNMENTS, max_size=5), OWNERS), max_size=6
+)
+
+
+@settings(max_examples=100)
+@given(HISTORIES)
+def test_parts_and_rest_are_the_device(history: list[Turn]) -> None:
+    ledger, devices, energy = Ledger(), dict[str, SlotUsage](), 0
+    for turn in history:
+        snapshot = turn.enter(ledger)
+        devices |= snapshot.devices
+        energy += sum(usage.energy_mj or 0 for usage in turn.usages)
+        assert sum(one.energy_mj or 0 for one in devices.values()) == energy
+        for key, device in snapshot.devices.items():
+            if device.unattributed_memory_bytes is not None:
+                parts = sum(usage.memory_used_bytes or 0 for _, usage in snapshot.holders.get(key, ()))
+                assert parts + device.unattributed_memory_bytes == device.memory_used_bytes
+        for _, usage in all_holders(snapshot):
+            assert (usage.utilization_ratio or 0) <= 1
+            assert (usage.power_ratio or 0) <= 1
+            if usage.busy_min_ns is not None and usage.busy_max_ns is not None:
+                assert usage.busy_min_ns <= usage.busy_max_ns
+
+
+@settings(max_examples=100)
+@given(HISTORIES)
+def test_namespaces_jobs_and_rest_are_the_devices(history: list[Turn]) -> None:
+    """Jobs have no namespace, so histories without them are compared."""
+    ledger, devices = Ledger(), dict[str, SlotUsage]()
+    for turn in history:
+        held = [one for one in turn.assignments if not one.holder.job]
+        owners = replace(turn.owners, workloads={p: w for p, w in turn.owners.workloads.items() if not w.job})
+        snapshot = replace(turn, assignments=held, owners=owners).enter(ledger)
+        devices |= snapshot.devices
+    for name in ("busy_ns", "energy_mj"):
+        charged = sum(getattr(one, name) or 0 for one in ledger.snapshot(0.0).namespaces)
+        whole = [one for one in devices.values() if getattr(one, name) is not None]
+        unseen = [one for one in whole if getattr(one, f"unattributed_{name}") is None]
+        rest = sum(getattr(one, f"unattributed_{name}") or 0 for one in whole)
+        assert charged + rest + sum(getattr(one, name) for one in unseen) == sum(getattr(one, name) for one in whole)
+        assert rest >= 0
+
+
+@settings(max_examples=100)
+@given(HISTORIES)
+def test_counters_never_fall(history: list[Turn]) -> None:
+    """Except those of a pod whose UID is another one, or was not known when it came back."""
+    ledger, highest = Ledger(), dict[object, Mapping[str, Any]]()
+    for turn in history:
+        snapshot = turn.enter(ledger)
+        now: dict[object, Any] = {(n.namespace, n.model, n.profile): n for n in snapshot.namespaces}
+        now |= {(key, w.key, w.uid): u for key, those in snapshot.holders.items() for w, u in those if w.uid}
+        for key, usage in now.items():
+            before = highest.get(key, {})
+            figures = {name: value for name in COUNTERS if (value := getattr(usage, name, None)) is not None}
+            if isinstance(key[-1], str) and key[-1] in ("uid-a", "uid-new", "uid-b"):
+                continue  # these alternate between UIDs in one name
+            assert all(value >= before.get(name, 0) for name, value in figures.items())
+            highest[key] = {**before, **figures}
+
+
+@settings(max_examples=50)
+@given(HISTORIES)
+def test_every_holder_is_there_and_the_order_does_not_matter(history: list[Turn]) -> None:
+    ledger, other = Ledger(), Ledger()
+    for turn in history:
+        snapshot = turn.enter(ledger)
+        turned = replace(turn, usages=turn.usages[::-1], assignments=turn.assignments[::-1])
+        assert turned.enter(other) == snapshot
+        for assignment in turn.assignments:
+            keys = {workload.key for workload, _ in snapshot.holders.get(assignment.device, ())}
+            assert assignment.holder.key in keys
+
+
+@given(st.integers(0, 10**20), st.lists(st.integers(0, 10**20), max_size=6), st.integers(0, 10**20))
+def test_divide_is_exact(total: int, weights: list[int], unattributed: int) -> None:
+    parts = divide(total, dict(enumerate(weights)), unattributed)
+    whole = sum(weights) + unattributed
+    assert all(abs(part - Fraction(total * weights[key], whole or 1)) < 1 and part >= 0 for key, part in parts.items())
+    assert sum(parts.values()) == total or unattributed or not whole
+
+
+# -- examples ------------------------------------------------------------------------------------------------------
+
+OF_PID = {1: A, 2: B, 3: C}
+
+
+def second(busy: Mapping[int, int | None], device_busy: int | None = None, **figures: Any) -> DeviceUsage:
+    """One second of the GPU. Processes 1, 2 and 3 are those of A, B and C, 9 is one of the host."""
+    total = sum(ns or 0 for ns in busy.values()) if device_busy is None else device_busy
+    processes = tuple(ProcessUsage(GPU.key, pid, 10) for pid in busy)
+    figures = {"memory_used": 100, "processes": processes, "process_busy_ns": busy, "power_mw": 100, **figures}
+    return DeviceUsage(GPU, SECOND, total, **figures)
+
+
+def held(*holders: Workload, share: float | None = 0.5, device: Device = GPU) -> list[Assignment]:
+    return [Assignment(device.key, holder, "kubelet", share=share) for holder in holders]
+
+
+def charge(*turns: Turn) -> UsageSnapshot:
+    ledger = Ledger()
+    return [turn.enter(ledger) for turn in turns][-1]
+
+
+def turn(usage: DeviceUsage, *assignments: Assignment, owners: Owners | None = None) -> Turn:
+    return Turn([usage], assignments, owners or Owners(OF_PID))
+
+
+def all_holders(snapshot: UsageSnapshot) -> list[tuple[Workload, HolderUsage]]:
+    return [entry for holders in snapshot.holders.values() for entry in holders]
+
+
+def usage_of(snapshot: UsageSnapshot, workload: Workload) -> HolderUsage:
+    return next(usage for holder, usage in all_holders(snapshot) if holder.key == workload.key)
+
+
+def test_a_holder_without_a_process_has_all_counters_from_the_first_turn() -> None:
+    usage = usage_of(charge(turn(second({}, energy_mj=7)), turn(second({}), *held(A))), A)
+    assert (usage.allocated_ns, usage.busy_ns, usage.idle_ns, usage.energy_mj) == (SECOND // 2, 0, SECOND, 0)
+    assert (usage.memory_used_bytes, usage.processes, usage.utilization_ratio) == (0, 0, 0.0)
+    assert usage.idle_since == 999.0
+
+
+def test_a_user_that_holds_nothing_has_no_allocated_or_idle_time() -> None:
+    usage = usage_of(charge(turn(second({1: 500}), *held(B))), A)
+    assert (usage.allocated_ns, usage.busy_ns, usage.idle_ns, usage.processes) == (None, 500, None, 1)
+
+
+@pytest.mark.parametrize("share", [None, -0.5, 1.5, float("nan")])
+def test_an_unknown_share_allocates_nothing(share: float | None) -> None:
+    assert usage_of(charge(turn(second({}), *held(A, share=share))), A).allocated_ns is None
+
+
+def test_the_last_busy_time_of_an_ended_process_is_its_holders() -> None:
+    both = held(A, B)
+    snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({2: 100}, device_busy=300), *both))
+    assert usage_of(snapshot, A).busy_ns == 700
+    snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({}, device_busy=300), *both))
+    assert usage_of(snapshot, A).busy_ns == 500, "two containers' processes ended"
+
+
+def test_a_process_beside_a_busy_one_is_not_called_idle_by_samples() -> None:
+    assert usage_of(charge(turn(second({1: 0, 2: 9}), *held(A))), A).idle_ns is None
+    exact = second({1: 0, 2: 9}, method="exact")
+    assert usage_of(charge(turn(exact, *held(A))), A).idle_ns == SECOND
+
+
+@pytest.mark.parametrize(
+    ("busy", "part"), [({}, 250), ({1: 50, 9: 50}, 375), ({9: 50}, 125)], ids=["idle", "both", "other"]
+)
+def test_energy_of_an_idle_turn_goes_by_share_and_of_a_busy_one_by_use(busy: dict[int, int], part: int) -> None:
+    """The window has two turns of the same power, and nothing runs in the second one."""
+    holder = held(A, share=0.25)
+    turns = turn(second({}, energy_mj=0)), turn(second(busy), *holder), turn(second({}, energy_mj=1000), *holder)
+    snapshot = charge(*turns)
+    assert usage_of(snapshot, A).energy_mj == part
+    assert snapshot.devices[GPU.key].unattributed_energy_mj == 1000 - part
+
+
+def test_turns_of_an_energy_window_are_weighted_by_power() -> None:
+    turns = [second({1: SECOND}, power_mw=300_000), second({2: SECOND}, power_mw=100_000, energy_mj=800)]
+    snapshot = charge(turn(second({}, energy_mj=0)), *(turn(usage, *held(A, B)) for usage in turns))
+    assert (usage_of(snapshot, A).energy_mj, usage_of(snapshot, B).energy_mj) == (600, 200)
+    assert (usage_of(snapshot, A).power_ratio, usage_of(snapshot, B).power_ratio) == (0.75, 0.25)
+
+
+def test_the_namespace_pays_for_a_container_that_left_before_the_reading() -> None:
+    full = {"share": 1.0}
+    turns = turn(second({1: 100}), *held(A, **full)), turn(second({3: 300}, energy_mj=1000), *held(C, **full))
+    snapshot = charge(turn(second({}, energy_mj=0)), *turns)
+    assert {n.namespace: n.energy_mj for n in snapshot.namespaces} == {"research": 500, "serving": 500}
+
+
+def mig_turn(
+    instances: Mapping[Device, tuple[int, list[Assignment]]], energy: int | None, device: Device = CUT
+) -> Turn:
+    usages = [DeviceUsage(i, SECOND, busy, processes=(), memory_used=5) for i, (busy, _) in instances.items()]
+    whole = DeviceUsage(CUT, 0, energy_mj=energy, power_mw=100, processes=())
+    return Turn([whole, *usages], [one for _, those in instances.values() for one in those], devices=[CUT])
+
+
+def test_energy_of_a_mig_gpu_goes_by_busy_time_and_slices() -> None:
+    large, small = INSTANCES
+    devices = {large: (200, held(A, share=1.0, device=large)), small: (400, held(C, share=1.0, device=small))}
+    snapshot = charge(mig_turn(devices, 0), mig_turn(devices, 1000))
+    assert (usage_of(snapshot, A).energy_mj, usage_of(snapshot, C).energy_mj) == (600, 400)
+    assert {(n.model, n.profile) for n in snapshot.namespaces} == {(CUT.model, i.profile) for i in INSTANCES}
+    idle = {large: (0, held(A, share=1.0, device=large)), small: (0, [])}
+    snapshot = charge(mig_turn(idle, 0), mig_turn(idle, 700))
+    assert usage_of(snapshot, A).energy_mj == 300, "3 of 7 slices"
+    assert snapshot.devices[CUT.key].unattributed_energy_mj == 400
+
+
+def test_an_instance_with_one_holder_takes_the_instances_figures() -> None:
+    large, small = INSTANCES
+    devices = {large: (300, held(A, share=1.0, device=large)), small: (100, held(B, C, device=small))}
+    snapshot = charge(mig_turn(devices, None))
+    assert usage_of(snapshot, A).busy_ns == 300
+    assert usage_of(snapshot, B).busy_ns is None, "the driver has no figure per process"
+    assert snapshot.devices[small.key].unattributed_busy_ns == 100
+
+
+def test_a_pod_of_the_same_name_starts_at_0_and_the_same_pod_continues() -> None:
+    again, first, nothing = structs.replace(A, uid="uid-new"), turn(second({1: 100}), *held(A)), turn(second({}))
+    assert usage_of(charge(first, turn(second({}), *held(again))), A).busy_ns == 0
+    assert usage_of(charge(first, nothing, turn(second({}), *held(A))), A).busy_ns == 100
+    without_uid = structs.replace(A, uid="")
+    assert usage_of(charge(first, turn(second({}), *held(without_uid))), A).busy_ns == 100
+    assert usage_of(charge(first, nothing, turn(second({}), *held(without_uid))), A).busy_ns == 0
+    gone = Turn([], [], devices=[])
+    assert usage_of(charge(first, gone, turn(second({}), *held(A))), A).busy_ns == 100
+
+
+def test_processes_of_the_predecessor_are_charged_to_nobody() -> None:
+    again = structs.replace(A, uid="uid-new")
+    snapshot = charge(turn(second({1: 100}), *held(again)))
+    assert usage_of(snapshot, again).busy_ns == 0
+    assert snapshot.devices[GPU.key].unattributed_busy_ns == 100
+
+
+def test_a_process_of_unknown_owner_leaves_holders_without_a_process_unknown() -> None:
+    owners = Owners({1: A}, {8: "unreadable"})
+    snapshot = charge(turn(second({1: 100, 8: 200}), *held(A, B), owners=owners))
+    first, other = usage_of(snapshot, A), usage_of(snapshot, B)
+    assert (first.busy_ns, other.busy_ns, other.idle_ns, other.memory_used_bytes) == (100, None, None, None)
+
+
+def test_without_visible_processes_only_allocated_time_is_known() -> None:
+    hidden = second({}, device_busy=5, energy_mj=5, processes=None, process_busy_ns=None)
+    snapshot = charge(turn(hidden, *held(A)))
+    usage, device = usage_of(snapshot, A), snapshot.devices[GPU.key]
+    assert (usage.allocated_ns, usage.busy_ns, usage.processes) == (SECOND // 2, None, None)
+    assert (device.busy_ns, device.unattributed_busy_ns, device.unattributed_memory_bytes) == (5, None, None)
+
+
+def test_a_gpu_that_does_not_answer_stays_held() -> None:
+    snapshot = charge(turn(second({1: 100}), *held(A)), Turn([], held(A)))
+    usage = usage_of(snapshot, A)
+    assert (usage.busy_ns, usage.allocated_ns, usage.memory_used_bytes) == (100, SECOND, None)
+    assert snapshot.devices[GPU.key].memory_used_bytes is None
+    lost = charge(turn(second({1: 100}), *held(A)), Turn([], held(A), devices=[]))
+    assert usage_of(lost, A).allocated_ns == SECOND
+
+
+def mps(owners: Mapping[int, Workload], servers: set[int]) -> Turn:
+    processes = [ProcessUsage(GPU.key, pid, 10, mps=pid != 9) for pid in (*owners, 9)]
+    usage = second({9: 500}, processes=tuple(processes))
+    return turn(usage, *held(*set(owners.values())), owners=Owners(owners, mps_servers=frozenset(servers)))
+
+
+def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None:
+    for snapshot in (charge(mps({1: A, 2: B}, {9})), charge(mps({1: A}, set()))):
+        usage = usage_of(snapshot, A)
+        assert (usage.busy_ns, usage.idle_ns, usage.energy_mj, usage.utilization_ratio) == (None,) * 4
+        assert (usage.memory_used_bytes, usage.processes) == (10, 1)
+        assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
+    assert usage_of(charge(mps({1: A, 2: A}, {9})), A).busy_ns == 500
+
+
+def test_processes_that_report_more_than_the_device_or_the_window_are_its_figure() -> None:
+    more = charge(turn(second({1: 300, 2: 200}, device_busy=400), *held(A, B)))
+    assert more.devices[GPU.key].busy_ns == 500
+    beyond = charge(turn(second({1: SECOND, 2: SECOND}), *held(A, B)))
+    assert beyond.devices[GPU.key].busy_ns == SECOND
+    assert usage_of(beyond, A).busy_ns == SECOND // 2
+
+
+def test_without_figures_per_process_a_sole_holder_gets_the_device() -> None:
+    usage = second({}, device_busy=100, process_busy_ns=None)
+    assert usage_of(charge(turn(usage, *held(A, share=1.0))), A).busy_ns == 100
+    assert usage_of(charge(turn(usage, *held(A, B))), A).busy_ns is None
+
+
+def test_bounds_of_busy_time() -> None:
+    """A and B were on the engine for 600 and 400 of 1000 ns, of which 700 were busy."""
+    resident = {1: 600 * 10**6, 2: 400 * 10**6}
+    usage = second({1: 450 * 10**6, 2: 250 * 10**6}, method="exact", bounded=True, resident_ns=resident)
+    found = usage_of(charge(turn(usage, *held(A, B))), A)
+    assert (found.busy_min_ns, found.busy_max_ns) == (300 * 10**6, 600 * 10**6)
+    shared = second({1: 300, 2: 400}, bounded=True)
+    found = usage_of(charge(turn(shared, *held(A, B))), A)
+    assert (found.busy_min_ns, found.busy_max_ns) == (0, 700)
+
+
+def test_namespaces_are_bounded_and_evictions_are_counted() -> None:
+    ledger, names = Ledger(max_namespaces=3), count()
+    for _ in range(10):
+        others = held(Workload(f"ns-{next(names)}", "p", "main", "u"))
+        snapshot = turn(second({}), *others, *held(C)).enter(ledger)
+    assert "serving" in {n.namespace for n in snapshot.namespaces}
+    assert (len(snapshot.namespaces), ledger.evicted_namespaces) == (3, 8)
+
+
+def test_a_job_has_usage_and_no_namespace() -> None:
+    snapshot = charge(turn(second({}), *held(Workload(job="4711"))))
+    assert usage_of(snapshot, Workload(job="4711")).allocated_ns == SECOND // 2
+    assert Counter(n.namespace for n in snapshot.namespaces) == {}

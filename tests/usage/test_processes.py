@@ -10,8 +10,9 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders import AllocationSource
+from podgpu.holders.merge import LAST_RESORT
 from podgpu.holders.processes import ProcessHolders
-from podgpu.holders.source import LAST_RESORT, AllocationSource
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup

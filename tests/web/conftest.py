@@ -1,4 +1,4 @@
-"""A small healthy node with one pod, and its agent behind a real server. Turns are the test's to take."""
+"""A healthy node with one pod, and a real server for its agent. Tests run the turns of the agent."""
 
 from __future__ import annotations
 

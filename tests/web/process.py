@@ -1,4 +1,4 @@
-"""A whole podgpu as a process of its own, on loopback and on simulated GPUs, and what it costs the machine."""
+"""Runs podgpu as a process, on loopback and with simulated GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.nodes.clock import wait_until
 from tests.web.server import Client
 
 NO_LOGS = ("--path-varlog", "/nonexistent")
-"""On a machine with a kubelet /var/log/pods is there, and has nothing to do with the tests."""
+"""Machines with a kubelet have /var/log/pods, which the tests must not read."""
 EXPORTER = ("exporter", "--telemetry", "simulated:2xH100", "-a", "127.0.0.1:0", "-c", "1s", *NO_LOGS)
 CLUSTER = ("cluster", "--scrape", "http://127.0.0.1:9/metrics", "-a", "127.0.0.1:0", "--interval", "1s")
 _LISTENING = re.compile(r"listening on https?://127\.0\.0\.1:(\d+)/metrics")
@@ -33,25 +33,15 @@ class Process:
         return self.log_file.read_text()
 
     @property
-    def resident_bytes(self) -> int:
-        pages = Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    @property
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
-
-    @property
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def podgpu(
     arguments: Sequence[str], folder: Path, before: Callable[[], None] | None = None, wait: bool = True
 ) -> Iterator[Process]:
-    """`before`: in the new process, before podgpu starts there. `wait`: until it has listened and been read once."""
+    """`before`: runs in the new process before podgpu. `wait`: until it is live."""
     log = folder / "podgpu.log"
     with (
         log.open("wb") as output,

@@ -1,4 +1,4 @@
-"""podgpu's application on a real socket, in a thread with its own event loop, and a client that changes nothing."""
+"""Serves an application on a real socket in a thread, and a client for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits, MakeContext
+from podgpu.web.connections import ConnectionLimits, MakeTlsContext
 from podgpu.web.exporter_app import application
 from podgpu.web.sockets import Address
 
 LOOPBACK = Address("127.0.0.1", 0)
 _PATIENCE = 90.0
 RELEASE = {"X_Podgpu_Request": "release"}
-"""What `ask` sends to be heard at /-/release."""
+"""Headers that `ask` sends to /-/release."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """Sends the headers it is told to and no others; decodes nothing."""
+    """Sends only the given headers and decodes nothing."""
 
     address: Address
     tls: ssl.SSLContext | None = None
@@ -67,12 +67,12 @@ def running(
     agent: Agent,
     address: Address = LOOPBACK,
     app: Callable[[Agent], web.Application] = application,
-    tls: MakeContext | None = None,
-    limits: Limits | None = None,
+    tls: MakeTlsContext | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Client]:
-    """Serves what the agent published; its turns are the test's to take."""
+    """Serves what the agent has published. The test runs the turns of the agent."""
     with _event_loop() as loop:
-        server = listening(Listener(app(agent), address, tls=tls), limits or Limits())
+        server = listening(Listener(app(agent), address, tls=tls), limits or ConnectionLimits())
         try:
             yield Client(_in(loop, server.__aenter__()))
         finally:

@@ -1,4 +1,4 @@
-"""`/api/v1/…` of the exporter: its own node, made when asked for, never from figures that are too old."""
+"""`/api/v1/…` of the exporter."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from podgpu import __version__
-from podgpu.agent.waste_watch import WasteWatch
-from podgpu.configuration.price_file import example_prices, read_prices
-from podgpu.figures.as_json import holder_json, picture_json, pod_json
-from podgpu.figures.device import HolderFigures
-from podgpu.model import Workload
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures, NodePage
-from tests.browser.pictures import three_nodes
+from podgpu.cluster import view as view_structs
+from podgpu.cluster.prices import example_prices, read_prices
+from podgpu.web.exporter_app import PageSources, application
+from podgpu.web.node_page import NodePage, NodeWaste
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
@@ -36,13 +32,13 @@ def view(client: Client) -> dict[str, Any]:
     return found
 
 
-def test_the_node_its_gpus_and_their_holders(node: Node, client: Client) -> None:
+def test_view(node: Node, client: Client) -> None:
     node.take_turns()
     answer = client.ask("/api/v1/view")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
     said = json.loads(answer.body)
     assert (said["api"], said["scope"], said["version"]) == ("podgpu/v1", "node", __version__)
-    assert said["taken_at"] == node.agent.published.snapshot.taken_at
+    assert said["taken_at"] == node.agent.published.state.taken_at
     assert said["interval_seconds"] == node.agent.settings.interval
     (shown,) = said["nodes"]
     assert shown["name"] == "node-1"
@@ -57,7 +53,7 @@ def test_the_node_its_gpus_and_their_holders(node: Node, client: Client) -> None
     assert "simulated" not in said
 
 
-def test_gzip_and_not_modified(node: Node, client: Client) -> None:
+def test_view_gzip_and_etag(node: Node, client: Client) -> None:
     node.take_turns()
     plain = client.ask("/api/v1/view")
     zipped = client.ask("/api/v1/view", Accept_Encoding="gzip")
@@ -74,7 +70,7 @@ def test_gzip_and_not_modified(node: Node, client: Client) -> None:
     assert changed.headers["ETag"] != etag
 
 
-def test_made_once_for_each_snapshot_and_only_when_asked_for(node: Node) -> None:
+def test_page_data_is_cached_per_snapshot(node: Node) -> None:
     page = NodePage(node.agent)
     node.take_turns()
     first = page.latest()
@@ -83,21 +79,21 @@ def test_made_once_for_each_snapshot_and_only_when_asked_for(node: Node) -> None
     assert page.latest() is not first
 
 
-def test_nobody_asks_the_driver_for_it(node: Node, client: Client) -> None:
+def test_view_does_not_call_the_driver(node: Node, client: Client) -> None:
     node.take_turns()
     before = driver_calls(node), list(node.kubelet.calls)
     assert len({client.ask("/api/v1/view").body for _ in range(20)}) == 1
     assert (driver_calls(node), list(node.kubelet.calls)) == before
 
 
-def test_before_the_first_reading_there_is_nothing(client: Client) -> None:
+def test_view_before_the_first_reading(client: Client) -> None:
     said = view(client)
     assert said["nodes"] == [{"name": "node-1", "old": True, "gpus": []}]
     assert "taken_at" not in said
     assert "no figures yet" in said["notes"][0]
 
 
-def test_figures_that_are_too_old_are_withheld(node: Node, client: Client) -> None:
+def test_old_figures_are_left_out(node: Node, client: Client) -> None:
     node.take_turns()
     assert view(client)["nodes"][0]["gpus"]
     node.clock.advance(node.agent.settings.stale_after + 1)
@@ -109,14 +105,14 @@ def test_figures_that_are_too_old_are_withheld(node: Node, client: Client) -> No
     assert view(client)["nodes"][0]["gpus"], "and given again"
 
 
-def test_what_does_not_work_is_in_the_notes(node: Node, client: Client) -> None:
+def test_failed_source_is_in_the_notes(node: Node, client: Client) -> None:
     node.kubelet.refusal = ("INTERNAL", 'a "quoted" <reason>')
     node.take_turns()
     (note,) = [n for n in view(client)["notes"] if n.startswith("kubelet")]
     assert 'a "quoted" <reason>' in note
 
 
-def test_a_pods_gpus(node: Node, client: Client) -> None:
+def test_pod(node: Node, client: Client) -> None:
     node.take_turns()
     answer = client.ask("/api/v1/pods/research/train")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
@@ -138,7 +134,7 @@ def test_a_pods_gpus(node: Node, client: Client) -> None:
         ("DELETE", "/api/v1/pods/a/b", 405, "only GET and HEAD"),
     ],
 )
-def test_errors_are_json_too(node: Node, client: Client, method: str, path: str, status: int, words: str) -> None:
+def test_errors_are_json(node: Node, client: Client, method: str, path: str, status: int, words: str) -> None:
     node.take_turns()
     answer = client.ask(path, method)
     assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json; charset=utf-8")
@@ -160,7 +156,7 @@ def lived_in(folder: Path) -> Iterator[Node]:
         yield built
 
 
-def test_parts_of_gpus_add_up_in_the_namespaces(lived_in: Node) -> None:
+def test_sums_of_namespaces(lived_in: Node) -> None:
     lived_in.take_turns()
     with running(lived_in.agent) as client:
         said = view(client)
@@ -177,16 +173,14 @@ def test_parts_of_gpus_add_up_in_the_namespaces(lived_in: Node) -> None:
 
 
 @pytest.mark.fault(
-    "the file of `--prices` is written over with something else while podgpu runs",
-    "the prices it had stay, a note names what is wrong and where",
+    "The file of `--prices` becomes invalid while podgpu runs",
+    "The last valid prices stay, and a note names the mistake",
 )
-def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
+def test_prices(lived_in: Node, tmp_path: Path) -> None:
     lived_in.take_turns()
     file = tmp_path / "prices.yml"
     file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
-    with running(
-        lived_in.agent, app=partial(application, shown=BesideFigures(prices=read_prices(str(file))))
-    ) as client:
+    with running(lived_in.agent, app=partial(application, page=PageSources(prices=read_prices(str(file))))) as client:
         said = view(client)
         assert (said["currency"], said["prices"]) == ("EUR", "file")
         gpus = said["nodes"][0]["gpus"]
@@ -202,22 +196,22 @@ def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
         lived_in.agent.read_telemetry()
         worse = view(client)
         assert worse["totals"]["cost_per_hour"] == 54.0, "the last good prices stay"
-        assert any("models: names no model" in note for note in worse["notes"])
+        assert any("prices.yml" in note for note in worse["notes"])
     with running(lived_in.agent) as client:
         assert not {"currency", "prices"} & view(client).keys()
         assert "cost_per_hour" not in view(client)["totals"]
 
 
-def test_waste_of_the_node(lived_in: Node) -> None:
+def test_waste(lived_in: Node) -> None:
     lived_in.take_turns()
-    watch = WasteWatch(lived_in.agent, lambda: (example_prices(), ()))
-    watch.look()
+    watch = NodeWaste(lived_in.agent, lambda: (example_prices(), ()))
+    watch.update()
     for _ in range(4):
         lived_in.clock.advance(5.0)
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
-        watch.look()
-    with running(lived_in.agent, app=partial(application, shown=BesideFigures(wasted=watch.wasted))) as client:
+        watch.update()
+    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.statement))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
@@ -235,30 +229,25 @@ def test_waste_of_the_node(lived_in: Node) -> None:
         *("research", "serving"),
     }
     assert (wrong.status, known.status) == (400, 304)
-    assert "there are pod, owner and namespace" in json.loads(wrong.body)["error"]
+    assert "use pod, owner or namespace" in json.loads(wrong.body)["error"]
 
 
-def test_use_that_nobody_measured_is_no_zero(folder: Path) -> None:
-    described = Description(about="no utilisation", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
+def test_key_figures_do_not_depend_on_the_counter_file(folder: Path) -> None:
+    described = Description(about="no counters", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
     with node_of(described, folder) as built:
         built.take_turns()
         with running(built.agent) as client:
             said = view(client)
     assert [n["namespace"] for n in said["namespaces"]] == ["batch", "notebooks", "research", "serving"]
-    assert all("used_gpus" not in n and n["allocated_gpus"] > 0 for n in said["namespaces"])
+    assert all(n["used_gpus"] <= n["allocated_gpus"] > 0 for n in said["namespaces"])
+    assert all(gpu["utilization_ratio"] >= 0 and gpu["power_watts"] > 0 for gpu in said["nodes"][0]["gpus"])
 
 
-def members(of: object) -> set[str]:
-    if isinstance(of, dict):
-        return set(of) | {name for value in of.values() for name in members(value)}
-    return {name for value in of for name in members(value)} if isinstance(of, list) else set()
-
-
-def test_every_member_is_documented() -> None:
-    shown = replace(three_nodes(), simulated=True)
-    old = tuple(replace(node, old=True, notes=("a",), age_seconds=1.0) for node in shown.nodes)
-    whole = picture_json(replace(shown, nodes=old))
-    everybody = HolderFigures(Workload("a", "b", "c", "d", "e", "f"), 0.5, 1, 1, 1.0, 1.0, 1.0, 0.5, 1.0)
-    found = members(whole) | set(holder_json(everybody)) | members(pod_json(shown, "serving", "rerank"))
+def test_all_members_are_documented() -> None:
+    structs = [
+        kind for kind in vars(view_structs).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    ]
+    answers = [kind for kind in structs if kind.__module__ == view_structs.__name__]
+    found = {field.encode_name for kind in answers for field in msgspec.structs.fields(kind)}
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "api.md").read_text(encoding="utf-8")))
     assert found - documented == set()

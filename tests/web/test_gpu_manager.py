@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,22 +15,20 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import Identities
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import CONTENT_TYPE
 from podgpu.model import Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.usage.containers import ContainerFinder
-from podgpu.web.exporter_app import gpu_manager_application, serve
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.exporter_app import gpu_manager_application
+from podgpu.web.sockets import parse_address
 from tests.nodes.clock import PATIENCE, FakeClock
-from tests.nodes.node import Node as PlainNode
 from tests.web.server import Client, running
 from tests.web.test_metrics import families
 
@@ -44,7 +41,7 @@ THEIRS = {
 }
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
-NAMES = Identities(stated=frozenset(Workload("ml", name, "main", UIDS[name], IDS[name]) for name in UIDS))
+NAMES = Identities(api_pods=frozenset(Workload("ml", name, "main", UIDS[name], IDS[name]) for name in UIDS))
 
 
 def vcuda(cores: range, blocks: range) -> dict[str, list[str]]:
@@ -127,7 +124,7 @@ def values(text: str) -> dict[tuple[str, str, str], float]:
     return {(family, pod, card): float(value) for family, pod, card, value in found}
 
 
-def test_ids_and_processes_become_the_seeds_table(shared: Node, client: Client) -> None:
+def test_figures(shared: Node, client: Client) -> None:
     """Only the idle one's card is known to nobody: it has no figures of use, and its request."""
     shared.take_turns()
     assert values(client.ask("/metric").text) == {
@@ -149,7 +146,7 @@ def test_ids_and_processes_become_the_seeds_table(shared: Node, client: Client) 
     }
 
 
-def test_a_card_the_kubelet_names_is_all_of_its_memory(shared: Node, kubelet: SimulatedKubelet, client: Client) -> None:
+def test_whole_gpu_requests_all_of_its_memory(shared: Node, kubelet: SimulatedKubelet, client: Client) -> None:
     """No counter asks for the memory here: it is read for this."""
     kubelet.pods = (SimulatedPod("ml", "train", {"main": {"nvidia.com/gpu": shared.uuids}}),)
     shared.take_turns()
@@ -159,7 +156,7 @@ def test_a_card_the_kubelet_names_is_all_of_its_memory(shared: Node, kubelet: Si
     assert "DCGM_FI_DEV_FB_TOTAL" not in client.ask("/metrics").text
 
 
-def test_alone_at_metric_and_after_the_others_at_metrics(shared: Node, client: Client) -> None:
+def test_paths_of_the_first_address(shared: Node, client: Client) -> None:
     shared.take_turns()
     alone, exposition = client.ask("/metric"), client.ask("/metrics")
     assert families(alone) == THEIRS
@@ -171,9 +168,7 @@ def test_alone_at_metric_and_after_the_others_at_metrics(shared: Node, client: C
     assert '<a href="metric">' in client.ask("/").text
 
 
-def test_the_second_address_has_them_on_both_paths_and_nothing_else(
-    shared: Node, client: Client, second: Client
-) -> None:
+def test_paths_of_the_second_address(shared: Node, client: Client, second: Client) -> None:
     shared.take_turns()
     alone = client.ask("/metric")
     for path in ("/metric", "/metrics"):
@@ -185,9 +180,7 @@ def test_the_second_address_has_them_on_both_paths_and_nothing_else(
     assert second.ask("/-/release", "POST").status == 404
 
 
-def test_nothing_before_the_first_reading_and_nothing_that_is_too_old(
-    shared: Node, client: Client, second: Client
-) -> None:
+def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client: Client, second: Client) -> None:
     def all_of_them() -> set[tuple[int, bytes]]:
         answers = [client.ask("/metric"), second.ask("/metric"), second.ask("/metrics")]
         assert gzip.decompress(second.ask("/metric", Accept_Encoding="gzip").body) == answers[1].body
@@ -202,7 +195,7 @@ def test_nothing_before_the_first_reading_and_nothing_that_is_too_old(
     assert not families(client.ask("/metrics")) & THEIRS
 
 
-def test_not_there_unless_asked_for(folder: Path, kubelet: SimulatedKubelet) -> None:
+def test_absent_by_default(folder: Path, kubelet: SimulatedKubelet) -> None:
     built = Node(folder, kubelet.socket, gpu_manager=False)
     try:
         with running(built.agent) as plain:
@@ -235,7 +228,7 @@ def told_address(process: subprocess.Popen[str], words: str) -> Client:
     raise AssertionError(f"ended without saying {words!r}")
 
 
-def test_the_command_listens_on_both_and_ends_on_a_signal() -> None:
+def test_command_listens_on_both_addresses() -> None:
     with exporter("--gpu-manager-metrics", "--gpu-manager-address", "127.0.0.1:0") as process:
         second = told_address(process, "metrics alone on")
         main = told_address(process, "listening on")
@@ -246,36 +239,3 @@ def test_the_command_listens_on_both_and_ends_on_a_signal() -> None:
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert "Traceback" not in errors
-
-
-def complaint(*arguments: str) -> tuple[int, str]:
-    with exporter(*arguments) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
-        (line,) = (line for line in errors.splitlines() if line.startswith("podgpu: "))
-        assert "Traceback" not in errors
-        return process.returncode, line
-
-
-def test_what_is_no_address_is_named_with_its_option() -> None:
-    code, line = complaint("--gpu-manager-metrics", "--gpu-manager-address", "5678")
-    assert code == 2
-    assert line.startswith("podgpu: --gpu-manager-address '5678': not an address")
-
-
-def test_the_address_alone_is_a_mistake() -> None:
-    code, line = complaint("--gpu-manager-address", ":5678")
-    assert code == 2
-    assert "--gpu-manager-address :5678: goes with --gpu-manager-metrics" in line
-
-
-def test_a_second_address_in_use_is_named_with_its_option(node: PlainNode) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = Address("127.0.0.1", taken.getsockname()[1])
-        code, line = complaint("--gpu-manager-metrics", "--gpu-manager-address", f"{address.host}:{address.port}")
-        assert code == 1
-        expected = rf"cannot listen on 127.0.0.1:{address.port}: .*in use.*--gpu-manager-address"
-        assert re.search(expected, line)
-        with pytest.raises(StartError, match=expected):
-            serve(node.agent, Address("127.0.0.1", 0), gpu_manager_address=address)

@@ -1,4 +1,4 @@
-"""Which addresses podgpu understands, and what it says when it cannot listen on one."""
+"""Addresses, and errors of listening on them."""
 
 from __future__ import annotations
 
@@ -31,42 +31,16 @@ def test_addresses(text: str, address: Address) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "9400",
-        "localhost",
-        "localhost:",
-        ":http",
-        ":65536",
-        ":-1",
-        ":+80",
-        ": 80",
-        ":9_4",
-        ":\N{ARABIC-INDIC DIGIT THREE}",
-        ":" + "9" * 5000,
-        "::1:9400",
-        "[::1]",
-        "[::1:9400",
-        "http://localhost:9400",
+        *("", "9400", "localhost", "localhost:", ":http", ":65536", ":-1", ":+80", ": 80", ":9_4", "::1:9400", "[::1]"),
+        *("[::1:9400", "http://localhost:9400", ":\N{ARABIC-INDIC DIGIT THREE}", ":" + "9" * 5000),
     ],
 )
-def test_no_addresses(text: str) -> None:
+def test_texts_that_are_not_addresses(text: str) -> None:
     with pytest.raises(UsageError, match="write HOST:PORT, :PORT or"):
         parse_address(text)
 
 
-@pytest.mark.parametrize(
-    ("address", "url"),
-    [
-        (Address("", 9400), "http://localhost:9400"),
-        (Address("10.0.0.7", 80), "http://10.0.0.7:80"),
-        (Address("::1", 9400), "http://[::1]:9400"),
-    ],
-)
-def test_the_address_to_click_on(address: Address, url: str) -> None:
-    assert address.url == url
-
-
-def test_an_address_in_use_is_named(node: Node) -> None:
+def test_error_names_an_address_in_use(node: Node) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -76,8 +50,7 @@ def test_an_address_in_use_is_named(node: Node) -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "x" * 64])
-def test_an_address_that_is_not_ours_is_named(node: Node, host: str) -> None:
-    """Of a network nobody has, of no host, and of names no resolver is even asked for."""
+def test_error_names_an_address_of_another_machine(node: Node, host: str) -> None:
     with pytest.raises(StartError, match=f"cannot listen on {host}:9400: "):
         serve(node.agent, Address(host, 9400))
 

@@ -1,4 +1,4 @@
-"""GET /metrics: prepared bytes, in the encoding asked for, and never a figure that is too old."""
+"""GET /metrics: encodings, and figures that are too old."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from podgpu.metrics.text import CONTENT_TYPE
-from podgpu.web.answers import accepts_gzip
+from podgpu.metrics.encode import CONTENT_TYPE
+from podgpu.web.responses import accepts_gzip
 from tests.nodes.node import Node
 from tests.web.server import Answer, Client
 
@@ -17,7 +17,7 @@ def families(answer: Answer) -> set[str]:
     return {line.split()[2] for line in answer.text.splitlines() if line.startswith("# TYPE ")}
 
 
-def test_plain_unless_gzip_is_asked_for(node: Node, client: Client) -> None:
+def test_gzip(node: Node, client: Client) -> None:
     node.take_turns()
     plain = client.ask("/metrics")
     zipped = client.ask("/metrics", Accept_Encoding="deflate, gzip;q=0.8")
@@ -36,28 +36,15 @@ def test_plain_unless_gzip_is_asked_for(node: Node, client: Client) -> None:
 @pytest.mark.parametrize(
     ("header", "accepted"),
     [
-        ("gzip", True),
-        ("deflate, gzip", True),
-        ("gzip;q=0.5", True),
-        ("gzip ; q=1.0", True),
-        ("*", True),
-        ("", False),
-        ("deflate, br", False),
-        ("identity", False),
-        ("x-gzipped", False),
-        ("gzip;q=0", False),
-        ("gzip; q=0.000", False),
-        ("*;q=0", False),
-        ("gzip;q=0, *", False),
-        ("*, gzip;q=0", False),
-        ("*;q=0, gzip", True),
+        *((header, True) for header in ("gzip", "deflate, gzip", "gzip ; q=0.5", "*", "*;q=0, gzip")),
+        *((header, False) for header in ("", "deflate, br", "x-gzipped", "gzip; q=0.000", "*;q=0", "*, gzip;q=0")),
     ],
 )
-def test_what_accepts_gzip(header: str, accepted: bool) -> None:
+def test_accept_encoding(header: str, accepted: bool) -> None:
     assert accepts_gzip(header) is accepted
 
 
-def test_head_is_get_without_a_body(node: Node, client: Client) -> None:
+def test_head(node: Node, client: Client) -> None:
     node.take_turns()
     get, head = client.ask("/metrics"), client.ask("/metrics", "HEAD")
     assert (head.status, head.body) == (200, b"")
@@ -65,7 +52,7 @@ def test_head_is_get_without_a_body(node: Node, client: Client) -> None:
     assert head.headers["Content-Type"] == CONTENT_TYPE
 
 
-def test_a_scrape_touches_no_driver_and_no_kubelet(node: Node, client: Client) -> None:
+def test_scrapes_do_not_call_the_driver_or_the_kubelet(node: Node, client: Client) -> None:
     node.take_turns()
     before = driver_calls(node), list(node.kubelet.calls)
     bodies = {client.ask("/metrics").body for _ in range(50)}
@@ -74,15 +61,15 @@ def test_a_scrape_touches_no_driver_and_no_kubelet(node: Node, client: Client) -
 
 
 def driver_calls(node: Node) -> Counter[str]:
-    """All but the XID watch's, which waits for events in a thread of its own all the time."""
+    """Without those of the thread that waits for XIDs."""
     return Counter({name: n for name, n in node.driver.calls.items() if name != "nvmlEventSetWait_v2"})
 
 
-def test_before_the_first_reading_only_self_metrics(client: Client) -> None:
+def test_only_self_metrics_before_the_first_reading(client: Client) -> None:
     assert families(client.ask("/metrics")) == {"podgpu_exporter_build_info"}
 
 
-def test_figures_are_withheld_past_three_intervals(node: Node, client: Client) -> None:
+def test_figures_older_than_three_intervals_are_left_out(node: Node, client: Client) -> None:
     node.take_turns()
     node.clock.advance(90.0)
     assert "DCGM_FI_DEV_GPU_UTIL" in families(client.ask("/metrics"))
@@ -93,7 +80,7 @@ def test_figures_are_withheld_past_three_intervals(node: Node, client: Client) -
     assert gzip.decompress(client.ask("/metrics", Accept_Encoding="gzip").body) == stale.body
 
 
-def test_an_allocation_turn_does_not_make_old_figures_new(node: Node, client: Client) -> None:
+def test_allocation_turn_does_not_refresh_old_figures(node: Node, client: Client) -> None:
     node.take_turns()
     node.clock.advance(91.0)
     node.agent.read_allocation()

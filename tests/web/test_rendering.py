@@ -11,11 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.agent.publish import Published
+from podgpu.agent.publish import NodeParts, Published
 from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
-from podgpu.model import Assignment, ContainerUsage, Device, Reading, Snapshot, Usage, Workload
+from podgpu.model import Assignment, Device, Reading, Workload
+from podgpu.node_state import HolderUsage
+from tests.agent.documents import make_parts
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
 from tests.web.server import Client, running
@@ -42,14 +44,12 @@ class WatchedCounters(tuple[Counter, ...]):
         return super().__iter__()
 
 
-def node_with(pods: int) -> Snapshot:
+def node_with(pods: int) -> NodeParts:
     workloads = [Workload("ns", f"pod-{n}", "main", f"u-{n}") for n in range(pods)]
-    return Snapshot(
-        1.0,
-        devices=(GPU,),
-        readings=(Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1)),),
-        assignments=tuple(Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)),
-        usage=Usage(tuple(ContainerUsage(GPU.key, w, 0.5, n, 1, 1, 1, 1, n) for n, w in enumerate(workloads))),
+    return make_parts(
+        [Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1))],
+        [Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)],
+        {GPU.key: [(w, HolderUsage(0.5, n, 1, 1, 1, 1, 1, 1, n)) for n, w in enumerate(workloads)]},
     )
 
 
@@ -84,10 +84,10 @@ def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
 
 
 @pytest.mark.fault(
-    "The exposition is so long that it takes seconds to render",
-    "it is rendered beside the event loop, once for everybody who asks; probes are answered meanwhile",
+    "The metrics text is so long that it takes seconds to render",
+    "It is rendered in a thread, once for all requests; probes are answered meanwhile",
 )
-def test_a_long_exposition_is_rendered_once_and_keeps_nobody_else_waiting(node: Node) -> None:
+def test_large_exposition_is_rendered_once_in_a_thread(node: Node) -> None:
     node.take_turns()
     with large_exposition(node) as (counters, client), ThreadPoolExecutor(10) as scrapers:
         expositions = [scrapers.submit(lambda: client.ask("/metrics").text) for _ in range(10)]
@@ -98,7 +98,7 @@ def test_a_long_exposition_is_rendered_once_and_keeps_nobody_else_waiting(node: 
     assert counters.uses == uses_of_one_rendering()
 
 
-def test_an_exposition_that_is_too_old_when_it_is_done_is_not_served(node: Node) -> None:
+def test_exposition_that_became_too_old_while_it_was_rendered(node: Node) -> None:
     node.take_turns()
     with large_exposition(node) as (counters, client), ThreadPoolExecutor(1) as scraper:
         exposition = scraper.submit(lambda: client.ask("/metrics").text)
@@ -110,20 +110,18 @@ def test_an_exposition_that_is_too_old_when_it_is_done_is_not_served(node: Node)
     assert "podgpu_" in text
 
 
-def test_an_old_body_is_never_served_as_a_new_one(node: Node) -> None:
+def test_each_snapshot_is_rendered_anew(node: Node) -> None:
     with running(node.agent) as client:
         for pods in (1, 2, 300, 3):
             node.agent.published = Published(node_with(pods), POLICY, node.clock.monotonic())
             assert client.ask("/metrics").text.count("podgpu_container_gpu_processes{") == pods
 
 
-def test_what_changed_is_logged_though_nobody_asks_for_the_exposition(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changes_are_logged_without_a_request(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     node.driver.faults.unsupported("nvmlDeviceGetTemperature")
     node.take_turns()
-    assert any("GPU_TEMP: GPU-" in line and "does not provide it" in line for line in caplog.messages)
+    assert any("GPU_TEMP: not supported by GPU-" in line for line in caplog.messages)
     assert node.agent.published.exposition_if_made("fresh") is None
 
 

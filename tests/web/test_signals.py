@@ -1,4 +1,4 @@
-"""A real process: how it ends, and how it lets go of the driver, when a signal says so."""
+"""Signals to a real process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def wait_for(client: Client, path: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(stop: signal.Signals) -> None:
+def test_stop_signals(stop: signal.Signals) -> None:
     with exporter() as (process, client):
         wait_for(client, "/ready", "OK")
         process.send_signal(stop)
@@ -74,7 +74,7 @@ def test_a_signal_ends_it_cleanly(stop: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPciInfo", "nvmlDeviceGetFieldValues"])
-def test_a_hung_driver_cannot_keep_it(function: str) -> None:
+def test_hanging_driver_does_not_prevent_the_stop(function: str) -> None:
     """While it starts, while it looks for GPUs, while it reads one."""
     with exporter(function) as (process, client):
         wait_for(client, "/health", ": hung: ")
@@ -82,21 +82,21 @@ def test_a_hung_driver_cannot_keep_it(function: str) -> None:
         assert_ends_cleanly(process)
 
 
-def test_sigusr1_lets_go_of_the_driver() -> None:
+def test_sigusr1_releases_the_driver() -> None:
     with exporter() as (process, client):
         wait_for(client, "/ready", "OK")
         process.send_signal(signal.SIGUSR1)
-        wait_for(client, "/health", "nvml: released: let go of for 60 s")
+        wait_for(client, "/health", "nvml: released: released for 60 s")
         assert 'source_up{source="nvml"} 0' in client.ask("/metrics").text
         process.send_signal(signal.SIGTERM)
         assert_ends_cleanly(process)
 
 
 @pytest.mark.fault(
-    "a GPU hangs, and podgpu is told again and again to let go of the driver",
-    "it tries once at a time: scrapes are answered meanwhile, and nothing is left to be done when it is to end",
+    "A GPU hangs, and SIGUSR1 requests the release of the driver again and again",
+    "Only one release runs at a time: scrapes are answered meanwhile, and SIGTERM ends the process",
 )
-def test_a_storm_of_sigusr1_while_a_gpu_hangs() -> None:
+def test_many_sigusr1_while_a_gpu_hangs() -> None:
     with exporter("nvmlDeviceGetFieldValues") as (process, client):
         wait_for(client, "/health", ": hung: ")
         for _ in range(200):

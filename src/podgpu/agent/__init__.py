@@ -1,1 +1,1 @@
-"""The agent reads every source in isolation, builds one snapshot and renders it once. Touches clocks and threads."""
+"""Reads GPUs, holders and usage in three cadences, and publishes one document per turn."""

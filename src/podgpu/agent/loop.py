@@ -1,4 +1,4 @@
-"""Agent runs three cadences (telemetry, allocation, usage) into one snapshot. Whatever changes something publishes."""
+"""The agent: three cadences (telemetry, allocation, usage) in their own threads. Each turn publishes a new document."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from podgpu.agent.allocation_turn import (
-    DEADLINE,
-    AllocationTurn,
-    ReadIdentities,
-    ReadSigns,
+from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadLiveness
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, SampleRetention
+from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
+from podgpu.agent.health import ClockEventLog, HealthWatch, XidLog
+from podgpu.agent.publish import ChangeLog, NodeParts, Published
+from podgpu.agent.telemetry_turn import (
+    THROTTLE_INTERVAL,
+    Schedule,
+    TelemetryPart,
+    TelemetryTurn,
+    fields_to_read,
+    make_lanes,
 )
-from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_lanes
-from podgpu.agent.parts import NodeParts
-from podgpu.agent.publish import Published
-from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
-from podgpu.agent.usage_turn import UsageTurn, patience
-from podgpu.clock import Clock
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
+from podgpu.agent.usage_turn import UsagePart, UsageTurn
+from podgpu.clock import Clock, UnixTime
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.source import AllocationSource
-from podgpu.holders.unmapped import lost_gpus
-from podgpu.isolate import Isolation
+from podgpu.holders import AllocationSource
+from podgpu.holders.unmapped import find_lost_gpus
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.render import Policy
-from podgpu.model import Outcome, PodLabels, Snapshot, Value
+from podgpu.model import PodLabels, Value
+from podgpu.node_state import SourceStatus
 from podgpu.usage.containers import ContainerFinder
+from podgpu.workers import Workers
 
 _log = logging.getLogger(__name__)
-Forgotten = Literal["gpu", "xids", "nothing"]
-"""What of a GPU there was to forget."""
-WARM_UP_SECONDS = 1.0
-"""Rates need two readings: the second comes this soon after the first, whatever the interval."""
+Forgotten = Literal["gpu", "xids", "nothing"]  # what an operator's request removed
+WARM_UP_SECONDS = 1.0  # rates need two readings; the second one follows this soon
 
 
 @dataclass(frozen=True)
@@ -48,25 +47,21 @@ class Settings:
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
-    sums_interval: float = SELDOM_SECONDS
-    """Of podgpu's own sums of throttled time, at least."""
-    collections: tuple[Collection, ...] = ()
-    """Fields with an interval of their own."""
-    counters_may_come: bool = False
-    """The counters that the collections are about may be a ConfigMap's, which comes later."""
-    retention: Retention = DEFAULT_RETENTION
+    throttle_interval: float = THROTTLE_INTERVAL
+    collections: tuple[Collection, ...] = ()  # fields with their own interval
+    counters_may_come: bool = False  # the fields of the collections may be in a ConfigMap that is created later
+    retention: SampleRetention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
-        """How long a turn waits for a source: enough for a slow driver, never a whole default interval. Of all fields:
-        a quick collection does not make the driver quicker."""
+        """Of a turn: enough for a slow driver, and less than the default interval."""
         return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
-        """Past three intervals figures are withheld; a turn that waited for a hung source is not yet late."""
+        """Older figures are not served. A turn that waited for a hung source is not yet late."""
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -81,30 +76,41 @@ class Agent:
         pod_labels: Callable[[], PodLabels] = dict,
         counter_feed: CounterFeed | None = None,
         containers: ContainerFinder | None = None,
-        signs: ReadSigns | None = None,
+        liveness: ReadLiveness | None = None,
     ) -> None:
-        """`containers` finds a process's container; without it nobody's usage is accounted for.
-
-        `signs` looks for who is plainly there when the sources of holders are silent or were started anew.
+        """Without `containers` there is no usage cadence. `liveness` finds running containers while a source of
+        holders does not answer or has just restarted.
         """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
+        self.fatal: StartError | None = None
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # problems of components beside the agent
+        deadline = self.settings.deadline
         self._telemetry = telemetry
-        self._isolation = Isolation(self.clock.monotonic)
+        self._isolation = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
-        self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
+        self._configured = _field_ids(policy.counters)
+        self._counter_watch = CounterWatch(counter_feed, self._isolation, deadline)
         self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
-            telemetry, self._schedule.lanes, self.settings.selection, self._isolation, self.settings.deadline
+            telemetry, self._schedule.lanes, self.settings.selection, self._isolation, deadline
         )
         self._allocation_turn = AllocationTurn(
-            allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
+            allocation, identities, self._isolation, DEADLINE, self.clock, liveness, self.reload
         )
+        self._usage_turn = None
+        if containers is not None:
+            self._usage_turn = UsageTurn(telemetry, containers, self._isolation, deadline, self.clock)
         self._pod_labels = pod_labels
-        self._usage_turn = None if containers is None else self._new_usage_turn(containers)
-        self._parts = NodeParts(policy)
+        self._telemetry_part, self._allocation_part, self._usage_part = TelemetryPart(), AllocationPart(), UsagePart()
+        self._health = HealthWatch(UnixTime(self.clock).convert)
+        self._xids = XidLog(policy.xid_window_ms / 1000)
+        self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
+        self._clock_event_counts: Mapping[str, Mapping[str, tuple[int, int]]] = {}
         self._changes = ChangeLog(self.clock.monotonic)
-        self._read_at = float("-inf")
+        self._exporter_id = secrets.token_hex(8)
+        self._taken_at: float | None = None  # Unix time of the last reading
+        self._read_at = float("-inf")  # monotonic time of the last turn
         self._released_until = float("-inf")
         self._turn = threading.Lock()
         self._publishing = threading.Lock()
@@ -112,25 +118,14 @@ class Agent:
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
-        self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple
-        """What is not as it should be with what runs beside the agent."""
-        self._exporter_id = secrets.token_hex(8)
-        self.published = self._published(Snapshot(0.0), policy)
-
-    def _new_usage_turn(self, containers: ContainerFinder) -> UsageTurn:
-        return UsageTurn(
-            *(self._telemetry, containers, self._isolation, self.settings.deadline, self.clock),
-            patience(self.settings.usage_interval, self.settings.interval),
-            0.5 * self.settings.usage_interval,
-        )
+        self.published = Published(self._make_parts(), policy, self._read_at)
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """One telemetry turn, published: of all fields, or of the lanes whose time has come; none, if it has for none.
-        Raises StartError when the process cannot go on."""
-        with self._turn:  # held throughout: counters that change in between would leave lanes that nobody follows
+        """Takes a telemetry turn with all fields, or with those that are due. Raises StartError if the process cannot
+        continue."""
+        with self._turn:  # held throughout, so that the counters do not change meanwhile
             due = self._schedule.take_due(self.clock.monotonic()) if only_due else None
             if due == ():
                 return
@@ -139,71 +134,75 @@ class Agent:
             self._read_at = self.clock.monotonic()
         self._publish()
 
-    def read_due_telemetry(self) -> None:
-        self.read_telemetry(only_due=True)
-
     def _take(self, part: TelemetryPart) -> None:
-        if part.devices != self._parts.telemetry.devices:
-            self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
+        now = self.clock.monotonic()
+        if part.devices != self._telemetry_part.devices:
+            self._allocate_now.set()  # ids that were unknown may name a device now
             if set(part.lanes) != set(self._schedule.lanes):
-                self._schedule.hurry(self.clock.monotonic())
-        self._parts.take_telemetry(part, self.clock.monotonic(), self.clock.wall())
+                self._schedule.make_all_due(now)
+        self._clock_events.add(part.clock_event_masks(), now)
+        self._clock_event_counts = self._clock_events.counts()
+        self._telemetry_part = part
+        self._health.update(part, now)
+        if part.readings:
+            self._taken_at = self.clock.wall()
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
-        """One allocation turn, published."""
-        self._allocate_now.clear()  # before anything is read: who asks for another turn meanwhile gets one
+        """Takes an allocation turn."""
+        self._allocate_now.clear()  # first, so that a request during the turn causes another one
         if counters_first:
             self.read_counters()
-        telemetry = self._parts.telemetry
+        telemetry = self._telemetry_part
         part = self._allocation_turn.collect(telemetry.devices)
-        self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
-        self._parts.take_allocation(part, telemetry.absent, self._allocation_turn.errors)
+        self._telemetry_turn.add_lost(find_lost_gpus(part.offered, part.unmapped, bool(telemetry.gpus_lost)))
+        self._health.update_holders(part.assignments, telemetry.absent)
+        self._allocation_part = part
         self._publish()
 
     def read_usage(self) -> None:
-        """One usage turn, published."""
+        """Takes a usage turn."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
-        holders, assignments = self._allocation_turn, self._parts.allocation.allocation.assignments
-        telemetry = self._parts.telemetry
-        sick = {o.device for o in telemetry.outcomes if not o.ok}
-        self._parts.usage = self._usage_turn.collect(
-            telemetry.listed, assignments, holders.complete, holders.identify, sick
+        holders, telemetry = self._allocation_turn, self._telemetry_part
+        self._usage_part = self._usage_turn.collect(
+            telemetry.devices,
+            telemetry.listed,
+            self._allocation_part.assignments,
+            holders.complete,
+            holders.identify,
+            {source.device for source in telemetry.sources if not source.up},
         )
         self._publish()
 
-    def read_due_usage(self) -> None:
-        """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
-        turn, holders = self._usage_turn, self._parts.allocation.allocation.assignments
-        if turn is not None and turn.can_wait(self._parts.telemetry.listed, holders):
-            self._publish()
-        else:
-            self.read_usage()
-
     def read_counters(self) -> None:
-        """Takes up counters that changed; bad ones leave the last good set in place."""
+        """Reads the counters again if they can change. If they are wrong, the last good ones remain."""
         self._counter_watch.read(self._change_counters)
 
     def _new_schedule(self, policy: Policy) -> Schedule:
-        """Raises UsageError where a collection has none of the counters."""
-        its = self.settings
-        pass_over, wanted = its.counters_may_come, fields_to_read(policy)
+        """Raises UsageError for a collection that contains none of the counters."""
+        settings = self.settings
         lanes = make_lanes(
-            *(wanted, policy.counters, its.interval, its.collections, its.retention, pass_over),
-            sums_interval=its.sums_interval,
+            fields_to_read(policy),
+            policy.counters,
+            settings.interval,
+            settings.collections,
+            settings.retention,
+            settings.counters_may_come,
+            settings.throttle_interval,
         )
         return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
-        """The first of the two readings that rates need is taken at once; the exposition stands until the second."""
+        """Takes the first of the two readings that rates need. The old exposition is served until the second one."""
         if counters == self._policy.counters:
             return
         with self._turn:
             policy = replace(self._policy, counters=counters)
             self._schedule, self._policy = self._new_schedule(policy), policy
-            self._telemetry_turn.follow(self._schedule.lanes)
+            self._configured = _field_ids(counters)
+            self._telemetry_turn.set_lanes(self._schedule.lanes)
             if self.clock.monotonic() >= self._released_until:
-                with suppress(StartError):  # the telemetry loop will meet it too, and end the process
+                with suppress(StartError):  # the telemetry loop gets it, too, and ends the process
                     self._telemetry_turn.collect()
             self._schedule.take_due(self.clock.monotonic())
         _log.info("counters changed: %d fields", len(counters))
@@ -211,39 +210,52 @@ class Agent:
 
     def _publish(self) -> None:
         if self._stopping:
-            return  # nobody is asked any more, and it would look as if nobody answered
+            return  # calls are refused now, which would look like failures
         with self._publishing:
-            parts, now = self._parts, self.clock.monotonic()
-            parts.note_errors(self._telemetry.error_events(), now)
-            snapshot = parts.snapshot(
-                self._policy, self._counter_watch, self._allocation_turn, self._pod_labels(), now, self.clock.wall()
-            )
-            self.published = self._published(snapshot, self._policy)
-            self._changes.report(snapshot)
+            events, now = self._telemetry.error_events(), self.clock.monotonic()
+            self._xids.add(events, now)
+            self._health.add_xids(events, now)
+            parts = self._make_parts()
+            self.published = Published(parts, self._policy, self._read_at)
+            self._changes.report(parts)
 
-    def _published(self, snapshot: Snapshot, policy: Policy) -> Published:
-        return Published(snapshot, policy, self._read_at, self._exporter_id, self.settings.interval)
+    def _make_parts(self) -> NodeParts:
+        now, allocation = self.clock.monotonic(), self._allocation_part
+        return NodeParts(
+            self._telemetry_part,
+            allocation,
+            self._usage_part,
+            self._health.report(allocation.assignments, now),
+            self._xids.counts(now),
+            self._clock_event_counts,
+            self._counter_watch.sources,
+            self._counter_watch.errors,
+            self._pod_labels(),
+            self._configured,
+            self._taken_at,
+            self._exporter_id,
+            self.settings.interval,
+        )
 
     def warm_up(self) -> None:
-        """Both readings that rates need, and the holders: what --once prints."""
-        self.read_telemetry()
-        self.read_allocation()
-        self.read_usage()
-        self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
-        self.read_telemetry()
-        self.read_allocation()
-        self.read_usage()
+        """Takes the turns that --once needs: rates need two readings."""
+        for is_second in (False, True):
+            if is_second:
+                self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
+            self.read_telemetry()
+            self.read_allocation()
+            self.read_usage()
 
     def check_selection(self) -> None:
-        """Holds `-d` against the devices that are here; raises UsageError. Without a driver nothing is checked."""
+        """Raises UsageError if `-d` names a device that does not exist. Without a driver nothing is checked."""
         part = self._telemetry_turn.collect()
-        if part.outcomes and part.outcomes[0].ok:
+        if part.sources and part.sources[0].up:
             self.settings.selection.check(part.devices)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Begin the cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
+        """Starts the cadences. `on_fatal` is called in a thread when the process must end; `fatal` has the reason."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
         loops = {"telemetry": self._telemetry_loop}
         if self._allocation_turn.has_sources or self._counter_watch.watches:
@@ -254,12 +266,12 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """A loop that ended by mistake would leave its figures standing for ever: end the process instead."""
+        """If a loop ends by a bug, its figures would never change again. So the process ends."""
         try:
             loop()
         except StartError as e:
             self.fatal = e
-        except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
+        except Exception as e:  # noqa: BLE001 - top level of a thread
             _log.exception("unexpected error in the %s loop, please report it", name)
             self.fatal = StartError(
                 f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting, to be restarted"
@@ -269,7 +281,7 @@ class Agent:
 
     def _telemetry_loop(self) -> None:
         while not self._stopping:
-            self.read_due_telemetry()
+            self.read_telemetry(only_due=True)
             while not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0:
                 self._wake.wait(wait)
                 self._wake.clear()
@@ -283,71 +295,79 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """In step with its beginning, however long a turn takes: see `UsageTurn.can_wait`."""
+        """At fixed times, however long a turn takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
-            self.read_due_usage()
+            self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Let go of the driver for a while so that it can be unloaded; False when a call in flight keeps it."""
+        """Closes the driver for a while, so that it can be unloaded. False if a call in flight prevents that."""
         with self._turn:
-            if not self._let_go():
+            if not self._release_driver():
                 return False
             self._released_until = self.clock.monotonic() + seconds
-            outcome = Outcome(self._telemetry.name, 0.0, "released", f"let go of for {seconds:.0f} s on request")
-            self._parts.let_go(outcome)
+            message = f"released for {seconds:.0f} s on request"
+            source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
+            self._telemetry_part = replace(
+                self._telemetry_part, readings=(), others=(), unsupported=(), sources=(source,)
+            )
+            self._usage_part = UsagePart(errors=self._usage_part.errors)
             self._telemetry_turn.drop_values()
         self._publish()
         return True
 
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
-        """Of one GPU: what only its own view shows, by field id, and how many of its NVLinks are up."""
-        part = self._parts.telemetry
+        """Returns slow facts of one GPU by field id, and how many of its NVLinks are up."""
+        part = self._telemetry_part
         return part.details.get(uuid, {}), part.links_up.get(uuid)
 
     def forget(self, uuid: str) -> Forgotten | None:
-        """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
-        with self._turn:  # a turn in between would bring back what it began with
-            telemetry, health = self._parts.telemetry, self._parts.health
+        """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request. None: no such GPU."""
+        with self._turn:  # a concurrent turn would restore it
+            telemetry = self._telemetry_part
             known = {d.uuid for d in telemetry.devices}
-            if part := self._telemetry_turn.forget(telemetry, uuid, health.is_lost(uuid)):
-                self._parts.telemetry = part
-                health.forget(uuid)
+            if part := self._telemetry_turn.forget(telemetry, uuid, self._health.is_lost(uuid)):
+                self._telemetry_part = part
+                self._health.forget(uuid)
                 forgotten: Forgotten = "gpu"
             elif uuid not in known:
                 return None
             else:
-                forgotten = "xids" if health.forget_xids(uuid) else "nothing"
+                forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
         self._publish()
         return forgotten
 
     def reload(self) -> None:
-        """Look at once at everything that may have changed (SIGHUP)."""
+        """Reads everything that may have changed (SIGHUP)."""
         self._allocate_now.set()
 
     @property
     def turns(self) -> bool:
-        """The telemetry loop is alive: it finished a turn not too long ago."""
+        """Whether the telemetry loop is alive: it finished a turn not too long ago."""
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
-        """What was read is not too old to be served; whether it has figures, `health.ready` looks at."""
+        """Whether the figures are recent enough to be served."""
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:
-        """End the loops and let go of everything; a hung driver cannot hold this up."""
+        """Ends the loops and closes everything. A hung driver does not delay this."""
         self._stopping = True
         self._stopped.set()
         self._wake.set()
         self._allocate_now.set()
-        self._let_go()
+        self._release_driver()
         self._allocation_turn.close()
         self._isolation.close()
 
-    def _let_go(self) -> bool:
+    def _release_driver(self) -> bool:
         deadline = self.settings.deadline
         results = self._isolation.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
         return bool(results["release"].value)
+
+
+def _field_ids(counters: Sequence[MetricCounter]) -> frozenset[int]:
+    return frozenset(counter.field.id for counter in counters)

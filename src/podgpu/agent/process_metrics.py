@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from podgpu.metrics.encode import NO_LABELS, Family, Sample
 from podgpu.metrics.families import FamilySpec
-from podgpu.series import NO_LABELS, Family, Sample
 
 CPU_SECONDS = FamilySpec(
     "process_cpu_seconds_total", "counter", "Total user and system CPU time spent by the exporter, in seconds.", ()

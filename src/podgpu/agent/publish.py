@@ -1,72 +1,307 @@
-"""Published is what is handed out: one snapshot, with its families and expositions, made when first asked for. It never
-asks the driver."""
+"""Builds the node's document from the parts that the three cadences read, renders it on request, and logs changes."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
-from typing import Literal, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
-from podgpu.agent.node_document import from_snapshot, without_figures
+import msgspec
+
+from podgpu import __version__
+from podgpu.agent.allocation_turn import AllocationPart
+from podgpu.agent.health import GpuHealth
 from podgpu.agent.process_metrics import process_families
-from podgpu.metrics.body import NO_METRICS, Body, Exposition
+from podgpu.agent.telemetry_turn import TelemetryPart
+from podgpu.agent.usage_turn import UsagePart
+from podgpu.clock import Faults
+from podgpu.errors import few_of
+from podgpu.holders.unmapped import describe, explain
+from podgpu.metrics.encode import NO_METRICS, Body, Exposition, Family, encode
+from podgpu.metrics.families import THROTTLE_REASONS
+from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
+from podgpu.metrics.names import in_legacy_units
 from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
-from podgpu.metrics.text import encode
-from podgpu.model import Snapshot
-from podgpu.node_state import NodeState, encode_node
-from podgpu.series import Family
+from podgpu.model import Device, PodLabels, Reading, Unmapped, Workload
+from podgpu.node_state import (
+    DeviceState,
+    EntityState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NodeState,
+    SourceStatus,
+    VcudaRequest,
+    XidCount,
+    encode_node,
+    source_statuses,
+)
 
+_log = logging.getLogger("podgpu")
 K = TypeVar("K")
 T = TypeVar("T")
 ExpositionName = Literal["fresh", "stale", "gpu_manager"]
-_LARGE = 2_000
-"""Series. So many take a few milliseconds to render: more are not for the thread in which everybody is answered."""
+SIMULATED = "simulated"  # name of the telemetry source of the demo
+_LARGE = 2_000  # series; more take milliseconds to render and are rendered outside the event loop
+_UTIL, _ENGINE, _POWER, _TEMPERATURE = 203, 1001, 155, 150
+_FB_TOTAL, _FB_FREE, _FB_USED, _FB_RESERVED = 250, 251, 252, 253
+MAX_LINES = 5  # log lines of one kind at once
+FAULT_SECONDS = 60.0  # the same fault of the same source is logged this often at most
+_SAME_FAULT = {"hung": "deadline"}  # a late call is `deadline` in its turn and `hung` in the next ones
+_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class NodeParts:
+    """What the cadences read last. Each part is replaced as a whole and never changed."""
+
+    telemetry: TelemetryPart = field(default_factory=TelemetryPart)
+    allocation: AllocationPart = field(default_factory=AllocationPart)
+    usage: UsagePart = field(default_factory=UsagePart)
+    health: tuple[GpuHealth, ...] = ()
+    xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # counts and newest, by device
+    clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)  # by device
+    counter_sources: tuple[SourceStatus, ...] = ()
+    counter_errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    pod_labels: PodLabels = field(default_factory=dict)
+    configured: frozenset[int] = frozenset()  # ids of the fields in the counter file
+    taken_at: float | None = None
+    exporter_id: str = ""
+    interval: float | None = None
+
+    @property
+    def sources(self) -> tuple[SourceStatus, ...]:
+        return (*self.telemetry.sources, *self.allocation.sources, *self.usage.sources, *self.counter_sources)
+
+
+# -- the document --------------------------------------------------------------------------------------------------
+
+
+def build_node_state(parts: NodeParts, node: str) -> NodeState:
+    telemetry, allocation, usage = parts.telemetry, parts.allocation, parts.usage
+    errors: Counter[tuple[str, str]] = Counter()
+    for counts in (telemetry.errors, allocation.errors, parts.counter_errors, usage.errors):
+        errors.update(counts)
+    names = fields()
+    return NodeState(
+        producer="podgpu",
+        version=__version__,
+        node=node,
+        exporter_id=parts.exporter_id,
+        interval_seconds=parts.interval,
+        taken_at=parts.taken_at,
+        holders_at=allocation.at,
+        usage_at=usage.at,
+        simulated=any(source.name == SIMULATED for source in telemetry.sources),
+        gpus_expected=telemetry.gpus_expected,
+        gpus_visible=telemetry.gpus_visible,
+        gpus_lost=telemetry.gpus_lost,
+        devices=tuple(_Builder(parts).build_gpus()),
+        namespaces=usage.usage.namespaces,
+        sources=tuple(source_statuses(parts.sources, errors, allocation.unmapped)),
+        entities=tuple(
+            EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
+            for o in telemetry.others
+        ),
+        vcuda=tuple(
+            VcudaRequest(**_members(one.holder, allocation.api_uids), cores=one.cores, memory_blocks=one.memory_blocks)
+            for one in allocation.vcuda
+        ),
+        pod_labels={"/".join(pod): dict(labels) for pod, labels in parts.pod_labels.items()},
+        dropped={names[i].name: count for i, count in telemetry.dropped.items()},
+    )
+
+
+class _Builder:
+    """Sorts the parts by device."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        telemetry = parts.telemetry
+        self._parts = parts
+        self._shown = {device.key for device in telemetry.selected}
+        self._readings = {reading.device.key: reading for reading in telemetry.readings}
+        self._health = {health.device.uuid: health for health in parts.health}
+        self._holders = _group_holders(parts)
+        self._unsupported: dict[str, list[int]] = {}
+        for key, number in telemetry.unsupported:
+            self._unsupported.setdefault(key, []).append(number)
+
+    def build_gpus(self) -> Iterator[DeviceState]:
+        instances: dict[str, list[MigInstance]] = {}
+        devices = self._find_devices()
+        for device in devices.values():
+            if device.gi_id is not None:
+                instance = MigInstance(
+                    id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **self._build_slot(device)
+                )
+                instances.setdefault(device.uuid, []).append(instance)
+        for device in devices.values():
+            if device.gi_id is None:
+                yield self._build_gpu(device, tuple(instances.get(device.uuid, ())))
+
+    def _find_devices(self) -> dict[str, Device]:
+        """Shown devices, then hidden ones that have holders, usage or XIDs, and GPUs of shown instances."""
+        telemetry = self._parts.telemetry
+        known = {device.key: device for device in telemetry.devices}
+        devices = {device.key: device for device in telemetry.selected}
+        for health in self._parts.health:
+            devices.setdefault(health.device.key, health.device)
+        for key in (*self._holders, *self._parts.xids):
+            uuid, _, instance = key.partition("/gi")
+            gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
+            if instance and key not in devices:
+                devices[key] = known.get(key) or replace(gpu, gi_id=int(instance), profile="")
+        for device in list(devices.values()):
+            if device.gi_id is not None and device.uuid not in devices:
+                devices[device.uuid] = replace(device, gi_id=None, profile="", mig_uuids=())
+        return devices
+
+    def _build_gpu(self, device: Device, instances: tuple[MigInstance, ...]) -> DeviceState:
+        slot, reading = self._build_slot(device), self._readings.get(device.key)
+        health = self._health.get(device.uuid, GpuHealth(device))
+        values = {} if reading is None else reading.values
+        figures = _read_figures(reading)
+        throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
+        return DeviceState(
+            uuid=device.uuid,
+            index=device.index,
+            model=device.model,
+            pci_bus_id=device.pci_bus_id,
+            minor=device.minor,
+            maker=device.maker,
+            mig_enabled=device.mig_enabled,
+            power_mw=None if _POWER not in figures else round(figures[_POWER] * 1000),
+            temperature_celsius=figures.get(_TEMPERATURE),
+            throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
+            conditions=health.conditions,
+            healthy=health.healthy,
+            last_holders=health.last_holders,
+            instances=instances,
+            **slot,
+        )
+
+    def _build_slot(self, device: Device) -> dict[str, Any]:
+        parts, key, names = self._parts, device.key, fields()
+        reading = self._readings.get(key)
+        details = () if reading is None else reading.details
+        figures, usage = _read_figures(reading), parts.usage.usage.devices.get(key)
+        used, total = figures.get(_FB_USED), figures.get(_FB_TOTAL)
+        if total is None and used is not None and _FB_FREE in figures:
+            total = used + figures[_FB_FREE] + figures.get(_FB_RESERVED, 0)
+        ratio = figures[_UTIL] / 100 if _UTIL in figures else figures.get(_ENGINE)  # MIG instances have no GPU_UTIL
+        xids, last_xid = parts.xids.get(key, ((), None))
+        return {
+            "hidden": key not in self._shown,
+            "utilization_ratio": ratio if ratio is not None and 0 <= ratio <= _MAX_RATIO else None,
+            "memory_used_bytes": _bytes(used) if used is not None or usage is None else usage.memory_used_bytes,
+            "memory_total_bytes": _bytes(total),
+            "usage": usage,
+            "holders": tuple(self._holders.get(key, ())),
+            "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
+            "details": tuple((names[d.field].name, dict(d.labels), d.value) for d in details),
+            "unsupported": tuple(names[i].name for i in self._unsupported.get(key, ()) if i in parts.configured),
+            "xids": xids,
+            "last_xid": last_xid,
+            "clock_events": dict(parts.clock_events.get(key, {})),
+        }
+
+
+def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
+    """Joins assignments and usage by device key."""
+    uids = parts.allocation.api_uids
+    holders: dict[str, list[Holder]] = {}
+    usages = {key: {workload.key: (workload, usage) for workload, usage in those} for key, those in _usages(parts)}
+    for a in parts.allocation.assignments:
+        _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
+        given: dict[str, Any] = {"source": a.source, "share_ratio": a.share, "replica": a.replica}
+        holder = Holder(**_members(a.holder, uids), **given, labels=dict(a.attributes), usage=usage)
+        holders.setdefault(a.device, []).append(holder)
+    for key, those in usages.items():
+        for workload, usage in those.values():
+            holders.setdefault(key, []).append(Holder(**_members(workload, uids), usage=usage))
+    return holders
+
+
+def _usages(parts: NodeParts) -> Iterable[tuple[str, Iterable[tuple[Workload, HolderUsage]]]]:
+    return sorted(parts.usage.usage.holders.items())
+
+
+def _members(workload: Workload, uids: Mapping[str, str]) -> dict[str, Any]:
+    """Static pods get the UID of the API server, if it is known. Everything on the node uses the kubelet's."""
+    members = msgspec.structs.asdict(workload)
+    members["uid"] = uids.get(workload.uid, workload.uid)
+    return members
+
+
+def _read_figures(reading: Reading | None) -> dict[int, float]:
+    if reading is None:
+        return {}
+    return in_legacy_units({i: value for i, value in reading.values.items() if not isinstance(value, str)})
+
+
+def _bytes(mib: float | None) -> int | None:
+    return None if mib is None else round(mib * _MIB)
+
+
+def without_figures(state: NodeState) -> NodeState:
+    """Identity, conditions and sources only. Served when the figures are too old."""
+    return msgspec.structs.replace(
+        state, stale=True, devices=tuple(map(_device_without_figures, state.devices)), namespaces=(), entities=()
+    )
+
+
+def _device_without_figures(gpu: DeviceState) -> DeviceState:
+    return DeviceState(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.model,
+        pci_bus_id=gpu.pci_bus_id,
+        minor=gpu.minor,
+        maker=gpu.maker,
+        mig_enabled=gpu.mig_enabled,
+        hidden=gpu.hidden,
+        conditions=gpu.conditions,
+        last_holders=gpu.last_holders,
+        instances=tuple(MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances),
+    )
+
+
+# -- what is served ------------------------------------------------------------------------------------------------
 
 
 class Published:
-    """All that a request handler, or any other way out, needs. It never changes; it is replaced as a whole.
-
-    Most snapshots nobody asks for, so nothing is rendered before somebody does. Who asks while it is being made waits
-    for that one.
+    """One publication: immutable, and replaced as a whole. The document, its JSON and its metrics text are made on the
+    first request and cached; concurrent requests share the result. Never waits for a driver.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        policy: Policy,
-        read_at: float,
-        exporter_id: str = "",
-        interval: float | None = None,
-    ) -> None:
-        self.snapshot = snapshot
-        self._exporter_id = exporter_id
-        self._interval = interval
-        self._documents: dict[str, NodeState] = {}
-        self._bodies: dict[bool, Body] = {}
-        self.read_at = read_at
-        """Monotonic time of the last telemetry turn."""
+    def __init__(self, parts: NodeParts, policy: Policy, read_at: float) -> None:
+        self.parts = parts
         self._policy = policy
-        self._making = threading.RLock()
+        self.read_at = read_at  # monotonic time of the last telemetry turn
+        self._rendering = threading.RLock()
+        self._building = threading.Lock()  # short: probes need the document and must not wait for a rendering
+        self._state: NodeState | None = None
+        self._bodies: dict[bool, Body] = {}
         self._expositions: dict[ExpositionName, Exposition] = {}
-
-    # -- the node's document ---------------------------------------------------------------------------------------
 
     @property
     def state(self) -> NodeState:
-        """The document of this node, built on the first request."""
-        return self._once(self._documents, "fresh", self._build_state)
-
-    def _build_state(self) -> NodeState:
-        return from_snapshot(self.snapshot, self._policy.hostname, self._exporter_id, self._interval)
+        if self._state is None:
+            with self._building:
+                if self._state is None:
+                    self._state = build_node_state(self.parts, self._policy.hostname)
+        return self._state
 
     def node_json(self, fresh: bool) -> Body:
         """Answer of `/api/v1/node`. Figures that are not fresh are left out."""
         return self._once(
             self._bodies, fresh, lambda: Body.of(encode_node(self.state if fresh else without_figures(self.state)))
         )
-
-    # -- metrics text ------------------------------------------------------------------------------------------------
 
     @property
     def fresh(self) -> Exposition:
@@ -102,19 +337,79 @@ class Published:
 
     @property
     def is_large(self) -> bool:
-        """As far as can be told before it is rendered."""
-        virtual = len(self.snapshot.assignments) if self._policy.virtual_gpus else 0
-        fields = len(self._policy.counters) * (len(self.snapshot.readings) + virtual)
-        return fields + len(self.snapshot.assignments) + 9 * len(self.snapshot.usage.containers) > _LARGE
+        """An estimate before rendering."""
+        parts = self.parts
+        assignments = len(parts.allocation.assignments)
+        virtual = assignments if self._policy.virtual_gpus else 0
+        users = sum(len(holders) for holders in parts.usage.usage.holders.values())
+        series = len(self._policy.counters) * (len(parts.telemetry.readings) + virtual)
+        return series + assignments + 9 * users > _LARGE
 
     def _exposition(self, name: ExpositionName, families: Callable[[], Iterable[Family]]) -> Exposition:
         return self._once(self._expositions, name, lambda: Exposition.of(encode(families())))
 
     def _once(self, made: dict[K, T], name: K, make: Callable[[], T]) -> T:
-        found = made.get(name)
-        if found is None:
-            with self._making:
-                found = made.get(name)
-                if found is None:
-                    found = made[name] = make()
-        return found
+        value = made.get(name)
+        if value is None:
+            with self._rendering:
+                value = made.get(name)
+                if value is None:
+                    value = made[name] = make()
+        return value
+
+
+# -- log -----------------------------------------------------------------------------------------------------------
+
+
+class ChangeLog:
+    """Logs what changed since the last publication: once per change, not once per turn."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._faults: Faults[tuple[str, str]] = Faults(clock, FAULT_SECONDS)  # by source and UUID of its GPU
+        self._unsupported: set[tuple[str, int]] = set()
+        self._unmapped: frozenset[Unmapped] = frozenset()
+
+    def report(self, parts: NodeParts) -> None:
+        for source in parts.sources:
+            self._report_source(source)
+        present = {(source.name, source.device) for source in parts.sources}
+        if any(device for _, device in present):  # without a driver no GPU is listed
+            self._faults.forget(lambda key: key not in present and key[0].startswith("gpu"))
+        self._report_unsupported(entry for entry in parts.telemetry.unsupported if entry[1] in parts.configured)
+        self._report_unmapped(frozenset(parts.allocation.unmapped))
+
+    def _report_source(self, source: SourceStatus) -> None:
+        key = source.name, source.device
+        name = f"{source.name} ({source.device})" if source.device else source.name
+        if source.up and self._faults.answers(key):
+            _log.info("%s: answers again", name)
+        elif not source.up and self._faults.fails(key, _SAME_FAULT.get(source.error, source.error)):
+            message = source.message.removeprefix(f"{source.name}: ")
+            _log.warning("%s: %s; podgpu continues and retries", name, message)
+
+    def _report_unsupported(self, unsupported: Iterable[tuple[str, int]]) -> None:
+        new: defaultdict[int, list[str]] = defaultdict(list)
+        for key, number in unsupported:
+            if (key, number) not in self._unsupported:
+                self._unsupported.add((key, number))
+                new[number].append(key)
+        for number, keys in new.items():
+            _log.warning("%s: not supported by %s, so it has no series there", fields()[number].name, few_of(keys))
+
+    def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
+        new: defaultdict[tuple[str, str], list[Unmapped]] = defaultdict(list)
+        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, describe(a))):
+            new[assignment.source, assignment.reason].append(assignment)
+        self._unmapped = unmapped
+        for (source, reason), those in sorted(new.items()):
+            explanation = explain(those[0])
+            level = logging.INFO if explanation.harmless else logging.WARNING
+            for assignment in those[:MAX_LINES]:
+                _log.log(
+                    level,
+                    "%s: %s: %s (%s); %s",
+                    *(source, describe(assignment), explanation.reason, reason, explanation.advice),
+                )
+            if len(those) > MAX_LINES:
+                more = len(those) - MAX_LINES
+                _log.log(level, "%s: %d more of that kind (%s); podgpu doctor lists all", source, more, reason)

@@ -1,7 +1,6 @@
-"""TelemetryTurn asks for the inventory, then every GPU in its own worker, each of the two under a deadline.
+"""One turn of the telemetry cadence: reads the inventory, then every GPU in its own worker, both with a deadline.
 
-Of fields that are not due this time the last values stand, for as long as the device answers. When it has not, all it
-said is forgotten, and all is read of it as soon as it answers again.
+Fields that are not due keep their last value while the device answers. After a failure all fields are read again.
 """
 
 from __future__ import annotations
@@ -13,71 +12,77 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from podgpu.agent.collections import DEFAULT_RETENTION, SampleRetention, collection_of_fields
+from podgpu.agent.collections import Collection as FieldCollection
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
-from podgpu.isolate import Isolation, Result
-from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Value
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
+from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.fields import Field, fields
+from podgpu.metrics.render import Policy
+from podgpu.model import Device, OtherReading, Reading, Value
+from podgpu.node_state import SourceStatus
+from podgpu.workers import Result, Workers
 
+KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
+MAX_ABSENT = 64  # GPUs that disappeared and are remembered
+THROTTLE_INTERVAL = 5.0  # of the throttling counters at least: a reading costs 1.5 ms of CPU (H200)
+_TOGETHER_SECONDS = 0.02  # lanes that are due this soon are read together
 _OTHERS = "others"
 _Read = Callable[[Sequence[Field]], GpuAnswer]
-MOST_ABSENT = 64
-"""GPUs that are gone are remembered, the last so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryPart:
-    """What a turn brought: the telemetry half of a snapshot."""
+    """Result of a telemetry turn."""
 
-    devices: tuple[Device, ...] = ()
-    """Every device of the node: what ids are looked up in."""
-    selected: tuple[Device, ...] = ()
-    """Those `-d` chose to show."""
+    devices: tuple[Device, ...] = ()  # of the node, including those that disappeared
+    selected: tuple[Device, ...] = ()  # shown with -d
     readings: tuple[Reading, ...] = ()
     others: tuple[OtherReading, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    unsupported: tuple[tuple[str, int], ...] = ()
-    device_count: DeviceCount = field(default_factory=DeviceCount)
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(source, reason) -> how often since the start, as of this turn."""
-    dropped: Mapping[int, int] = field(default_factory=dict)
-    """The same of values refused, by field id."""
-    lanes: tuple[Lane, ...] = ()
-    """What was due in this turn; other values may be of an earlier one."""
-    absent: frozenset[str] = frozenset()
-    """UUIDs of GPUs that were here, or are said to be, and that the driver does not list; among the devices."""
-    links_up: Mapping[str, int] = field(default_factory=dict)
-    """UUID -> how many of its NVLinks are."""
-    details: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)
-    """UUID -> what only the GPU's own view shows."""
-    mute: frozenset[str] = frozenset()
-    """UUIDs of GPUs that were read, and whose XIDs nobody hears."""
+    sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory
+    unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
+    gpus_expected: int | None = None  # on the PCI bus
+    gpus_visible: int = 0
+    gpus_lost: int = 0
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by source and reason, since the start
+    dropped: Mapping[int, int] = field(default_factory=dict)  # rejected values by field id, since the start
+    lanes: tuple[Lane, ...] = ()  # read in this turn; other values can be older
+    absent: frozenset[str] = frozenset()  # UUIDs of `devices` that the driver does not list
+    links_up: Mapping[str, int] = field(default_factory=dict)  # number of NVLinks by UUID
+    details: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)  # for the GPU's own view, by UUID
+    mute: frozenset[str] = frozenset()  # UUIDs of GPUs that were read and whose XIDs cannot be received
 
     @property
     def listed(self) -> tuple[Device, ...]:
-        """The devices that the driver knows of."""
         return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
 
     def without(self, uuids: Collection[str]) -> TelemetryPart:
-        """Less GPUs of which nothing was read."""
-        devices, selected = (tuple(d for d in some if d.uuid not in uuids) for some in (self.devices, self.selected))
-        outcomes = tuple(o for o in self.outcomes if o.device not in uuids)
-        absent = self.absent.difference(uuids)
-        return replace(self, devices=devices, selected=selected, outcomes=outcomes, absent=absent)
+        """Removes GPUs that were not read."""
+        return replace(
+            self,
+            devices=tuple(d for d in self.devices if d.uuid not in uuids),
+            selected=tuple(d for d in self.selected if d.uuid not in uuids),
+            sources=tuple(s for s in self.sources if s.device not in uuids),
+            absent=self.absent.difference(uuids),
+        )
+
+    def clock_event_masks(self) -> dict[str, int]:
+        """Returns the clock events of each device, if they were read in this turn."""
+        if not any(f.id == CLOCK_EVENTS_FIELD for lane in self.lanes for f in lane.fields):
+            return {}
+        masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in self.readings)
+        return {key: mask for key, mask in masks if isinstance(mask, int)}
 
 
 class TelemetryTurn:
-    """Keeps what must outlive a turn: the last inventory, the devices last seen on each GPU, those that are gone,
-    counters."""
+    """Keeps what outlives a turn: the last inventory, the instances of each GPU, GPUs that disappeared, counters."""
 
     def __init__(
-        self,
-        telemetry: Telemetry,
-        lanes: Sequence[Lane],
-        selection: Selection,
-        isolation: Isolation,
-        deadline: float,
+        self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, isolation: Workers, deadline: float
     ) -> None:
         self._telemetry = telemetry
         self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
@@ -86,52 +91,33 @@ class TelemetryTurn:
         self._deadline = deadline
         self._inventory = Inventory(())
         self._known: dict[str, tuple[Device, ...]] = {}
-        self._absent: dict[str, tuple[Device, ...]] = {}
-        """By UUID, those that were here and are not, or are said to be here."""
-        self._remembering = threading.Lock()
+        self._absent: dict[str, tuple[Device, ...]] = {}  # by UUID: GPUs that disappeared, or that a holder names
+        self._absent_lock = threading.Lock()
         self._forgotten: tuple[str, ...] = ()
-        self._left_out: frozenset[str] = frozenset()
-        """UUIDs of forgotten ones that the driver still lists, until they answer or leave the list."""
+        self._left_out: frozenset[str] = frozenset()  # forgotten UUIDs that the driver still lists
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
         self._lanes: tuple[Lane, ...] = ()
-        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}
-        """By worker, what each lane last brought."""
-        self.follow(lanes)
+        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}  # the last answer of each worker and lane
+        self.set_lanes(lanes)
 
-    def follow(self, lanes: Sequence[Lane]) -> None:
-        """Read these from now on."""
+    def set_lanes(self, lanes: Sequence[Lane]) -> None:
         self._lanes = tuple(lanes)
         self.drop_values()
         if isinstance(self._telemetry, FollowsSchedule):
             self._telemetry.schedule(self._lanes)
 
     def drop_values(self) -> None:
-        """What was read before counts no more."""
         self._answers = {}
 
     def collect(self, due: Sequence[Lane] | None = None) -> TelemetryPart:
-        """Reads the lanes that are due, all of them unless said, or unless it follows others by now.
-
-        Raises StartError only where the process cannot go on (library and driver apart).
-        """
+        """Reads the lanes that are due, or all of them. Raises StartError if the process cannot continue."""
         lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
         inventory = self._read_inventory()
-        if not inventory.ok:
+        if not inventory.up:
             self.drop_values()
-            devices, shown = self._devices(), self._shown()
-            part = TelemetryPart(
-                devices,
-                tuple(d for d in devices if d.key in shown),
-                outcomes=(inventory,),
-                device_count=self._count(visible=0),
-                errors=dict(self._errors),
-                dropped=dict(self._dropped),
-                lanes=lanes,
-                absent=frozenset(self._absent),
-            )
-            return part.without(self._left_out)
+            return self._make_part(lanes, sources=(inventory,), visible=0)
         gpus = self._chosen_gpus()
         reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
         if self._others is not None:
@@ -139,139 +125,168 @@ class TelemetryTurn:
         jobs = {worker: partial(_read_lanes, read, self._missing(worker, lanes)) for worker, read in reads.items()}
         results = self._isolation.run(jobs, self._deadline)
         merged = {worker: self._with_earlier(worker, result) for worker, result in results.items()}
-        part = self._gather(inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
-        return replace(part, lanes=lanes).without(self._left_out)
+        return self._gather(lanes, inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
 
     def _missing(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
-        """What is due, and what there is no answer to: it is new, or has failed."""
+        """Returns the lanes that are due, and those without an answer."""
         answers = self._answers.get(worker, {})
         return tuple(lane for lane in self._lanes if lane in due or lane not in answers)
 
     def _with_earlier(self, worker: str, result: Result[dict[Lane, GpuAnswer]]) -> Result[GpuAnswer]:
-        """One answer of those of all lanes."""
         if result.value is None:
             self._answers.pop(worker, None)
             return Result(None, result.error, result.seconds)
         answers = self._answers.setdefault(worker, {})
         answers.update(result.value)
-        return Result(merged_answer(list(result.value.values()), answers.values()), None, result.seconds)
+        return Result(merge_answers(list(result.value.values()), answers.values()), None, result.seconds)
 
-    def _read_inventory(self) -> Outcome:
+    def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
         result = self._isolation.run({name: self._telemetry.inventory}, self._deadline)[name]
         if result.value is not None:
-            self._take_inventory(result.value)
-        return self._outcome(name, result)
+            self._update_inventory(result.value)
+        return self._status(name, result)
 
-    def _take_inventory(self, inventory: Inventory) -> None:
-        gone = {g.uuid for g in self._inventory.gpus} - {g.uuid for g in inventory.gpus}
+    def _update_inventory(self, inventory: Inventory) -> None:
+        here = {g.uuid for g in inventory.gpus}
+        gone = {g.uuid for g in self._inventory.gpus} - here
         workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
         self._isolation.forget(workers)
         for worker in workers:
             self._answers.pop(worker, None)
-        self._forgotten = (*self._forgotten, *sorted(self._left_out & gone))[-MOST_ABSENT:]
+        forgotten = (*self._forgotten, *sorted(self._left_out & gone))[-MAX_ABSENT:]
+        self._forgotten = tuple(uuid for uuid in forgotten if uuid not in here)
         left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
-        here = {g.uuid for g in inventory.gpus}
-        self._forgotten = tuple(uuid for uuid in self._forgotten if uuid not in here)
-        self._remember(left, here | self._left_out)
+        self._update_absent(left, here | self._left_out)
         self._left_out &= here
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
-    # -- those that are gone -------------------------------------------------------------------------------------
+    # -- GPUs that disappeared -----------------------------------------------------------------------------------
 
-    def hear_of(self, uuids: Iterable[str]) -> bool:
-        """Somebody gives away, or holds, GPUs of these UUIDs: whether any is new, and so is taken for lost. Says
-        nothing before the driver has once said what it lists, nor while it has not named one that may be of these."""
+    def add_lost(self, uuids: Iterable[str]) -> None:
+        """Adds GPUs that a source of holders names and the driver does not list. They count as lost.
+
+        Does nothing before the first inventory, and while a GPU that has not answered may be one of them.
+        """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
-            return False
+            return
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
-        new = {uuid: (Device(-1, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
+        new = {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
         if new:
-            self._remember(new)
-        return bool(new)
+            self._update_absent(new)
 
     def forget(self, part: TelemetryPart, uuid: str, lost: bool) -> TelemetryPart | None:
-        """The last turn's part without a GPU that is gone, for good: who goes on naming it is not heard. One that is
-        `lost` and still listed is left out until it answers. None: it is neither."""
+        """Returns the part of the last turn without a GPU that disappeared. It stays removed even if a holder names it.
+
+        A `lost` GPU that is still listed is left out until it answers. None: the GPU is neither.
+        """
         if uuid in self._absent:
-            self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
-            self._remember({}, {uuid})
+            self._forgotten = (*self._forgotten, uuid)[-MAX_ABSENT:]
+            self._update_absent({}, {uuid})
         elif lost and uuid in self._known:
             self._left_out |= {uuid}
         else:
             return None
-        return replace(part.without({uuid}), device_count=self._count(part.device_count.visible))
+        return replace(part.without({uuid}), gpus_lost=self._count_lost(part.gpus_visible))
 
-    def _remember(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
-        """Others read it meanwhile: it is replaced, never changed."""
-        with self._remembering:
+    def _update_absent(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
+        """Replaces the dict, because other threads read it."""
+        with self._absent_lock:
             absent = {uuid: devices for uuid, devices in {**self._absent, **more}.items() if uuid not in back}
-            self._absent = dict(list(absent.items())[-MOST_ABSENT:])
+            self._absent = dict(list(absent.items())[-MAX_ABSENT:])
+
+    def _count_lost(self, visible: int) -> int:
+        expected = self._telemetry.expected
+        baseline = expected if expected is not None else self._most_seen
+        lost = max(0, baseline - visible)
+        # The PCI bus may still show a forgotten GPU, but one that does not answer counts in any case.
+        # Absent, forgotten and unidentified GPUs overlap, so each is counted once.
+        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten))
+        silent = len(self._inventory.gpus) - len(self._left_out) - visible + unlisted
+        forgotten = len(self._forgotten) + len(self._left_out)
+        return max(lost - forgotten, min(lost, silent))
+
+    # -- result ----------------------------------------------------------------------------------------------------
 
     def _chosen_gpus(self) -> list[Device]:
-        """GPUs with at least one device to show. For `i` that is known only after a GPU was read once."""
+        """GPUs with at least one device to show. Instances are known only after a GPU was read once."""
         shown = self._selection.of(self._listed())
         every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
     def _gather(
-        self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]], others: Result[GpuAnswer] | None
+        self,
+        lanes: tuple[Lane, ...],
+        inventory: SourceStatus,
+        results: dict[Device, Result[GpuAnswer]],
+        others: Result[GpuAnswer] | None,
     ) -> TelemetryPart:
-        answers = []
-        links: dict[str, int] = {}
-        outcomes = [inventory, *self._outcome_of_others(others), *self._unreachable()]
-        found = others.value.others if others is not None and others.value is not None else ()
+        answers: dict[str, GpuAnswer] = {}
+        sources = [inventory, *self._others_status(others), *self._unreachable()]
         for gpu, result in results.items():
-            outcomes.append(self._outcome(f"gpu{gpu.index}", result, gpu.uuid))
+            sources.append(self._status(f"gpu{gpu.index}", result, gpu.uuid))
             if result.value is not None:
-                answers.append(result.value)
+                answers[gpu.uuid] = result.value
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
                 self._left_out -= {gpu.uuid}
                 self._dropped.update(result.value.dropped)
                 self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
-                if result.value.links_up is not None:
-                    links[gpu.uuid] = result.value.links_up
+        visible = len(self._inventory.gpus) - len(results) + len(answers)
+        return self._make_part(lanes, tuple(sources), visible, answers, others.value if others is not None else None)
+
+    def _make_part(
+        self,
+        lanes: tuple[Lane, ...],
+        sources: tuple[SourceStatus, ...],
+        visible: int,
+        answers: Mapping[str, GpuAnswer] | None = None,
+        others: GpuAnswer | None = None,
+    ) -> TelemetryPart:
+        answers = answers or {}
         devices, shown = self._devices(), self._shown()
         return TelemetryPart(
             devices=devices,
             selected=tuple(d for d in devices if d.key in shown),
-            readings=tuple(r for a in answers for r in a.readings if r.device.key in shown),
-            others=(*(o for a in answers for o in a.others), *found),
-            outcomes=tuple(outcomes),
-            unsupported=tuple(u for a in answers for u in a.unsupported if u[0] in shown),
-            device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
+            readings=tuple(r for a in answers.values() for r in a.readings if r.device.key in shown),
+            others=tuple(o for a in (*answers.values(), others) if a is not None for o in a.others),
+            sources=sources,
+            unsupported=tuple(u for a in answers.values() for u in a.unsupported if u[0] in shown),
+            gpus_expected=self._telemetry.expected,
+            gpus_visible=visible,
+            gpus_lost=self._count_lost(visible),
             errors=dict(self._errors),
             dropped=dict(self._dropped),
+            lanes=lanes,
             absent=frozenset(self._absent),
-            links_up=links,
-            details={a.readings[0].device.uuid: a.details for a in answers if a.readings and a.details},
-            mute=frozenset(a.readings[0].device.uuid for a in answers if a.readings and not a.tells_errors),
-        )
+            links_up={uuid: a.links_up for uuid, a in answers.items() if a.links_up is not None},
+            details={uuid: a.details for uuid, a in answers.items() if a.details},
+            mute=frozenset(uuid for uuid, a in answers.items() if not a.tells_errors),
+        ).without(self._left_out)
 
-    def _unreachable(self) -> Iterator[Outcome]:
-        """GPUs that the driver counts and that cannot even say who they are."""
+    def _unreachable(self) -> Iterator[SourceStatus]:
+        """GPUs that the driver counts, but does not identify."""
         chosen = self._selection.gpu_ids
         for index, why in self._inventory.unreachable.items():
             if not chosen or index in chosen:
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
                 self._errors[source, reason] += 1
-                yield Outcome(source, 0.0, reason, f"GPU {index} does not answer: {why}")
+                yield SourceStatus(source, False, 0.0, reason, f"GPU {index} does not answer: {why}")
 
-    def _outcome_of_others(self, result: Result[GpuAnswer] | None) -> list[Outcome]:
-        """Told where there is something that is no GPU, or it could not be found out."""
+    def _others_status(self, result: Result[GpuAnswer] | None) -> list[SourceStatus]:
+        """Listed if there is anything that is not a GPU, or if that could not be determined."""
         if result is None:
             return []
-        outcome = self._outcome(_OTHERS, result)
+        status = self._status(_OTHERS, result)
         if result.value is not None:
             self._dropped.update(result.value.dropped)
             self._errors.update((_OTHERS, reason) for reason in result.value.errors)
-        return [outcome] if result.value is None or result.value.others else []
+        return [status] if result.value is None or result.value.others else []
 
     def _shown(self) -> frozenset[str]:
-        """What `-d` chose, by key. Of instances it goes by their number among those that are here."""
+        """Keys that `-d` selects. Numbers of instances count the present ones only."""
         absent = [d for devices in self._absent.values() for d in devices]
         parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
         return self._selection.of(self._listed()).union(*(part.of(absent) for part in parts))
@@ -280,35 +295,24 @@ class TelemetryTurn:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
 
     def _devices(self) -> tuple[Device, ...]:
-        """Those that are gone last: what goes by a number that another has now is the other's."""
+        """Absent GPUs are last: if another GPU has the same index now, the index means that one."""
         return (*self._listed(), *(d for devices in self._absent.values() for d in devices))
 
-    def _count(self, visible: int) -> DeviceCount:
-        expected = self._telemetry.expected
-        baseline = expected if expected is not None else self._most_seen
-        lost = max(0, baseline - visible)
-        # The bus may go on showing what an operator has had forgotten; what is known not to answer is not that.
-        # What is gone, or forgotten, and what cannot say which it is are often the same.
-        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten))
-        silent = len(self._inventory.gpus) - len(self._left_out) - visible + unlisted
-        forgotten = len(self._forgotten) + len(self._left_out)
-        return DeviceCount(expected, visible, max(lost - forgotten, min(lost, silent)))
-
-    def _outcome(self, source: str, result: Result[Any], device: str = "") -> Outcome:
+    def _status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
         if isinstance(result.error, StartError):
             raise result.error
         if result.error is None:
-            return Outcome(source, result.seconds, device=device)
+            return SourceStatus(source, True, result.seconds, device=device)
         self._errors[source, result.error.reason] += 1
-        return Outcome(source, result.seconds, result.error.reason, str(result.error), device)
+        return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
 
 
 def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
     return {lane: read(lane.fields) for lane in lanes}
 
 
-def merged_answer(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """The devices of the newest answer, with what all answers say of them. Errors and refusals are the newest's."""
+def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
+    """Merges the values of all answers for the devices of the newest one. Errors are those of the newest answers."""
     answers = list(every)
     if len(answers) == 1:
         return answers[0]
@@ -327,9 +331,83 @@ def merged_answer(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> Gp
         unsupported=tuple(dict.fromkeys(u for a in answers for u in a.unsupported if u[0] in keys)),
         dropped=tuple(i for a in newest for i in a.dropped),
         errors=tuple(e for a in newest for e in a.errors),
-        others=tuple(OtherReading(kind, labels, found) for (kind, labels), found in others.items()),
+        others=tuple(OtherReading(kind, labels, merged) for (kind, labels), merged in others.items()),
     )
 
 
 def _worker(gpu: Device) -> str:
     return f"gpu{gpu.index}-{gpu.uuid}"
+
+
+# -- lanes: fields that are read together ----------------------------------------------------------------------------
+
+
+def fields_to_read(policy: Policy) -> tuple[Field, ...]:
+    """The fields of the counter file, and those that podgpu's own families need."""
+    wanted = {c.field.id: c.field for c in policy.counters}
+    own = {*KEY_FIELDS, *THROTTLE_REASONS, *FIELD_CONDITIONS}
+    if wanted.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
+        own.add(CLOCK_EVENTS_FIELD)
+    return tuple((wanted | {i: fields()[i] for i in own}).values())
+
+
+def make_lanes(
+    wanted: Sequence[Field],
+    counters: Sequence[MetricCounter],
+    interval: float,
+    collections: Sequence[FieldCollection] = (),
+    retention: SampleRetention = DEFAULT_RETENTION,
+    pass_over: bool = False,
+    throttle_interval: float = THROTTLE_INTERVAL,
+) -> tuple[Lane, ...]:
+    """Makes a lane for each collection, one for all other fields, and one for throttling counters that are not in the
+    counter file. Raises UsageError for a collection without a field, unless `pass_over`.
+    """
+    collection_of = collection_of_fields(counters, collections, pass_over)
+    configured = {counter.field.id for counter in counters}
+    slow = THROTTLE_REASONS.keys() - configured if interval < throttle_interval else set()
+    base = tuple(f for f in wanted if f.id not in collection_of and f.id not in slow)
+    lanes = [_make_lane(base, interval, retention)]
+    lanes.append(_make_lane(tuple(f for f in wanted if f.id in slow), throttle_interval, retention))
+    for collection in collections:
+        own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
+        lanes.append(_make_lane(own, collection.every, collection.retention.over(retention)))
+    return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
+
+
+def _make_lane(fields: tuple[Field, ...], interval: float, retention: SampleRetention) -> Lane:
+    return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
+
+
+class Schedule:
+    """Decides when each lane is read next. Not thread-safe."""
+
+    def __init__(self, lanes: Sequence[Lane], warm_up: float) -> None:
+        """Rates need two readings. The second one follows the first after `warm_up` seconds at most."""
+        self.lanes = tuple(lanes)
+        self._warm_up = warm_up
+        self._next = dict.fromkeys(self.lanes, float("-inf"))
+        self._cold = set(self.lanes)
+
+    @property
+    def next_at(self) -> float:
+        return min(self._next.values())
+
+    def take_due(self, now: float) -> tuple[Lane, ...]:
+        """Returns the lanes to read now, and schedules their next reading."""
+        due = tuple(lane for lane in self.lanes if self._next[lane] <= now + _TOGETHER_SECONDS)
+        for lane in due:
+            self._next[lane] = self._after(lane, now)
+        return due
+
+    def _after(self, lane: Lane, now: float) -> float:
+        """On a grid, so that lanes are read together. A late lane starts a new grid."""
+        if lane in self._cold:
+            self._cold.discard(lane)
+            return now + min(self._warm_up, lane.interval)
+        on_time = self._next[lane] + lane.interval
+        return on_time if on_time > now else now + lane.interval
+
+    def make_all_due(self, now: float) -> None:
+        for lane in self._next:
+            self._next[lane] = min(self._next[lane], now)

@@ -1,4 +1,4 @@
-"""`podgpu cluster` serves many nodes at one address: map, used GPUs, idle ones, cost, and a page."""
+"""`podgpu cluster`: reads every node and serves one page, metrics and JSON for all of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, pick_options
+from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command, naming_variable
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import run_cluster
-from podgpu.compose.process import (
-    configure_logging,
-    let_go_of_what_ended,
-    look_for_cycles_seldom,
-    share_one_heap,
-    take_turns_often,
-)
+from podgpu.compose.process import configure_logging
 from podgpu.errors import UsageError
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.sockets import parse_address
@@ -29,27 +22,127 @@ _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
-@podgpu_command(
+def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = COMMON, **more: Any) -> Option:
+    env = f"PODGPU_CLUSTER_{flag.replace('-', '_').upper()}"
+    return Option(flag, env=env, default=default, help=text, kind=kind, ours=True, group=group, **more)
+
+
+PROMETHEUS_OPTIONS: tuple[Option, ...] = (
+    _option("prometheus", "", "Read from this server with Prometheus' HTTP API: HOST:9090 or a URL."),
+    _option("match", "", 'Label matchers added to every query, such as cluster="a".', group=ACCESS),
+    _option("prometheus-ca-file", "", "CA certificates (PEM) of the server.", group=ACCESS, common=False),
+    _option(
+        "prometheus-insecure-skip-verify",
+        "false",
+        "Do not verify the server's certificate.",
+        "bool",
+        group=ACCESS,
+        common=False,
+    ),
+    _option(
+        "prometheus-username",
+        "",
+        "Basic auth at the server; with --prometheus-password-file.",
+        group=ACCESS,
+        common=False,
+    ),
+    _option(
+        "prometheus-password-file",
+        "",
+        "File with the password of --prometheus-username, read for every query.",
+        group=ACCESS,
+        common=False,
+    ),
+    _option(
+        "prometheus-token-file",
+        "",
+        "File with a bearer token for the server, read for every query.",
+        group=ACCESS,
+        common=False,
+    ),
+    _option("prometheus-tenant", "", "Tenant, sent as X-Scope-OrgID (Mimir, Cortex).", group=ACCESS, common=False),
+    _option("prometheus-timeout", "10s", "Maximum duration of a query.", "duration", group=ACCESS, common=False),
+)
+SCRAPE_OPTIONS: tuple[Option, ...] = (
+    _option("scrape", "", "Read these exporters: HOST:9400,… or URLs."),
+    _option(
+        "discover-kubernetes",
+        "",
+        "Read the endpoints of Services with these labels: [NAMESPACE/]SELECTOR, such as"
+        " monitoring/app.kubernetes.io/name=podgpu.",
+    ),
+    _option("scrape-timeout", "5s", "Maximum duration of reading one exporter.", "duration", group=ACCESS),
+    _option("history-dir", "", "Store history in this directory (docs/cluster.md#history).", group=USAGE),
+    *(option for option in EXPORTER_ACCESS_OPTIONS if option.flag != "exporter-max-age"),
+)
+VIEW_OPTIONS: tuple[Option, ...] = (
+    _option("interval", "15s", "How often nodes are read.", "duration"),
+    _option(
+        "stale-after",
+        "45s",
+        "A node is stale if it was not read for this long. Stale nodes are left out of averages. Default: 3 intervals.",
+        "duration",
+    ),
+    _option(
+        "drop-after",
+        "5m",
+        "A node is dropped if it was not read for this long and its exporter is no longer listed.",
+        "duration",
+    ),
+    _option(
+        "node-label", "Hostname,hostname,node,instance", "Labels with the node's name; the first one present is used."
+    ),
+    _option("used-field", "DCGM_FI_DEV_MEM_COPY_UTIL", "The field of used-GPU utilisation.", group=USAGE),
+    _option("window", "5m", "Window of the rolling average of used-GPU utilisation.", "duration", group=USAGE),
+    _option(
+        "idle-after", "30m", "A GPU that is held and idle for longer than this is wasteful.", "duration", group=USAGE
+    ),
+    _option("prices", "", PRICES_HELP, group=USAGE),
+    _option(
+        "owners",
+        "auto",
+        "Source of pod owners if kube_pod_owner is missing: the API server, or none. auto: the API server if allowed.",
+        "choice:auto|api|none",
+        group=KUBERNETES,
+    ),
+    _option(
+        "legacy-map-metrics",
+        "false",
+        "Also export POD_GPU_MAP_INFO_<n>.",
+        "bool",
+        group=COMPATIBILITY,
+        common=False,
+    ),
+)
+_LIFECYCLE_HELP = "Accept POST /-/forget from this machine (docs/security.md)."
+CLUSTER_OPTIONS: tuple[Option, ...] = (
+    _option("address", ":9401", "Address to listen on: :PORT, HOST:PORT or [IPV6]:PORT.", short="a"),
+    *PROMETHEUS_OPTIONS,
+    *SCRAPE_OPTIONS,
+    *VIEW_OPTIONS,
+    *pick_options(
+        ("kubeconfig", "web-config-file", "probe-address", "web-enable-lifecycle", "debug", "log-format"),
+        {"web-enable-lifecycle": {"help": _LIFECYCLE_HELP}},
+    ),
+)
+
+
+@make_command(
     "cluster",
-    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "look at two nodes; the page is on http://localhost:9401/"),
+    CLUSTER_OPTIONS,
+    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "read two nodes; open http://localhost:9401/"),
     (
         "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
-        "every node with an exporter, found by its Service",
+        "all nodes with an exporter, found through its Service",
     ),
-    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "ask Prometheus, and say what it costs"),
+    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "read from Prometheus, with prices"),
 )
-@with_options(CLUSTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Look at every node: which pod is on which GPU, how the used ones are doing, what it costs. With a page.
+    """Show all nodes on one page: which pod is on which GPU, what is idle or broken, and what it costs.
 
-    Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
-    --discover-kubernetes.
+    Give exactly one of --prometheus, --scrape and --discover-kubernetes.
     """
-    share_one_heap()
-    look_for_cycles_seldom()
-    let_go_of_what_ended()
-    take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
@@ -67,7 +160,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
             interval=options["interval"],
             stale_after=stale_after,
             drop_after=drop_after,
-            used_means=options["used_means"],
             used_field=options["used_field"],
             window=options["window"],
             idle_after=options["idle_after"],
@@ -77,14 +169,11 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
 
 
 def freshness(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
-    """--stale-after and --drop-after: where they are not said, by the interval."""
-    said = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
-    stale_after = options["stale_after"] if said else _INTERVALS_FRESH * options["interval"]
-    kept = ctx.get_parameter_source("drop_after") is not ParameterSource.DEFAULT
-    return stale_after, options["drop_after"] if kept else max(options["drop_after"], 2 * stale_after)
-
-
-# Whom to ask
+    """--stale-after and --drop-after. Their defaults depend on the interval."""
+    has_stale = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
+    stale_after = options["stale_after"] if has_stale else _INTERVALS_FRESH * options["interval"]
+    has_drop = ctx.get_parameter_source("drop_after") is not ParameterSource.DEFAULT
+    return stale_after, options["drop_after"] if has_drop else max(options["drop_after"], 2 * stale_after)
 
 
 def check_backend(
@@ -92,8 +181,7 @@ def check_backend(
     options: dict[str, Any],
     only_with: tuple[Sequence[Option], Sequence[Option]] = (PROMETHEUS_OPTIONS, SCRAPE_OPTIONS),
 ) -> None:
-    """`only_with`: options of the one and of the other backend. Raises UsageError for what cannot be meant, before
-    anything is asked."""
+    """`only_with`: options of Prometheus, and of scraping. Raises UsageError if they are mixed."""
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
@@ -109,7 +197,7 @@ def check_backend(
 
 
 def _refuse(ctx: click.Context, others: Sequence[Option], backend: str) -> None:
-    """What would be ignored is not taken. Those from variables are left alone: they may be set for somebody else."""
+    """Raises UsageError for flags without effect. Environment variables may be meant for another command."""
     for option in others:
         if ctx.get_parameter_source(option.parameter) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"--{option.flag} goes with {backend}, which is not given")
+            raise UsageError(f"--{option.flag} is used only with {backend}")

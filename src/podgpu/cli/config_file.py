@@ -1,6 +1,4 @@
-"""This module puts dcgm-exporter's configuration file under the options: a flag goes before its variable, that before
-the file, that before the default.
-"""
+"""Merges dcgm-exporter's configuration file into the options. Flags and environment variables override it."""
 
 from __future__ import annotations
 
@@ -10,11 +8,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.params import FROM_FILE
-from podgpu.configuration.config_file import MOST_BYTES, ConfigFile, Retention
+from podgpu.agent.collections import ConfigFile, SampleRetention
+from podgpu.cli.options import FROM_FILE
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 
+_MAX_BYTES = 256 * 1024
 _NO_LIMIT = (
     "--watch-max-keep-age and --watch-max-keep-samples: neither age nor number of samples is limited: set one of them"
     " above 0"
@@ -22,19 +21,16 @@ _NO_LIMIT = (
 
 
 def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with what the file says where neither flag nor variable does, and the rest of it as `config`.
-
-    Raises UsageError, which names file, line and column.
-    """
+    """Returns the options, with the rest of the file as `config`. Raises UsageError."""
     path = options["config_file"]
     config = _read(path) if path else ConfigFile("")
-    from_file = {name: value for name, value in _values(config).items() if value is not None and not _said(ctx, name)}
-    if _said(ctx, "collectors") or (_said(ctx, "configmap_data") and options["configmap_data"] != "none"):
+    from_file = {name: value for name, value in _values(config).items() if value is not None and not _is_set(ctx, name)}
+    if _is_set(ctx, "collectors") or (_is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
         config = replace(config, counters=None)
         from_file.pop("collectors", None)
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
     merged = {**options, **from_file, "config": config}
-    retention = Retention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
+    retention = SampleRetention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
     if retention.is_endless:
         raise UsageError(_NO_LIMIT)
     for collection in config.collections:
@@ -44,23 +40,23 @@ def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
 
 
 def of_file_without_effect(options: dict[str, Any]) -> list[str]:
-    """What the file says and does nothing here, each in a sentence."""
+    """Warnings about entries without effect."""
     config: ConfigFile = options["config"]
     if not config.bind_unbind:
         return []
     where = f"{config.path}: sources.dcgm.detectBindUnbind"
-    return [f"{where}: podgpu always notices GPUs that come and go; ignored"]
+    return [f"{where} has no effect: podgpu always follows GPUs that appear and disappear"]
 
 
-def _said(ctx: click.Context, parameter: str) -> bool:
+def _is_set(ctx: click.Context, parameter: str) -> bool:
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
 
 
 def _read(path: str) -> ConfigFile:
-    from podgpu.configuration.config_yaml import parse_config_file
+    from podgpu.cli.config_yaml import parse_config_file  # YAML costs memory, and most exporters have no file
 
     try:
-        return parse_config_file(read_bounded(path, MOST_BYTES), path)
+        return parse_config_file(read_bounded(path, _MAX_BYTES), path)
     except SourceError as e:
         raise UsageError(f"--config-file {e}") from e
 

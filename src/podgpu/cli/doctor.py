@@ -1,4 +1,4 @@
-"""`podgpu doctor` checks this node and says what is right, what is wrong and what to do."""
+"""`podgpu doctor`: checks this node and says what to fix."""
 
 from __future__ import annotations
 
@@ -11,32 +11,22 @@ from click.core import ParameterSource
 
 from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
-from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS, hide, pick_options
+from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
-from podgpu.compose.examination import CONFIG_FILE, NodeExamination, autoscaling_findings
+from podgpu.doctor.autoscale import check_autoscaling
+from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
 
-_OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Default: the kubelet is asked if its socket exists."}}
-
+_CHANGES = {"kubernetes": {"help": "Check pod labels. Default: if the kubelet's socket exists."}}
 DOCTOR_OPTIONS = (
-    *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
-    Option(
-        "probe-switches",
-        default="false",
-        help="Measure whether a GPU's busy register is right (--usage-from exact relies on it): two loads of its"
-        " own share one idle GPU of every architecture for half a minute. Needs CAP_SYS_ADMIN, and PyTorch or"
-        " cuda-python.",
-        kind="bool",
-        ours=True,
-    ),
+    *hide(pick_options((option.flag for option in EXPORTER_OPTIONS), _CHANGES)),
     Option(
         "autoscale",
         default="false",
-        help="Look at the cluster instead, as its autoscalers see it: what every HPA and ScaledObject that asks for a"
-        " metric of podgpu's would be told, and why not. Asks the API server.",
+        help="Check autoscaling instead: the value of every podgpu metric that HPAs and ScaledObjects use, or the"
+        " reason why there is none. Needs the API server.",
         kind="bool",
         ours=True,
     ),
@@ -44,41 +34,41 @@ DOCTOR_OPTIONS = (
 )
 
 
-@podgpu_command(
+@make_command(
     "doctor",
-    ("podgpu doctor", "can podgpu read the GPUs here and name their pods? If not: what to do"),
-    ("podgpu doctor -k --allocation kubelet", "check what `podgpu exporter` would do with these options"),
-    ("podgpu doctor --autoscale", "what would this cluster's HPAs be told of GPUs, and why not?"),
+    DOCTOR_OPTIONS,
+    ("podgpu doctor", "check that podgpu can read the GPUs and find their pods"),
+    ("podgpu doctor -k --allocation kubelet", "check `podgpu exporter` with these options"),
+    ("podgpu doctor --autoscale", "check the GPU metrics of this cluster's HPAs"),
 )
-@with_options(DOCTOR_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Check this node with the exporter's own options and variables: driver, GPUs, permissions, kubelet, mapping.
+    """Check this node: driver, GPUs, permissions, kubelet, mapping of GPUs to pods.
 
-    Takes every option of the exporter, and says whether the exporter can do here what they ask for. The exit code is 0
-    when nothing is wrong, 1 when something is.
+    Accepts every option and variable of the exporter (see --help-all), and checks whether they work here. The exit
+    code is 0 if nothing is wrong, otherwise 1.
     """
     if options["autoscale"]:
         with quiet_logs(options["debug"]):
-            return _told(options, autoscaling_findings(options["kubeconfig"]))
-    kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
-    options, of_file = _with_config_file(ctx, options)
+            return _print(options, check_autoscaling(options["kubeconfig"]))
+    kubernetes_is_set = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
+    options, config_findings = _with_config_file(ctx, options)
     check_options(ctx, options)
     options = with_host_engine(ctx, options)
     ignored = (*without_effect(ctx), *of_file_without_effect(options))
-    examination = NodeExamination(options, partial(naming_variable, ctx), kubernetes_said)
+    examination = NodeExamination(options, partial(naming_variable, ctx), kubernetes_is_set)
     with closing(examination), quiet_logs(options["debug"]):
-        findings = examination.findings(of_file, ignored)
-    return _told(options, findings)
+        findings = examination.run(config_findings, ignored)
+    return _print(options, findings)
 
 
-def _told(options: dict[str, Any], findings: list[Finding]) -> int:
+def _print(options: dict[str, Any], findings: list[Finding]) -> int:
     print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
 
 
 def _with_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """What keeps the exporter from starting, the doctor is there to say; the rest is judged without the file."""
+    """An invalid file becomes a finding; the other checks continue without it."""
     path = options["config_file"]
     try:
         merged = with_config_file(ctx, options)

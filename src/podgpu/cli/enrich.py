@@ -1,4 +1,4 @@
-"""`podgpu enrich` puts pod labels on an existing dcgm-exporter's metrics, for node_exporter's textfile collector."""
+"""`podgpu enrich`: adds pod labels to an existing dcgm-exporter's metrics, for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.atomic_file import AtomicFile, OutputError, Owner
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, exporter_options
-from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, pick_options
+from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.compose.enricher import opened_enricher, run_enricher
 from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
-from podgpu.enrich.turn import Enricher, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.files import AtomicFile, OutputError, Owner
 from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
 from podgpu.metrics.render import Policy
 
@@ -42,7 +41,7 @@ _SHARED = (
     "debug",
     "log-format",
 )
-_OTHERWISE = {
+_CHANGES = {
     "kubernetes": {"default": "true"},
     "use-old-namespace": {"help": "Write pod_name, pod_namespace and container_name, as dcgm-exporter 1.x did."},
     "kubernetes-gpu-id-type": {
@@ -52,56 +51,51 @@ _OTHERWISE = {
 
 
 ENRICH_OPTIONS = (
-    Option(
-        "in", help="Where dcgm-exporter's metrics are: HOST:9400, the whole URL, or the path of its file.", ours=True
-    ),
-    Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
+    Option("in", help="dcgm-exporter's metrics: HOST:9400, a URL, or the path of its file.", ours=True),
+    Option("out", help="The file to write, in node_exporter's textfile directory; its name ends in .prom.", ours=True),
     Option(
         "once",
         default="false",
-        help="Write once and exit; exit code 1 when nothing was written, or no source could say who holds what.",
+        help="Write once and exit. The exit code is 1 if nothing was written, or no source of holders could be read.",
         kind="bool",
     ),
-    Option("interval", default="15s", help="How often; a plain number is milliseconds.", kind="duration", ours=True),
+    Option("interval", default="15s", help="How often the file is written.", kind="duration", ours=True),
     Option(
         "stale-after",
         default="75s",
-        help="Remove figures that could not be renewed for this long. Default: 5 intervals; with --once never.",
+        help="Remove figures that could not be renewed for this long. Default: 5 intervals; never with --once.",
         kind="duration",
         ours=True,
     ),
     Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
-    Option("owner", help="UID or UID:GID of the file, in numbers. Default: the user who runs podgpu.", ours=True),
-    Option("self-metrics", default="true", help="Write podgpu_exporter_* about the sources too.", kind="bool"),
-    *exporter_options(_SHARED, _OTHERWISE),
+    Option("owner", help="Numeric UID or UID:GID of the file. Default: the user who runs podgpu.", ours=True),
+    Option("self-metrics", default="true", help="Also write podgpu_exporter_* metrics about the sources.", kind="bool"),
+    *pick_options(_SHARED, _CHANGES),
     *EXPORTER_ACCESS_OPTIONS,
 )
 
 
-@podgpu_command(
+@make_command(
     "enrich",
+    ENRICH_OPTIONS,
     (
         "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
-        "this node's dcgm-exporter, with pod labels on",
+        "the dcgm-exporter of this node, with pod labels",
     ),
     (
         "podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom",
-        "the same for a file that an exporter writes",
+        "the same from a file",
     ),
-    ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit: to see what comes out"),
+    ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit"),
 )
-@with_options(ENRICH_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Read an existing dcgm-exporter's metrics, put pod labels on, write them for node_exporter to pick up."""
+    """Add pod labels to the metrics of an existing dcgm-exporter, in a file for node_exporter."""
     configure_logging(options["log_format"], options["debug"])
     source, textfile = _ends(options)
     settings = _settings(ctx, options)
     with opened_enricher(source, textfile, settings, options, partial(naming_variable, ctx)) as enricher:
         _run_once(enricher) if options["once"] else run_enricher(enricher, options["interval"])
-
-
-# What it is made of
 
 
 def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
@@ -120,9 +114,9 @@ def _refuse_same(source: str, out: str) -> None:
     if os.path.realpath(source) == os.path.realpath(out) or (
         os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out)
     ):
-        raise UsageError(f"--in and --out are the same file, {out}: its own labels would be read back")
+        raise UsageError(f"--in and --out are the same file, {out}: podgpu would read its own output")
     if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(os.path.dirname(out)):
-        _log.warning("--in and --out are in one directory: node_exporter will read both, and every figure twice")
+        _log.warning("--in and --out are in one directory: node_exporter will read every figure twice")
 
 
 def _mode(text: str) -> int:
@@ -140,12 +134,12 @@ def _owner(text: str) -> Owner | None:
     return Owner(int(match[1]), int(match[2]) if match[2] else -1)
 
 
-def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
-    said = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
-    unsaid = None if options["once"] else _INTERVALS_KEPT * options["interval"]
-    return Settings(
+def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
+    is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
+    default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
+    return EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
-        stale_after=options["stale_after"] if said else unsaid,
+        stale_after=options["stale_after"] if is_set else default,
         self_metrics=options["self_metrics"],
         device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
     )
@@ -153,9 +147,9 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
 
 def _run_once(enricher: Enricher) -> None:
     try:
-        outcomes = enricher.turn()
+        sources = enricher.turn()
     except (SourceError, OutputError) as e:
         raise StartError(str(e)) from e
-    if outcomes and not any(outcome.ok for outcome in outcomes):
-        reasons = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
-        raise StartError(f"written without pod labels, because no source could say who holds what: {reasons}")
+    if sources and not any(source.up for source in sources):
+        reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
+        raise StartError(f"written without pod labels, because no source of holders could be read: {reasons}")

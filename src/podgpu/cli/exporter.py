@@ -1,4 +1,4 @@
-"""`podgpu exporter` serves one node's GPUs on /metrics."""
+"""`podgpu exporter`: serves the GPUs of one node on /metrics."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import click
 
 from podgpu.agent.loop import Agent
 from podgpu.cli.config_file import of_file_without_effect, with_config_file
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import given, naming_variable, with_options
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
+from podgpu.cli.options import is_given, make_command, naming_variable
 from podgpu.cli.terminal import print_out
 from podgpu.compose.exporter import Doors, opened_exporter
-from podgpu.compose.process import configure_logging, share_one_heap
+from podgpu.compose.process import configure_logging
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.snapshot_json import dump_snapshot
+from podgpu.node_state import encode_node, has_readings
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION
 from podgpu.web.sockets import Address, parse_address
@@ -27,17 +26,16 @@ from podgpu.web.sockets import Address, parse_address
 _log = logging.getLogger("podgpu")
 
 
-@podgpu_command(
+@make_command(
     "exporter",
-    ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics, as dcgm-exporter does"),
-    ("podgpu exporter -k --once", "print what Prometheus would get, exit"),
-    ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU, for this machine only"),
+    EXPORTER_OPTIONS,
+    ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics"),
+    ("podgpu exporter -k --once", "print the metrics and exit"),
+    ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU"),
 )
-@with_options(EXPORTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
-    share_one_heap()
+    """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
     configure_logging(options["log_format"], options["debug"])
     options = resolved(ctx, options)
     doors = check_options(ctx, options)
@@ -51,13 +49,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def resolved(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options as the agent is assembled by them: the configuration file is under them, DCGM's are checked. Raises
-    UsageError."""
+    """Merges the configuration file into the options and checks DCGM's. Raises UsageError."""
     return with_host_engine(ctx, with_config_file(ctx, options))
 
 
 def check_options(ctx: click.Context, options: dict[str, Any]) -> Doors:
-    """What can be told of the options alone; the addresses of them. Raises UsageError."""
+    """Checks the options and parses the addresses. Raises UsageError."""
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
     with naming_variable(ctx, "gpu_manager_address"):
@@ -65,7 +62,7 @@ def check_options(ctx: click.Context, options: dict[str, Any]) -> Doors:
     with naming_variable(ctx, "probe_address"):
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     if options["dump_snapshot"] and not options["once"]:
-        raise UsageError("--dump-snapshot goes with --once")
+        raise UsageError("--dump-snapshot needs --once")
     return Doors(address, gpu_manager_address, probe_address)
 
 
@@ -75,30 +72,30 @@ def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
         return None
     address = parse_address(text, GPU_MANAGER_OPTION)
     if not options["gpu_manager_metrics"]:
-        raise UsageError(f"{GPU_MANAGER_OPTION} {text}: goes with --gpu-manager-metrics")
+        raise UsageError(f"{GPU_MANAGER_OPTION} {text}: needs --gpu-manager-metrics")
     return address
 
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, with DCGM's checked. A host engine counts only where it was named: there is none by default."""
+    """Checks DCGM's options. A host engine is used only if -r is given."""
     rows = {option.flag: option for option in EXPORTER_OPTIONS}
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
-        if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
-            from podgpu.gpu.dcgm.session import parse_address  # all of DCGM's, for those who have it only
+        if is_given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
+            from podgpu.gpu.dcgm.connection import parse_address  # all of DCGM's, for those who have it only
 
             engine = parse_address(options["remote_hostengine_info"])
     for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):
         if parameter in options:
             with naming_variable(ctx, parameter):
                 parse_selection(options[parameter], letter)
-    return {**options, "host_engine": engine, "dcgm_names_said": given(ctx, rows["dcgm-names"])}
+    return {**options, "host_engine": engine}
 
 
 def without_effect(ctx: click.Context) -> list[str]:
-    """What was said and does nothing here, each in a sentence."""
-    idle = (option for option in EXPORTER_OPTIONS if not option.works and given(ctx, option))
-    return [f"--{option.flag} ({option.env}): {option.help.removeprefix('accepted; ')}; ignored" for option in idle]
+    """Warnings about options without effect."""
+    ignored = (option for option in EXPORTER_OPTIONS if not option.works and is_given(ctx, option))
+    return [f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored]
 
 
 def _print_once(agent: Agent, dump: str) -> None:
@@ -106,19 +103,19 @@ def _print_once(agent: Agent, dump: str) -> None:
         agent.warm_up()
         published = agent.published
         if dump:
-            _write(Path(dump), dump_snapshot(published.snapshot))
+            _write(Path(dump), encode_node(published.state))
         print_out(published.fresh.plain)
-        failed = [o for o in published.snapshot.outcomes if not o.ok]
-        if not published.snapshot.readings:
+        if not has_readings(published.state):
+            failed = [source.message for source in published.state.sources if source.up is False]
             raise StartError(
-                "no GPU could be read: " + ("; ".join(o.message for o in failed[:MOST_NAMED]) or "there is none here")
+                "no GPU could be read: " + ("; ".join(failed[:MOST_NAMED]) or "there is none on this node")
             )
     finally:
         agent.stop()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content + b"\n")
     except OSError as e:
-        raise StartError(f"--dump-snapshot {path}: cannot be written: {e.strerror}") from e
+        raise StartError(f"--dump-snapshot {path}: cannot be written ({e.strerror})") from e

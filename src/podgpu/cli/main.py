@@ -1,8 +1,7 @@
-"""This module is the entry point: it finds the command, and turns every error into one line and an exit code."""
+"""Entry point: finds the command, and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -11,35 +10,41 @@ from importlib import import_module
 import click
 
 from podgpu import __version__
-from podgpu.cli.help import write_examples, write_list
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import normalise
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
+from podgpu.cli.options import (
+    explain_unknown,
+    is_misspelt_long_option,
+    normalize_arguments,
+    write_examples,
+    write_list,
+)
 from podgpu.errors import PodgpuError, UsageError, one_line
 
-COMMANDS = {
-    "exporter": "Export this node's GPUs to Prometheus (a drop-in for dcgm-exporter).",
-    "cluster": "Look at every node: which pod is on which GPU, used and idle ones, cost; with a page.",
-    "autoscale": "Tell KEDA and the HPA how busy a workload's GPUs are, straight from the exporters.",
-    "enrich": "Put pod labels on an existing dcgm-exporter's metrics, into a file for node_exporter.",
-    "hook": "Keep podlist.json: which container was given which GPU, as the container runtime (NRI) reports it.",
-    "top": "Show GPUs, who uses them and how much, live in the terminal: this node's, an exporter's, a cluster's.",
-    "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
-    "migrate": "Rewrite dashboards, rules and queries for dcgm-exporter 4.9's names and units, or back.",
-    "demo": "Run exporters and the cluster view on simulated GPUs.",
+MAIN_COMMANDS = {
+    "exporter": "Export this node's GPUs to Prometheus (replaces dcgm-exporter).",
+    "cluster": "Show all nodes on one page: holders, idle and broken GPUs, cost.",
+    "top": "Show GPUs and their holders in the terminal.",
+    "doctor": "Check driver, permissions, kubelet and mapping, and say what to fix.",
+    "demo": "Run everything on simulated GPUs.",
 }
-
-
+OTHER_COMMANDS = {
+    "autoscale": "Provide GPU metrics to KEDA and the HPA.",
+    "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
+    "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
+    "migrate": "Convert dashboards, rules and queries to dcgm-exporter 4.9's names, or back.",
+    "fields": "List the DCGM fields that NVML provides.",
+}
+COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (
-    ("podgpu demo", "no GPU, no cluster: look at a made-up one in the browser, on http://localhost:9401/"),
-    ("podgpu doctor", "on a node with GPUs: can podgpu read them and name their pods?"),
-    ("podgpu top", "on a node with GPUs: who uses them, live"),
+    ("podgpu demo", "no GPU and no cluster needed; open http://localhost:9401/"),
+    ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
+    ("podgpu top", "on a GPU node: show who uses the GPUs"),
 )
-_LOGIN = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
-"""In what click quotes: a URL in the wrong place may have a password in it."""
+_CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # a misplaced URL may contain a password
 
 
 class _Commands(click.Group):
-    """Imports a command's file only when it is asked for: the exporter pays for nothing else."""
+    """Imports the module of a command only when it is used, so that the exporter stays small."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,13 +60,12 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and args[0] not in COMMANDS:
-            from podgpu.cli.params import no_such
-
-            raise click.UsageError(no_such("command", args[0], COMMANDS), ctx)
+            raise click.UsageError(explain_unknown("command", args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_list(formatter, "Commands", COMMANDS.items())
+        write_list(formatter, "Commands", MAIN_COMMANDS.items())
+        write_list(formatter, "More commands", OTHER_COMMANDS.items())
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, _EXAMPLES)
@@ -70,62 +74,48 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="podgpu")
 def cli() -> None:
-    """podgpu tells which pod uses which GPU, how much of it, and what that costs."""
+    """podgpu shows which pod uses which GPU, how much of it, and what that costs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words[:1] and words[0] in COMMANDS:
-            _load(words[0])
+        code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(run(words))
-
-
-def _load(command: str) -> None:
-    """Modules and classes are no garbage: looking through them again and again takes a tenth of a command's start."""
-    gc.disable()
-    try:
-        import_module(f"podgpu.cli.{command}")
-        gc.freeze()
-    finally:
-        gc.enable()
+        code = 130
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """0: fine; 1: podgpu cannot run or found something wrong; 2: it was called wrongly."""
+    """Returns 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage."""
     if arguments[:1] and arguments[0] in COMMANDS:
-        arguments = normalise(arguments, EXPORTER_OPTIONS)  # the commands share its options and their spelling
+        arguments = normalize_arguments(arguments, EXPORTER_OPTIONS)
     try:
         result = cli.main(arguments, prog_name="podgpu", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as e:
-        click.echo(e.ctx.get_help() if e.ctx else str(e), err=True)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else str(error), err=True)
         return 2
-    except click.UsageError as e:
-        where = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
-        return _fail(f"{_LOGIN.sub('…@', _complaint(e, arguments))} (see podgpu{where} --help)", 2)
+    except click.UsageError as error:
+        command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
+        return _fail(f"{_CREDENTIALS.sub('…@', _explain(error, arguments))} (see podgpu{command} --help)", 2)
     except click.Abort:
         return 130
-    except UsageError as e:
-        return _fail(str(e), 2)
-    except PodgpuError as e:
-        return _fail(str(e), 1)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except PodgpuError as error:
+        return _fail(str(error), 1)
     return result if isinstance(result, int) else 0
 
 
-def _complaint(error: click.UsageError, arguments: Sequence[str]) -> str:
-    """click's own text names the variable even when the flag was at fault, and knows nothing of Go's `-collectors`."""
-    from podgpu.cli.params import no_such, one_dash_typo  # nobody pays for it who types well
-
+def _explain(error: click.UsageError, arguments: Sequence[str]) -> str:
+    """click's own text names the variable even if the flag is wrong, and misreads Go's `-collectors`."""
     long_names = _long_names(error.ctx)
-    mistyped = next((a for a in arguments if one_dash_typo(a, long_names)), None)
-    if mistyped is not None:
-        return no_such("option", mistyped.partition("=")[0], long_names)
+    misspelt = next((a for a in arguments if is_misspelt_long_option(a, long_names)), None)
+    if misspelt is not None:
+        return explain_unknown("option", misspelt.partition("=")[0], long_names)
     if isinstance(error, click.NoSuchOption):
         if arguments[0] not in COMMANDS:
             return f"there is no option {error.option_name} before the command: write podgpu COMMAND {arguments[0]}"
-        return no_such("option", error.option_name, long_names)
+        return explain_unknown("option", error.option_name, long_names)
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{max(error.param.opts, key=len)}: {error.message}"
     return error.format_message()

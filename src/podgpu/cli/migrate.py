@@ -1,4 +1,4 @@
-"""`podgpu migrate` rewrites dashboards, rules, queries from dcgm-exporter 4.8's names and units to 4.9's, or back."""
+"""`podgpu migrate`: converts dashboards, rules and queries between the names of dcgm-exporter 4.8 and 4.9."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any, cast
 
 import click
 
-from podgpu.atomic_file import AtomicFile
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.params import Option, with_options
+from podgpu.cli.fields import format_table
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
-from podgpu.files import read_bounded
+from podgpu.files import AtomicFile, read_bounded
+from podgpu.metrics.names import renames
 from podgpu.migrate.dashboard import migrate_dashboard
-from podgpu.migrate.direction import Direction, Generation
-from podgpu.migrate.result import Migrated
-from podgpu.migrate.rewrite import PromqlError, rewrite_query
+from podgpu.migrate.promql import PromqlError
+from podgpu.migrate.rewrite import Direction, Generation, MigratedFile, rewrite_query
 from podgpu.migrate.rules import migrate_rules
 
 _MOST_BYTES = 8 * 1024 * 1024
@@ -30,30 +29,43 @@ MIGRATE_OPTIONS = (
     Option(
         "to",
         default="4.9",
-        help="Whose names and units to write: dcgm-exporter 4.9's, or back to 4.8's.",
+        help="Names and units to convert to: dcgm-exporter 4.9's or 4.8's.",
         kind="choice:4.9|4.8",
         ours=True,
     ),
-    Option("expr", help="One PromQL expression, in place of a file.", ours=True),
+    Option("expr", help="Convert one PromQL expression instead of a file.", ours=True),
+    Option("in-place", help="Overwrite the files instead of printing them.", kind="flag", ours=True),
+    Option(
+        "force",
+        help="Write even if some queries cannot be converted; those stay unchanged.",
+        kind="flag",
+        ours=True,
+    ),
+    Option(
+        "list",
+        help="List renamed metrics with unit and factor; arguments filter by name.",
+        kind="flag",
+        ours=True,
+    ),
 )
 _EXAMPLES = (
-    ("podgpu migrate dashboard.json > new.json", "a Grafana dashboard, in 4.9's names and units"),
-    ("podgpu migrate --in-place rules/*.yaml", "Prometheus rules: comments and layout stay"),
-    ("podgpu migrate --expr 'avg(DCGM_FI_DEV_GPU_UTIL) > 90'", "one query"),
+    ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),
+    ("podgpu migrate --in-place rules/*.yaml", "convert Prometheus rules; comments and layout stay"),
+    ("podgpu migrate --expr 'avg(DCGM_FI_DEV_GPU_UTIL) > 90'", "convert one query"),
 )
 
 
-@podgpu_command("migrate", *_EXAMPLES)
-@with_options(MIGRATE_OPTIONS)
-@click.option("--in-place", is_flag=True, help="Rewrite each file, as a whole or not at all, and print nothing.")
-@click.option("--force", is_flag=True, help="Write what could be rewritten, and leave as it is what could not.")
+@make_command("migrate", MIGRATE_OPTIONS, *_EXAMPLES)
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
-    """Rewrite a Grafana dashboard (JSON), Prometheus rules (YAML) or a query for dcgm-exporter 4.9's names.
+    """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.
 
-    A figure whose unit changed is converted in the query, so that panels and thresholds stay right. What cannot be
-    rewritten is listed, nothing is written then, and the exit code is 1; --force writes the rest.
+    Values whose unit changed are converted in the query, so panels and thresholds stay right. If a query cannot be
+    converted, it is listed, nothing is written, and the exit code is 1; --force writes the others.
     """
+    if options["list"]:
+        print_out(_list_renames(files))
+        return 0
     direction = Direction(cast(Generation, options["to"]))
     _check(files, options)
     if options["expr"]:
@@ -63,7 +75,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     for name, result in migrated.items():
         _report(name, result, direction.to)
     if any(result.left for result in migrated.values()) and not options["force"]:
-        click.echo("podgpu: nothing was written; --force writes the rest and leaves these as they are", err=True)
+        click.echo("podgpu: nothing was written; --force writes the rest", err=True)
         return 1
     for name, result in migrated.items():
         if options["in_place"]:
@@ -73,13 +85,30 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     return 0
 
 
+def _list_renames(patterns: tuple[str, ...]) -> str:
+    head = ("4.8", "unit", "4.9", "unit", "factor", "seen in")
+    rows = [
+        (
+            rename.old_name,
+            rename.old.unit,
+            rename.new_name,
+            rename.new.unit,
+            f"{rename.factor:.10g}",
+            rename.new.seen or "DCGM 4.6 header",
+        )
+        for rename in renames()
+        if all(pattern.lower() in f"{rename.old_name} {rename.new_name}".lower() for pattern in patterns)
+    ]
+    return format_table(head, rows, csv=False)
+
+
 def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
     if bool(files) == bool(options["expr"]):
-        raise UsageError("migrate: name a file, - for standard input, or a query with --expr")
+        raise UsageError("migrate: give a file, - for standard input, --expr QUERY or --list")
     if options["in_place"] and (options["expr"] or _STDIN in files):
-        raise UsageError("--in-place: goes with files that can be written: name them")
+        raise UsageError("--in-place needs files")
     if len(files) > 1 and not options["in_place"]:
-        raise UsageError("migrate: one file at a time is printed; several go with --in-place")
+        raise UsageError("migrate: only one file can be printed; use --in-place for several")
     if len(set(map(os.path.realpath, files))) != len(files):
         raise UsageError("migrate: a file is named twice")
 
@@ -97,7 +126,7 @@ def _read(name: str) -> str:
         raise UsageError(f"{name}: not UTF-8 text") from None
 
 
-def _migrate(text: str, name: str, direction: Direction) -> Migrated:
+def _migrate(text: str, name: str, direction: Direction) -> MigratedFile:
     """By the file's name, else by what it begins with: JSON has a brace there, rules have not."""
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
@@ -107,27 +136,27 @@ def _migrate(text: str, name: str, direction: Direction) -> Migrated:
     return migrate_rules(text, origin, direction)
 
 
-def _expression(text: str, direction: Direction) -> Migrated:
+def _expression(text: str, direction: Direction) -> MigratedFile:
     try:
         rewritten = rewrite_query(text, direction)
     except PromqlError as e:
         raise UsageError(f"--expr: not PromQL that can be read: {e}") from e
-    return Migrated(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
+    return MigratedFile(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
 
 
-def _report(name: str, result: Migrated, to: str) -> None:
+def _report(name: str, result: MigratedFile, to: str) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
     for sentence in result.left:
-        click.echo(f"podgpu: {shown}: not rewritten: {one_line(sentence)}", err=True)
+        click.echo(f"podgpu: {shown}: not converted: {one_line(sentence)}", err=True)
     for sentence in dict.fromkeys(result.notes):
         click.echo(f"podgpu: {shown}: note: {one_line(sentence)}", err=True)
     if not result.changed and not result.left:
-        click.echo(f"podgpu: {shown}: nothing to rewrite for {to}", err=True)
+        click.echo(f"podgpu: {shown}: nothing to convert to {to}", err=True)
     elif name != "--expr":
-        click.echo(f"podgpu: {shown}: {result.changed} rewritten, {len(result.left)} not", err=True)
+        click.echo(f"podgpu: {shown}: {result.changed} converted, {len(result.left)} not", err=True)
 
 
-def _write(name: str, result: Migrated) -> None:
+def _write(name: str, result: MigratedFile) -> None:
     if result.changed:
         mode = stat.S_IMODE(Path(name).stat().st_mode)
         AtomicFile(name, mode=mode, option="--in-place").write(result.text.encode())

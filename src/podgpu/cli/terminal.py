@@ -1,5 +1,4 @@
-"""This module owns what the commands print by: standard output, whether it is a screen, whether it has colours, and
-that no line of log comes between."""
+"""Standard output of the commands: encoding, terminal, colours."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ from podgpu.errors import StartError
 
 
 def print_out(text: str | bytes) -> None:
-    """On standard output. What a terminal has no letter for becomes a question mark. Raises StartError."""
+    """Prints to standard output; characters that it cannot encode become question marks. Raises StartError."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
     except BrokenPipeError:
-        raise  # whoever read it has read enough: click ends quietly
+        raise  # click exits without a message
     except OSError as error:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def has_letters(text: str) -> bool:
-    """Whether standard output can show every one of them."""
+    """Returns True if standard output can encode the text."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -36,13 +35,12 @@ def has_letters(text: str) -> bool:
 
 
 def is_screen() -> bool:
-    """Whether it understands more than letters: `dumb` is how a terminal, or whoever keeps what it prints, says that it
-    does not; one that says nothing is taken to be that."""
+    """Returns True for a terminal that supports control sequences. A missing TERM counts as `dumb`."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_interactive() -> bool:
-    """A screen, and somebody at its keys."""
+    """Returns True if a person can type and see the output."""
     return sys.stdin.isatty() and is_screen()
 
 
@@ -52,7 +50,7 @@ def wants_colour() -> bool:
 
 @contextmanager
 def quiet_logs(debug: bool = False) -> Iterator[None]:
-    """What would be logged, the command says in its own words; a line of log would break a screen. `debug` has both."""
+    """Suppresses log lines, which would disturb the screen, unless `debug` is set."""
     before = logging.root.manager.disable
     if debug:
         configure_logging("text", debug)

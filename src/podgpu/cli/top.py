@@ -1,4 +1,4 @@
-"""`podgpu top` shows this node's GPUs, an exporter's or a cluster's, and who uses them, in a terminal."""
+"""`podgpu top`: shows GPUs and their holders in a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.option_table import exporter_options
-from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.cli.exporter_options import hide, pick_options
+from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.compose.top import opened_feed
 from podgpu.errors import UsageError, one_line
@@ -37,34 +36,34 @@ _LOCAL = (
     "path-sysfs",
     "path-varlog",
 )
-_OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Default: if the kubelet's socket can be opened."}}
+_CHANGES = {"kubernetes": {"help": "Show pods. Default: if the kubelet's socket can be opened."}}
 
 
 TOP_OPTIONS = (
-    Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: HOST:9400, or its whole URL.", ours=True),
-    Option("cluster", help="Ask podgpu cluster for every node it sees: HOST:9401, or its whole URL.", ours=True),
-    Option("once", default="false", help="Read twice, print one table, exit.", kind="bool", ours=True),
-    Option("sort", default="gpu", help="What comes first.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
-    Option("filter", help="Only lines with this text in namespace, pod, container, node or model.", ours=True),
-    Option("interval", default="1000", help="How often to read; at least 100 ms.", kind="duration", ours=True),
-    Option("processes", default="false", help="Show each process too (local driver only).", kind="bool", ours=True),
-    *exporter_options(_LOCAL, _OTHERWISE),
+    Option("url", help="Show an exporter, podgpu's or dcgm-exporter's: HOST:9400 or a URL.", ours=True),
+    Option("cluster", help="Show all nodes of podgpu cluster: HOST:9401 or a URL.", ours=True),
+    Option("once", default="false", help="Print one table and exit.", kind="bool", ours=True),
+    Option("sort", default="gpu", help="Sort order.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
+    Option("filter", help="Show only lines with this text in namespace, pod, container, node or model.", ours=True),
+    Option("interval", default="1s", help="How often to read.", kind="duration", ours=True),
+    Option("processes", default="false", help="Show processes (only with the local driver).", kind="bool", ours=True),
+    *hide(pick_options(_LOCAL, _CHANGES)),
 )
 
 
-@podgpu_command(
+@make_command(
     "top",
-    ("podgpu top", "this node's GPUs, live; q quits, h helps"),
-    ("podgpu top --cluster localhost:9401", "every node that podgpu cluster sees"),
-    ("podgpu top --url gpu-1:9400 --once --sort idle", "another node's GPUs as plain text, the longest idle first"),
+    TOP_OPTIONS,
+    ("podgpu top", "this node"),
+    ("podgpu top --cluster localhost:9401", "all nodes of a cluster view"),
+    ("podgpu top --url gpu-1:9400 --once --sort idle", "another node as plain text, the longest idle first"),
 )
-@with_options(TOP_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """A live table of GPUs and who uses them: this node's by its driver, another's by its exporter's URL, or all.
+    """Show a live table of GPUs and their holders: of this node, of an exporter, or of a cluster.
 
-    Keys: q quits, Enter shows details, h shows the others. If standard output is not a terminal, one plain table is
-    printed, as with --once. --url and --cluster take HOST:PORT or a URL.
+    Keys: q quits, Enter shows details, h shows help. If standard output is not a terminal, one plain table is printed.
+    Accepts the exporter's options for this node (see --help-all).
     """
     if options["url"] or options["cluster"]:
         _refuse_local_options(ctx, options)
@@ -78,13 +77,13 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 
 def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Those from variables are left alone: they may be set for the exporter."""
+    """Environment variables are ignored: they may be meant for the exporter."""
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster: give only one of them")
     said = [flag for flag in _LOCAL if _said(ctx, flag)] + (["processes"] if options["processes"] else [])
     asked = "--url" if options["url"] else "--cluster"
     if said:
-        raise UsageError(f"--{said[0]} is for this node's driver; it does not go with {asked}")
+        raise UsageError(f"--{said[0]} is for the local driver and cannot be combined with {asked}")
 
 
 def _said(ctx: click.Context, flag: str) -> bool:
@@ -116,7 +115,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     if size:  # for a person; a script gets the table alone
         from podgpu.top.summary import totals_line
 
-        lines.append(totals_line(seen.totals, seen.view.currency, size.columns, _glyphs(colour)))
+        lines.append(totals_line(seen.view.totals, seen.view.currency, size.columns, _glyphs(colour)))
     if colour and size:
         from podgpu.top.screen import Screen
 
@@ -124,7 +123,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     else:
         print_out("".join(f"{as_text(line)}\n" for line in lines))
     if controls.wanted and not table.body:
-        click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
+        click.echo(f"podgpu: no line contains {controls.wanted!r} (--filter)", err=True)
     for note in seen.notes:
         click.echo(f"podgpu: {one_line(note)}", err=True)
     return 0

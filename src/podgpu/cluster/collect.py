@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from podgpu.figures.device import Owner
+from podgpu.model import WorkloadOwner
 from podgpu.node_state import NodeState
 
 Pod = tuple[str, str]  # namespace, name
@@ -63,7 +63,7 @@ class ClusterReading:
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
-    owners: Mapping[Pod, Owner] = field(default_factory=dict)
+    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
     rolling: Mapping[Scope, float] | None = None  # mean over --window; None: the view computes it from its rounds
     idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> at least seconds
 

@@ -22,10 +22,10 @@ from msgspec.structs import replace as replace_members
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
-from podgpu.metrics.adapter import NODE_LABELS, node_from_text
+from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
+from podgpu.model import WorkloadOwner
 from podgpu.node_state import DeviceState, MigInstance, NodeState, decode_node
 
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
@@ -173,7 +173,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 
 
 def _reduce_slot(slot: S, keep_fields: frozenset[str]) -> S:
-    kept = slot.fields and {name: value for name, value in slot.fields.items() if name in keep_fields}
+    kept = None if slot.fields is None else keep_known_fields(slot.fields, keep_fields)
     return replace_members(slot, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
 
 
@@ -189,7 +189,7 @@ class ScrapeCollector:
         keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
         drop_after: float = 300.0,
-        owners: Callable[[], Mapping[Pod, Owner]] = dict,
+        owners: Callable[[], Mapping[Pod, WorkloadOwner]] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:

@@ -10,18 +10,18 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podgpu.agent.collections import DEFAULT_RETENTION, ConfigFile, SampleRetention
+from podgpu.agent.counter_feeds import CounterFeed, FileCounters
 from podgpu.agent.loop import Agent, Settings
-from podgpu.compose.allocations import Holders, Surroundings, make_holders
+from podgpu.agent.pod_labels import LabelFilter
+from podgpu.compose.allocations import Holders, make_holders
 from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.configuration.config_file import DEFAULT_RETENTION, ConfigFile, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
-from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.metrics.counters import SHIPPED, Counter, make_counter
-from podgpu.metrics.named_counters import Naming as DcgmNaming
+from podgpu.metrics.counters import Naming as DcgmNaming
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder
@@ -75,7 +75,7 @@ def exporter_agent(
     )
     pod_labels = _pod_labels(options, api)
     with naming("allocation"):
-        holders = make_holders(Surroundings(options, api, telemetry))
+        holders = make_holders(options, api, telemetry)
     finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
     agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, counter_feed)
     with naming("devices"):
@@ -94,7 +94,7 @@ def top_source(options: Options, api: ApiAccess, naming: Naming = _no_naming) ->
         telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
     settings = Settings(interval=options["interval"], selection=selection, policy=_top_policy())
     with naming("allocation"):
-        holders = make_holders(Surroundings(options, api, telemetry))
+        holders = make_holders(options, api, telemetry)
     finder = ContainerFinder(options["path_proc"])
     agent = assemble_agent(telemetry, holders, settings, finder)
     with naming("devices"):
@@ -122,7 +122,7 @@ def assemble_agent(
         pod_labels=pod_labels,
         counter_feed=counter_feed,
         containers=finder,
-        signs=holders.signs,
+        liveness=holders.liveness,
     )
 
 
@@ -147,9 +147,7 @@ def _exporter_policy(options: Options, counters: tuple[Counter, ...]) -> Policy:
 
 
 def dcgm_naming(options: Options) -> DcgmNaming:
-    """`dcgm_names_said`: the user said so, be it what is so anyway."""
-    names = options["dcgm_names"]
-    return DcgmNaming(names, as_in_4_6=names == "4.8" and options["dcgm_names_said"])
+    return DcgmNaming(options["dcgm_names"])
 
 
 def _host_labels(options: Options) -> tuple[str, ...]:
@@ -179,9 +177,9 @@ def hostname(options: Options) -> str:
     return node_name(elsewhere)
 
 
-def retention_of(options: Options) -> Retention:
+def retention_of(options: Options) -> SampleRetention:
     """Of DCGM's samples, where no collection says otherwise."""
-    said = Retention(options.get("watch_max_keep_age"), options.get("watch_max_keep_samples"))
+    said = SampleRetention(options.get("watch_max_keep_age"), options.get("watch_max_keep_samples"))
     return said.over(DEFAULT_RETENTION)
 
 
@@ -193,7 +191,7 @@ def choose_counters(options: Options) -> tuple[tuple[Counter, ...], CounterFeed 
     config: ConfigFile | None = options.get("config")
     if config is not None and config.counters is not None:
         naming = dcgm_naming(options)
-        written = (make_counter(c.name, c.type, c.help, naming.as_in_4_6) for c in config.counters)
+        written = (make_counter(c.name, c.type, c.help) for c in config.counters)
         return naming.of_user(tuple(written)), None
     return read_counters(options["collectors"], dcgm_naming(options))
 

@@ -21,19 +21,15 @@ from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served, remove_service
 from podgpu.autoscale.pods import NodeFeed, PodFeed
 from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.autoscale.scene import Store
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import MakeBackend
-from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, duration_text
-from podgpu.compose.cluster import api_config, chosen_backend
-from podgpu.compose.process import look_past_what_stays
+from podgpu.cluster.loop import Cluster, MakeCollector
+from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
+from podgpu.compose.cluster import api_config, choose_collector
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import run
-from podgpu.web.aside import Aside
 from podgpu.web.sockets import Address, parse_address
 
 OFF = "none"
@@ -44,9 +40,9 @@ _log = logging.getLogger("podgpu")
 def autoscale_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
     """Raises UsageError."""
     interval, longest = options["interval"], options["longest_window"]
-    if longest / interval > MOST_ROUNDS:
+    if longest / interval > MAX_ROUNDS:
         raise UsageError(
-            f"--longest-window {duration_text(longest)} holds more than {MOST_ROUNDS} rounds of --interval "
+            f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} rounds of --interval "
             f"{duration_text(interval)}: make the window shorter or the interval longer"
         )
     return check_settings(
@@ -54,7 +50,6 @@ def autoscale_settings(options: Mapping[str, Any], stale_after: float, drop_afte
             interval=interval,
             stale_after=stale_after,
             drop_after=drop_after,
-            used_means=options["used_means"],
             used_field=options["used_field"],
             fields_beside=FIELDS_BESIDE,
             window=interval,
@@ -65,14 +60,13 @@ def autoscale_settings(options: Mapping[str, Any], stale_after: float, drop_afte
 def run_autoscale(options: Mapping[str, Any], settings: ViewSettings, probe_address: Address) -> None:
     """Until SIGINT or SIGTERM. Raises UsageError and StartError."""
     with ExitStack() as at_the_end:
-        make_backend = chosen_backend({**options, "owners": "none"}, settings, at_the_end)
-        parts = assemble_autoscale(options, settings, make_backend, at_the_end)
-        look_past_what_stays()
+        make_collector = choose_collector({**options, "owners": "none"}, settings, at_the_end)
+        parts = assemble_autoscale(options, settings, make_collector, at_the_end)
         run(parts.cluster, parts.listeners(probe_address))
 
 
 def assemble_autoscale(
-    options: Mapping[str, Any], settings: ViewSettings, make_backend: MakeBackend, at_the_end: ExitStack
+    options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, at_the_end: ExitStack
 ) -> Autoscale:
     """Raises UsageError for what cannot be meant, before anything is asked."""
     keda = _keda(options)
@@ -85,7 +79,7 @@ def assemble_autoscale(
     at_the_end.callback(pods.close)
     at_the_end.callback(nodes.close)
     store = Store(settings, options["longest_window"], pods.now, nodes.now)
-    cluster = Cluster(make_backend, Publisher(settings, on_round=store.take))
+    cluster = Cluster(make_collector, settings, on_round=store.take)
     return Autoscale(
         store,
         cluster,
@@ -163,8 +157,6 @@ def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
 
 def _api(options: Mapping[str, Any], address: Address, config: ApiConfig, at_the_end: ExitStack) -> ApiPart:
     trust = _trust(config, at_the_end)
-    disk = Aside("api-tls")
-    at_the_end.callback(disk.close)
     make_keeper = None
     if options["api_service"]:
         served = _served(options["api_service"])
@@ -180,7 +172,7 @@ def _api(options: Mapping[str, Any], address: Address, config: ApiConfig, at_the
     contexts = ApiContexts(read_pair, lambda: trust() or Trust())
     return ApiPart(
         address,
-        contexts.for_listener(disk),
+        contexts.now,
         trust,
         lambda: ApiClient(config),
         make_keeper,

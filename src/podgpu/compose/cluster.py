@@ -9,47 +9,51 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import Backend, MakeBackend
+from podgpu.cluster.collect import Collector
+from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.loop import Cluster, MakeCollector
+from podgpu.cluster.prices import read_prices
+from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.prometheus_history import PrometheusHistory
+from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings
-from podgpu.compose.process import look_past_what_stays
+from podgpu.compose.histories import cluster_recorder
 from podgpu.compose.servers import access_by
-from podgpu.configuration.price_file import read_prices
 from podgpu.errors import SourceError, UsageError
-from podgpu.web.app import Served, Several, protected_by, run
+from podgpu.history.answers import History
+from podgpu.http_client import Access
+from podgpu.web.app import Served, Several, load_protection, run
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    from podgpu.cluster.prom.backend import PrometheusPlace
-    from podgpu.cluster.scraping.backend import Targets
-    from podgpu.cluster.scraping.discover import ApiOwners
     from podgpu.compose.agent import Naming
-    from podgpu.history.asking import History
-    from podgpu.http_client import Access
     from podgpu.kube.config import ApiConfig
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
-_MOST_AT_A_TIME = 1000
 
 
 def run_cluster(
     options: Mapping[str, Any], settings: ViewSettings, address: Address, probe_address: Address | None, naming: Naming
 ) -> None:
-    """Until SIGINT or SIGTERM. Raises UsageError and StartError."""
-    # Here, as `podgpu autoscale`, which shares what is below, has no page.
+    """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    # podgpu autoscale shares what is below, and has no page.
     from podgpu.web.cluster_app import cluster_listeners
 
     with ExitStack() as at_the_end:
-        make_backend = chosen_backend(options, settings, at_the_end)
-        publisher = Publisher(settings, read_prices(options["prices"]))
-        with naming("history_dir"):
-            cluster, beside, history = _with_history(options, make_backend, publisher)
-        protection = at_the_end.enter_context(protected_by(options["web_config_file"]))
+        make_collector = choose_collector(options, settings, at_the_end)
+        cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
+        beside: list[Served] = []
+        if options["prometheus"]:
+            history: History = _prometheus_history(options)
+        else:
+            with naming("history_dir"):
+                recorder = cluster_recorder(cluster, options["history_dir"])
+            history, beside = recorder, [recorder]
+        protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
         listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
-        look_past_what_stays()
         run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
 
 
@@ -57,55 +61,33 @@ def _announce(bound: Address) -> None:
     _log.info("listening on %s/metrics, the page is on %s/", bound.url, bound.url)
 
 
-def _with_history(
-    options: Mapping[str, Any], make_backend: MakeBackend, publisher: Publisher
-) -> tuple[Cluster, list[Served], History]:
-    """Prometheus has the past already; the exporters have to be watched for it."""
-    if options["prometheus"]:
-        return Cluster(make_backend, publisher), [], prometheus_history(options)
-    from podgpu.compose.histories import cluster_with_keeper, history_of
-
-    cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
-    return cluster, [keeper], history_of(keeper)
-
-
-# Whom to ask
-
-
-def chosen_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
+def choose_collector(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeCollector:
     """Raises UsageError."""
-    make = prometheus_backend if options["prometheus"] else scrape_backend
+    make = _prometheus_collector if options["prometheus"] else _scrape_collector
     return make(options, settings, at_the_end)
 
 
-def prometheus_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
-    """Raises UsageError."""
-    from podgpu.cluster.prom.backend import PrometheusBackend
-
-    place = _prometheus_place(options)
+def _prometheus_collector(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeCollector:
+    server = _prometheus_server(options)
     owners = _owners(options, at_the_end)
 
-    def make() -> Backend:
-        return PrometheusBackend(place, settings, owners.of if owners else None)
+    def make() -> Collector:
+        find_owners = owners.of if owners else None
+        return PrometheusCollector(server, settings, keep_fields=settings.keep_fields, find_owners=find_owners)
 
     with _naming("--prometheus"):
-        make()  # whatever is wrong with the options is said at once
+        make()  # reports wrong options at once
     return make
 
 
-def prometheus_history(options: Mapping[str, Any]) -> History:
-    """Whoever has the present from the server has the past from there, too. Raises UsageError."""
-    from podgpu.cluster.prom.history import PrometheusHistory
-
+def _prometheus_history(options: Mapping[str, Any]) -> History:
     with _naming("--prometheus"):
-        return PrometheusHistory(_prometheus_place(options))
+        return PrometheusHistory(_prometheus_server(options))
 
 
-def _prometheus_place(options: Mapping[str, Any]) -> PrometheusPlace:
-    from podgpu.cluster.prom.backend import PrometheusPlace
-
+def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     tenant = options["prometheus_tenant"]
-    return PrometheusPlace(
+    return PrometheusServer(
         url=options["prometheus"],
         access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
         match=options["match"],
@@ -114,27 +96,26 @@ def _prometheus_place(options: Mapping[str, Any]) -> PrometheusPlace:
     )
 
 
-def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
-    """Raises UsageError."""
-    from podgpu.cluster.scraping.backend import ScrapeBackend, ScrapeSettings
-
+def _scrape_collector(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeCollector:
     access = access_by(options, "exporter", "the exporter")
-    scraping = ScrapeSettings(
-        deadline=options["scrape_timeout"],
-        concurrency=_concurrency(options["scrape_concurrency"]),
-        used_field=settings.used_field,
-        fields_beside=settings.fields_beside,
-        node_labels=_names(options["node_label"]),
-        keep_gone=settings.drop_after,
-    )
+    node_labels = _names(options["node_label"])
     targets, wait = _targets(options, access, at_the_end)
     owners = _owners(options, at_the_end)
-    notes = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without and says nothing
+    notes = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without owners silently
 
-    def make() -> Backend:
-        """In the rounds' own thread: probes are answered while the API server is waited for."""
+    def make() -> Collector:
+        """Called in the thread of the rounds: probes are answered while it waits for the API server."""
         wait()
-        return ScrapeBackend(targets, access, scraping, owners=owners.all if owners else None, notes=notes)
+        return ScrapeCollector(
+            targets,
+            access,
+            timeout=options["scrape_timeout"],
+            keep_fields=settings.keep_fields,
+            node_labels=node_labels,
+            drop_after=settings.drop_after,
+            owners=owners.all if owners else dict,
+            notes=notes,
+        )
 
     return make
 
@@ -142,15 +123,11 @@ def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_en
 def _targets(options: Mapping[str, Any], access: Access, at_the_end: ExitStack) -> tuple[Targets, Callable[[], None]]:
     """And what to do before they are first asked for."""
     if options["scrape"]:
-        from podgpu.cluster.scraping.backend import FixedTargets
-
         with _naming("--scrape"):
             return FixedTargets(options["scrape"].split(","), access), lambda: None
-    from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
-
-    selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(api_config(options["kubeconfig"]), selection, port, https=https)
+    targets = KubernetesTargets(api_config(options["kubeconfig"]), selector, https=https)
     at_the_end.callback(targets.close)
 
     def wait() -> None:
@@ -165,8 +142,6 @@ def _owners(options: Mapping[str, Any], at_the_end: ExitStack) -> ApiOwners | No
     asked_anyway = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not asked_anyway):
         return None
-    from podgpu.cluster.scraping.discover import ApiOwners
-
     owners = ApiOwners(api_config(options["kubeconfig"]))
     at_the_end.callback(owners.close)
     return owners
@@ -195,9 +170,3 @@ def _names(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError("--node-label names no label: write Hostname,hostname,node,instance")
     return names
-
-
-def _concurrency(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= _MOST_AT_A_TIME):
-        raise UsageError(f"--scrape-concurrency {text!r}: write a number from 1 to {_MOST_AT_A_TIME}")
-    return int(text)

@@ -16,30 +16,29 @@ from typing import NamedTuple, Protocol
 from aiohttp import web
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.agent.waste_watch import WasteWatch
 from podgpu.clock import Clock
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.prices import ReadPrices
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.cluster.settings import ViewSettings
 from podgpu.compose.agent import assemble_agent
 from podgpu.compose.allocations import Holders
-from podgpu.compose.histories import cluster_with_keeper, history_of, node_keeper
+from podgpu.compose.histories import cluster_recorder, node_recorder
 from podgpu.errors import StartError
-from podgpu.figures.device import SIMULATED, Owner
-from podgpu.figures.prices import ReadPrices
+from podgpu.figures.device import SIMULATED
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.history.keeper import Keeper
+from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.scenario import Act, Play, acts
-from podgpu.simulate.stage import StageNode, owner_of
+from podgpu.model import WorkloadOwner
+from podgpu.simulate.demo import Act, Play, StageNode, acts, owner_of
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Several, run
 from podgpu.web.cluster_app import cluster_application
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures
+from podgpu.web.exporter_app import PageSources, application
+from podgpu.web.node_page import NodeWaste
 from podgpu.web.sockets import Address
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")
@@ -83,24 +82,26 @@ def run_demo(settings: DemoSettings, audience: Audience) -> None:
         with ThreadPoolExecutor(len(exporters)) as pool:  # each waits a second between its first two readings
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         several = Several(
-            [member for exporter in exporters for member in (exporter.agent, exporter.keeper, exporter.waste)]
+            [member for exporter in exporters for member in (exporter.agent, exporter.recorder, exporter.waste)]
         )
         targets: list[str] = []
-        cluster, keeper = cluster_with_keeper(
-            lambda: ScrapeBackend(FixedTargets(targets), owners=lambda: owners_of(nodes)),
-            Publisher(CLUSTER, settings.prices),
+        cluster = Cluster(
+            lambda: ScrapeCollector(
+                FixedTargets(targets), keep_fields=CLUSTER.keep_fields, owners=lambda: owners_of(nodes)
+            ),
+            CLUSTER,
+            settings.prices,
         )
+        recorder = cluster_recorder(cluster)
         listeners = [
             *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
-            Listener(
-                cluster_application(cluster, history=history_of(keeper)), settings.cluster_address, CLUSTER_OPTION
-            ),
+            Listener(cluster_application(cluster, history=recorder), settings.cluster_address, CLUSTER_OPTION),
         ]
         script = [] if settings.calm else acts(nodes)
 
         def listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
-            for member in (cluster, keeper, Director(Play(script), audience.happened)):
+            for member in (cluster, recorder, Director(Play(script), audience.happened)):
                 several.add(member)
             audience.begun(bound, exporters[0].agent, script)
 
@@ -161,13 +162,13 @@ class Exporter(NamedTuple):
 
     node: StageNode
     agent: Agent
-    keeper: Keeper
-    waste: WasteWatch
+    recorder: HistoryRecorder
+    waste: NodeWaste
     prices: ReadPrices
 
     def application(self) -> web.Application:
         """Whoever asks it while its node is dead finds the connection broken."""
-        app = application(self.agent, shown=BesideFigures(history_of(self.keeper), self.prices, self.waste.wasted))
+        app = application(self.agent, page=PageSources(self.recorder, self.prices, self.waste.statement))
 
         @web.middleware
         async def unless_dead(
@@ -183,7 +184,7 @@ class Exporter(NamedTuple):
 
 def exporter_on(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> Exporter:
     agent = _agent(node, clock or Clock())
-    return Exporter(node, agent, node_keeper(agent), WasteWatch(agent, prices), prices)
+    return Exporter(node, agent, node_recorder(agent, prices=prices), NodeWaste(agent, prices), prices)
 
 
 def _agent(node: StageNode, clock: Clock) -> Agent:
@@ -202,7 +203,7 @@ def _agent(node: StageNode, clock: Clock) -> Agent:
     )
 
 
-def owners_of(nodes: Sequence[StageNode]) -> dict[tuple[str, str], Owner]:
+def owners_of(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
     """As the API server would tell."""
     named = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
-    return {(namespace, pod): Owner(*owner) for namespace, pod in named if (owner := owner_of(pod)) is not None}
+    return {(namespace, pod): WorkloadOwner(*owner) for namespace, pod in named if (owner := owner_of(pod)) is not None}

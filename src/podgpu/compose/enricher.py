@@ -4,31 +4,32 @@ between; and has it take its turns."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 
-from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.atomic_file import AtomicFile, OutputError
+from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
+from podgpu.clock import Clock
 from podgpu.compose.agent import Naming, Options
-from podgpu.compose.allocations import Surroundings, make_holders
-from podgpu.compose.process import look_past_what_stays, stop_on_signal
+from podgpu.compose.allocations import make_holders
+from podgpu.compose.process import stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
-from podgpu.gpu.beside import DriverBeside
+from podgpu.files import AtomicFile, OutputError
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.gpu.exposition_source import ExpositionSource
-from podgpu.isolate import Isolation
 from podgpu.model import Device
+from podgpu.workers import Workers
 
 _DEADLINE = 5.0
 
 
 @contextmanager
 def opened_enricher(
-    source: ExpositionSource, textfile: AtomicFile, settings: Settings, options: Options, naming: Naming
+    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Options, naming: Naming
 ) -> Iterator[Enricher]:
     """Raises UsageError."""
     with ExitStack() as at_the_end:
@@ -36,18 +37,17 @@ def opened_enricher(
         at_the_end.callback(api.close)
         driver = open_telemetry("nvml", options)
         with naming("allocation"):
-            holders = make_holders(Surroundings(options, api, driver))
-        isolation = Isolation()
+            holders = make_holders(options, api, driver)
+        isolation = Workers()
         at_the_end.callback(isolation.close)
-        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
+        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, Clock(), holders.liveness)
         at_the_end.callback(turn.close)
-        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
+        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
 
 
 def run_enricher(enricher: Enricher, interval: float) -> None:
     """Until SIGTERM or SIGINT. The file stays: node_textfile_mtime_seconds tells its age."""
     stopping = stop_on_signal()
-    look_past_what_stays()
     due = time.monotonic()
     while not stopping.is_set():
         with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again
@@ -56,7 +56,7 @@ def run_enricher(enricher: Enricher, interval: float) -> None:
         stopping.wait(due - time.monotonic())
 
 
-def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], ParsedExposition]:
+def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedExposition]:
     """In a worker of its own: whatever hangs, a turn ends."""
 
     def fetch() -> ParsedExposition:
@@ -70,10 +70,10 @@ def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], Parse
     return fetch
 
 
-def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
-    def holders(devices: Sequence[Device]) -> Held:
+def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], HolderResult]:
+    def holders(devices: Sequence[Device]) -> HolderResult:
         part = turn.collect(devices)
-        shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
-        return Held(shown, part.outcomes, turn.errors)
+        assignments = replace_uids(part.assignments, part.api_uids)
+        return HolderResult(assignments, part.unmapped, part.sources, Counter(part.errors))
 
     return holders

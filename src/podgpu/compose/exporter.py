@@ -12,23 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.waste_watch import WasteWatch
+from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.compose.agent import Naming, Options, exporter_agent
-from podgpu.compose.histories import history_of, node_keeper
-from podgpu.compose.process import (
-    give_back_once_settled,
-    let_go_of_what_ended,
-    look_past_what_stays,
-    take_turns_often,
-)
+from podgpu.compose.histories import node_recorder
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
-from podgpu.web.app import protected_by
-from podgpu.web.exporter_app import Bounds, serve
-from podgpu.web.routes import BesideFigures
+from podgpu.web.app import load_protection
+from podgpu.web.exporter_app import PageSources, RequestLimits, serve
+from podgpu.web.node_page import NodeWaste
 from podgpu.web.sockets import Address, systemd_sockets
 
 if TYPE_CHECKING:
-    from podgpu.figures.prices import ReadPrices
     from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
@@ -52,18 +45,14 @@ class Exporter:
     naming: Naming
     sockets: Sequence[socket.socket]
     protection: Protection | None
-    prices: ReadPrices | None
+    prices: ReadPrices
 
     def serve(self, doors: Doors) -> None:
         """Until SIGINT, SIGTERM or a fatal error of the agent. Raises UsageError and StartError."""
         options = self.options
-        waste = WasteWatch(self.agent, self.prices)
+        waste = NodeWaste(self.agent, self.prices)
         with self.naming("history_dir"):
-            keeper = node_keeper(self.agent, options["history_dir"], waste)
-        let_go_of_what_ended()
-        take_turns_often()
-        look_past_what_stays()
-        give_back_once_settled()
+            recorder = node_recorder(self.agent, options["history_dir"], waste, self.prices)
         serve(
             self.agent,
             doors.address,
@@ -73,9 +62,11 @@ class Exporter:
             self.protection,
             self.sockets,
             options["web_enable_lifecycle"],
-            shown=BesideFigures(history_of(keeper), self.prices, waste.wasted),
-            beside=[keeper, waste],
-            bounds=Bounds(options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]),
+            page=PageSources(recorder, self.prices, waste.statement),
+            services=[recorder, waste],
+            limits=RequestLimits(
+                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+            ),
         )
 
 
@@ -88,19 +79,10 @@ def opened_exporter(options: Options, naming: Naming) -> Iterator[Exporter]:
         with naming("web_systemd_socket"):
             sockets = systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
         with naming("web_config_file"):
-            protection = at_the_end.enter_context(protected_by(options["web_config_file"]))
+            protection = load_protection(options["web_config_file"])
         with naming("prices"):
-            prices = _prices(options["prices"])
+            prices = read_prices(options["prices"])
         # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
         api = ApiAccess(options["kubeconfig"]) if once else ApiAccess(options["kubeconfig"], SOON_SECONDS)
         at_the_end.callback(api.close)
         yield Exporter(exporter_agent(options, api, naming), options, naming, sockets, protection, prices)
-
-
-def _prices(chosen: str) -> ReadPrices | None:
-    """What brings YAML is loaded by those only who have prices."""
-    if not chosen:
-        return None
-    from podgpu.configuration.price_file import read_prices
-
-    return read_prices(chosen)

@@ -1,74 +1,53 @@
-"""This module puts a keeper of history beside a node's agent or the cluster's loop: it takes its samples of what those
-publish."""
+"""Puts a history recorder beside a node's agent or the cluster's loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from podgpu.agent.loop import Agent
-from podgpu.history.answering import RingHistory
-from podgpu.history.keeper import Keeper
-from podgpu.history.ring import Told
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.prices import ReadPrices, no_prices
+from podgpu.cluster.record import RoundReader
+from podgpu.cluster.state import ClusterState
+from podgpu.cluster.waste import RESTORED
+from podgpu.history.queries import UsageRow, read_first_usage, read_usage
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.web.node_page import NodeWaste, build_state
 
-if TYPE_CHECKING:  # the exporter has no cluster
-    from podgpu.agent.waste_watch import WasteWatch
-    from podgpu.clock import Clock
-    from podgpu.cluster.loop import Cluster
-    from podgpu.cluster.publish import Publisher
-    from podgpu.cluster.reading import MakeBackend
+_LONGEST_GAP = 60.0  # seconds between two rounds of history; a longer time is not charged
 
 
-def node_keeper(agent: Agent, directory: str = "", waste: WasteWatch | None = None) -> Keeper:
+def node_recorder(
+    agent: Agent, directory: str = "", waste: NodeWaste | None = None, prices: ReadPrices | None = None
+) -> HistoryRecorder:
     """Raises UsageError."""
-    beside = None
+
+    def read_state() -> ClusterState | None:
+        return build_state(agent, prices or no_prices) if agent.is_fresh(agent.published) else None
+
+    recorder = HistoryRecorder(RoundReader(read_state, _LONGEST_GAP), agent.clock, directory)
+    agent.notes_beside = recorder.warnings
     if directory and waste is not None:
-        from podgpu.history.waste_file import WasteFile
-
-        beside = WasteFile(directory, lambda: waste.wasted()[0], waste.restore, agent.clock.wall)
-    keeper = Keeper(lambda: told_by_node(agent), agent.clock, directory, beside)
-    agent.notes_beside = keeper.notes
-    return keeper
+        _restore(recorder, waste.restore, agent.clock.wall())
+    return recorder
 
 
-def told_by_node(agent: Agent) -> Iterable[Told]:
-    """Nothing when what was published is too old to be shown: then nothing is known."""
-    from podgpu.figures.from_snapshot import view_of_snapshot
-
-    published = agent.published
-    if agent.is_fresh(published):
-        yield Told(view_of_snapshot(published.snapshot, agent.settings.policy.hostname).devices)
-
-
-def cluster_with_keeper(
-    make_backend: MakeBackend, publisher: Publisher, clock: Clock | None = None, directory: str = ""
-) -> tuple[Cluster, Keeper]:
+def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     """Raises UsageError."""
-    from podgpu.cluster.loop import Cluster
 
-    cluster = Cluster(make_backend, publisher, clock)
-    beside = None
+    def read_state() -> ClusterState | None:
+        return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
+
+    gap = max(_LONGEST_GAP, cluster.settings.stale_after)
+    recorder = HistoryRecorder(RoundReader(read_state, gap), cluster.clock, directory)
+    cluster.notes_beside = recorder.warnings
     if directory:
-        from podgpu.history.waste_file import WasteFile
-
-        beside = WasteFile(directory, publisher.waste, publisher.restore_waste, cluster.clock.wall)
-    keeper = Keeper(lambda: told_by_cluster(cluster), cluster.clock, directory, beside)
-    publisher.notes_beside = keeper.notes
-    return cluster, keeper
+        _restore(recorder, cluster.restore_waste, cluster.clock.wall())
+    return recorder
 
 
-def told_by_cluster(cluster: Cluster) -> Iterable[Told]:
-    """Of nodes that are old only what is wrong. GPUs without a UUID cannot be told apart from another node's."""
-    from podgpu.figures.device import has_identity
-
-    if not cluster.turns:
-        return
-    for node in cluster.published.view.nodes:
-        if all(has_identity(device.uuid) for device in node.devices):
-            yield Told(node.devices, fresh=not node.old)
-        else:
-            yield Told([device for device in node.devices if has_identity(device.uuid)], fresh=not node.old)
-
-
-def history_of(keeper: Keeper) -> RingHistory:
-    return RingHistory(keeper.ring, keeper.clock)
+def _restore(
+    recorder: HistoryRecorder, restore: Callable[[Iterable[UsageRow], float | None], None], wall: float
+) -> None:
+    with recorder.reader() as db:
+        restore(read_usage(db, 0, wall, RESTORED), read_first_usage(db))

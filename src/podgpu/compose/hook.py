@@ -7,9 +7,9 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
-from podgpu.atomic_file import AtomicFile
-from podgpu.compose.process import look_past_what_stays, stop_on_signal
-from podgpu.hook.loop import Hook, Settings
+from podgpu.compose.process import stop_on_signal
+from podgpu.files import AtomicFile
+from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:  # it brings the web server
     from podgpu.web.sockets import Address
@@ -17,11 +17,10 @@ if TYPE_CHECKING:  # it brings the web server
 _log = logging.getLogger("podgpu")
 
 
-def run_hook(settings: Settings, file: AtomicFile, address: Address | None) -> None:
+def run_hook(settings: HookSettings, file: AtomicFile, address: Address | None) -> None:
     """Until SIGTERM, SIGINT or the end of an inherited connection. Raises StartError."""
     hook = Hook(settings, file)
     _log.info("keeping %s", file.path)
-    look_past_what_stays()
     if address is None:
         _run_without_port(hook)
     else:

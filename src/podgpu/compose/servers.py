@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.gpu.exposition_source import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming
 from podgpu.model import Allocation, Device
 
 if TYPE_CHECKING:
+    from podgpu.agent.counter_feeds import ConfigMapCounters
     from podgpu.kube.config import ApiConfig
     from podgpu.kube.objects import PodRecord, PoolSlice
     from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
@@ -28,6 +28,8 @@ T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _SYNC_SECONDS = 10.0
+_CONFIGMAP_KEY = "metrics"
+"""dcgm-exporter's."""
 _LARGEST_ANSWER = 16 * 1024 * 1024
 """Of one node: 1,000 pods of 16 KiB. A larger list would not fit into the memory that the chart gives an exporter."""
 SOON_SECONDS = 0.5
@@ -43,7 +45,7 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
     try:
         return open_feed()
     except NoApi as e:
-        _log.warning("--%s: %s; podgpu goes on without it", option, e)
+        _log.warning("--%s: %s; continuing without it", option, e)
         return None
 
 
@@ -75,7 +77,7 @@ class ApiAccess:
     def pods(self) -> Informer[PodRecord]:
         """This node's pods."""
         if self._pods is None:
-            from podgpu.holders.annotation_formats import is_read
+            from podgpu.holders.annotations import is_read
             from podgpu.kube.objects import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}
@@ -93,9 +95,11 @@ class ApiAccess:
 
     def configmap(self, name: str, naming: Naming = Naming()) -> ConfigMapCounters:  # noqa: B008 - frozen
         """`-m NAMESPACE:NAME`."""
+        from podgpu.agent.counter_feeds import ConfigMapCounters
+
         namespace, colon, map_name = name.partition(":")
         if not colon or not namespace or not map_name or "/" in name:
-            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
+            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {_CONFIGMAP_KEY!r}")
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
         if not watcher.wait_synced(self._sync_seconds):
@@ -153,7 +157,7 @@ class ApiAccess:
 
 def _csv_text(configmap: Mapping[str, Any]) -> str | None:
     data = configmap.get("data")
-    text = data.get(CONFIGMAP_KEY) if isinstance(data, Mapping) else None
+    text = data.get(_CONFIGMAP_KEY) if isinstance(data, Mapping) else None
     return text if isinstance(text, str) else None
 
 

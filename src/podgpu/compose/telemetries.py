@@ -14,7 +14,7 @@ from podgpu.gpu.source import Telemetry
 from podgpu.http_client import redact_url
 
 if TYPE_CHECKING:
-    from podgpu.gpu.nvml.switches.opening import Opening
+    from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
     from podgpu.simulate.driver import SimulatedNvml
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def _nvml(argument: str, options: Options) -> Telemetry:
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, not {redact_url(argument)}")
     return NvmlTelemetry(
-        count_expected=_bus(options), sees_processes=in_host_pid_namespace() is True, opening=_opening(options)
+        count_expected=_bus(options), sees_processes=in_host_pid_namespace() is True, switch_logs=_switch_logs(options)
     )
 
 
@@ -40,15 +40,15 @@ def _bus(options: Options) -> Callable[[], int | None]:
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _opening(options: Options, **how: Any) -> Opening | None:
+def _switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
     """How context switches are read, if they are. A simulated driver's own way (`how`) is known all the same: the
     doctor would look for a real log otherwise."""
     wanted = options.get("usage_from", "samples")
     if wanted == "samples" and not how:
         return None
-    from podgpu.gpu.nvml.switches.opening import Opening
+    from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 
-    return Opening(wanted, **how)
+    return SwitchLogFactory(wanted, **how)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
@@ -65,10 +65,10 @@ def _simulated(argument: str, options: Options) -> Telemetry:
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.machine.gpus)
-    opening = _opening(
+    switch_logs = _switch_logs(
         options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
     )
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, opening=opening)
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=switch_logs)
 
 
 def _dcgm(argument: str, options: Options) -> Telemetry:

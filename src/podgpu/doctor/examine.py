@@ -1,187 +1,236 @@
-"""This module leads through the examination, part after part under a deadline: what hangs or fails is a finding."""
+"""Runs all checks of a node with the exporter's options. Each read has a deadline; a failure is a finding."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from podgpu.device_selection import Selection
-from podgpu.doctor.counters import fields_to_ask, judge_counters
-from podgpu.doctor.findings import Finding, note, wrong
-from podgpu.doctor.gpus import Gpus, judge_dcgm, judge_exposition, judge_gpus, read_gpus
-from podgpu.doctor.host import (
-    Host,
-    judge_device_files,
-    judge_host_name,
-    judge_pid_namespace,
-    judge_privileges,
-    read_host,
-)
-from podgpu.doctor.kubelet import KubeletAnswer, ask_kubelet
-from podgpu.doctor.mapping import judge_mapping
-from podgpu.doctor.probe import StartLoad, probe_switches
-from podgpu.doctor.sharing import judge_sharing
-from podgpu.doctor.sources import Feed, Pods, judge_feeds, judge_node, read_sources
-from podgpu.errors import UsageError
-from podgpu.gpu.dcgm import DcgmTelemetry
-from podgpu.gpu.exporter import ExporterTelemetry
+from podgpu.agent.collections import collection_of_fields
+from podgpu.agent.pod_labels import LabelFilter
+from podgpu.compose.agent import Naming, Options, choose_counters, dcgm_naming
+from podgpu.compose.allocations import make_allocations, make_identities
+from podgpu.compose.servers import ApiAccess, NoApi
+from podgpu.compose.telemetries import open_telemetry
+from podgpu.device_selection import Selection, parse_selection
+from podgpu.doctor.findings import Finding, note, ok, wrong
+from podgpu.doctor.gpus import SIMULATED, check_gpus, check_usage, read_gpus
+from podgpu.doctor.holders import check_holders, check_watches
+from podgpu.doctor.host import Host, check_host, check_host_name, read_host
+from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
+from podgpu.holders import AllocationSource
 from podgpu.holders.identity import IdentityReader
-from podgpu.holders.kubelet import SOURCE as KUBELET
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.merge import merge
-from podgpu.holders.source import AllocationSource
-from podgpu.isolate import Isolation
-from podgpu.metrics.counters import Counter
+from podgpu.kube.objects import PodRecord
+from podgpu.kube.reflector import Store
+from podgpu.metrics.counters import Counter, shipped_counters
 from podgpu.model import UsageMethod
+from podgpu.web.app import load_protection
+from podgpu.workers import Workers
 
 DEADLINE = 5.0
-PROC, SYSFS, DEV = "/proc", "/sys", "/dev"
-SIMULATED = "simulated"
+CONFIG_FILE = "configuration file"
+_CONFIGMAP = (
+    "check that it exists (kubectl get configmap), and that podgpu's service account may list and watch configmaps in"
+    " that namespace"
+)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the exporter is wanted to do here: the doctor says whether it can."""
+class NodeSettings:
+    """What the exporter should do on this node."""
 
     counters: tuple[Counter, ...] = ()
     selection: Selection = field(default_factory=Selection)
     sources: tuple[AllocationSource, ...] = ()
-    """Who is asked for holders, the most trusted first. None: the user said that no pod labels are wanted."""
+    """Highest precedence first. Empty: no pod labels are wanted."""
     kubelet_required: bool = False
-    feeds: tuple[Feed, ...] = ()
-    """What of the API server is watched: for those sources, for pod labels, for counters."""
-    pods: Pods | None = None
-    """This node's pods as the API server has them; None: it is not asked for them."""
+    watches: tuple[Store[Any], ...] = ()
+    """All watches of the API server."""
+    pods: Store[PodRecord] | None = None
+    """This node's pods in the API server, if watched."""
     identities: IdentityReader = field(default_factory=IdentityReader)
     no_hostname: bool = False
     container_usage: bool = True
     usage_from: UsageMethod = "samples"
-    start_load: StartLoad | None = None
-    """Makes a load for `--probe-switches`; None: nothing is to be probed."""
-    proc: str = PROC
-    sysfs: str = SYSFS
-    dev: str = DEV
+    proc: str = "/proc"
+    sysfs: str = "/sys"
+    dev: str = "/dev"
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def examine(
-    question: Question,
+    settings: NodeSettings,
     telemetry: Telemetry,
     deadline: float = DEADLINE,
     pause: Callable[[float], object] = time.sleep,
 ) -> list[Finding]:
-    isolation = Isolation()
+    workers = Workers()
     try:
-        host, findings = _look_at_host(question, isolation, deadline)
-        gpus = read_gpus(telemetry, fields_to_ask(question.counters), isolation, deadline, pause)
-        findings += _judge_figures(gpus, host, telemetry)
-        findings += _judge_selection(question.selection, gpus)
-        findings += judge_counters(gpus, question.counters, _lender(telemetry))
-        findings += judge_privileges(host, question.usage_from == "exact" or question.start_load is not None)
-        if telemetry.name == "nvml":
-            findings += judge_device_files(host)
-        if telemetry.name != SIMULATED and question.container_usage:
-            findings += judge_pid_namespace(host)
-        findings += _judge_sharing(question, gpus, telemetry, isolation, deadline, pause)
-        findings += judge_feeds(question.feeds, deadline)
-        findings += look_at_holders(question, gpus, isolation, deadline)
-        return findings + judge_host_name(host, question.no_hostname)
+        host, findings = _read_host(settings, workers, deadline)
+        gpus = read_gpus(telemetry, settings.counters, workers, deadline, pause)
+        findings += check_gpus(gpus, host, telemetry, settings.counters)
+        if gpus.is_complete:
+            try:
+                settings.selection.check(gpus.devices)
+            except UsageError as error:
+                findings.append(wrong("devices", str(error)))
+        findings += check_host(
+            host,
+            exact_usage=settings.usage_from == "exact",
+            device_files=telemetry.name == "nvml",
+            pid_namespace=telemetry.name != SIMULATED and settings.container_usage,
+        )
+        whole = [device for device in gpus.devices if not device.is_instance and device not in gpus.failures]
+        if settings.container_usage and whole:
+            findings += check_usage(telemetry, whole, settings.usage_from, workers, deadline)
+        findings += check_watches(settings.watches, deadline)
+        findings += check_holders(
+            settings.sources,
+            gpus,
+            selection=settings.selection,
+            identities=settings.identities,
+            kubelet_required=settings.kubelet_required,
+            pods=settings.pods,
+            node_name=settings.environment.get("NODE_NAME", ""),
+            workers=workers,
+            deadline=deadline,
+        )
+        return [*findings, check_host_name(host, settings.no_hostname)]
     finally:
-        isolation.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
-        for source in question.sources:
+        workers.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
+        for source in settings.sources:
             source.close()
-        isolation.close()
+        workers.close()
 
 
-def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> tuple[Host, list[Finding]]:
-    q = question
-    result = isolation.run({"host": lambda: read_host(q.proc, q.sysfs, q.dev, q.environment)}, deadline)["host"]
+def _read_host(settings: NodeSettings, workers: Workers, deadline: float) -> tuple[Host, list[Finding]]:
+    proc, sysfs, dev = settings.proc, settings.sysfs, settings.dev
+    result = workers.run({"host": lambda: read_host(proc, sysfs, dev, settings.environment)}, deadline)["host"]
     if result.value is not None:
         return result.value, []
-    return Host(), [wrong("host", str(result.error), f"see that {q.proc}, {q.sysfs} and {q.dev} can be listed")]
+    return Host(), [wrong("host", str(result.error), f"check that {proc}, {sysfs} and {dev} can be listed")]
 
 
-def _judge_figures(gpus: Gpus, host: Host, telemetry: Telemetry) -> list[Finding]:
-    """Where the figures come from. Simulated GPUs are on no bus of this machine, nor is its driver theirs."""
-    if isinstance(telemetry, ExporterTelemetry):
-        return judge_exposition(telemetry, gpus)
-    if telemetry.name == SIMULATED:
-        return judge_gpus(gpus, Host(), None)
-    findings = judge_dcgm(telemetry, gpus) if isinstance(telemetry, DcgmTelemetry) else []
-    if gpus.inventory is not None or not findings:
-        findings += judge_gpus(gpus, host, telemetry.expected)
-    return findings
+class NodeExamination:
+    """Examines this node with the exporter's options. Errors that keep the exporter from starting are findings."""
 
+    def __init__(self, options: Options, naming: Naming, kubernetes_is_set: bool) -> None:
+        """Without an explicit -k (`kubernetes_is_set`), the allocation sources are checked too. Raises UsageError."""
+        self._options = options
+        self._naming = naming
+        self._kubernetes = options["kubernetes"] or not kubernetes_is_set
+        with naming("devices"):
+            self._selection = parse_selection(options["devices"])
+        with naming("telemetry"):
+            self._telemetry = open_telemetry(options["telemetry"], options)
+        self._api = ApiAccess(options["kubeconfig"])
 
-def _judge_sharing(
-    question: Question,
-    gpus: Gpus,
-    telemetry: Telemetry,
-    isolation: Isolation,
-    deadline: float,
-    pause: Callable[[float], object],
-) -> list[Finding]:
-    shown = question.selection.of(gpus.devices)
-    whole = [device for device in gpus.devices if not device.is_instance and device not in gpus.failures]
-    findings = []
-    if question.container_usage and whole:
-        findings += judge_sharing(telemetry, whole, question.usage_from, isolation, deadline)
-    if question.start_load is not None:
-        chosen = [device for device in whole if device.key in shown]
-        findings += probe_switches(telemetry, chosen, question.start_load, isolation, deadline, pause)
-    return findings
+    def close(self) -> None:
+        self._api.close()
 
+    def run(self, config_findings: Sequence[Finding], ignored: Sequence[str]) -> list[Finding]:
+        """`config_findings` are errors of the configuration file, `ignored` options without effect. Raises
+        UsageError."""
+        options = self._options
+        counters, findings = self._read_counters()
+        findings += [*config_findings, *self._check_collections(counters)]
+        findings += [note("options", text) for text in ignored]
+        findings += [*_check_web_config(options["web_config_file"]), *self._check_pod_labels()]
+        with self._naming("allocation"):
+            sources, source_findings = self._make_sources()
+        settings = NodeSettings(
+            counters=counters,
+            selection=self._selection,
+            sources=tuple(sources),
+            kubelet_required=options["kubernetes"],
+            watches=tuple(self._api.feeds),
+            pods=self._api.watched_pods,
+            identities=make_identities(options, self._api),
+            no_hostname=options["no_hostname"],
+            container_usage=options["container_usage"],
+            usage_from=options["usage_from"],
+            proc=options["path_proc"],
+            sysfs=options["path_sysfs"],
+            environment=dict(os.environ),
+        )
+        return [*findings, *examine(settings, self._telemetry), *source_findings]
 
-def _lender(telemetry: Telemetry) -> str:
-    if isinstance(telemetry, ExporterTelemetry):
-        return "that exporter's counter file"
-    return "DCGM" if isinstance(telemetry, DcgmTelemetry) else ""
+    def _read_counters(self) -> tuple[tuple[Counter, ...], list[Finding]]:
+        findings = []
+        try:
+            with self._naming("collectors"):
+                counters = choose_counters(self._options)[0]
+        except UsageError as error:
+            counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
+        name = self._options["configmap_data"]
+        if name == "none":
+            return counters, findings
+        with self._naming("configmap_data"):
+            try:
+                counters = self._api.configmap(name, dcgm_naming(self._options)).read()
+                findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
+            except NoApi as error:
+                findings.append(wrong("counters", f"-m {name}: {error}"))
+            except SourceError as error:
+                text = f"-m {name}: {error}; the counters of -f are used until it can be read"
+                findings.append(wrong("counters", text, _CONFIGMAP))
+        return counters, findings
 
+    def _check_collections(self, counters: tuple[Counter, ...]) -> list[Finding]:
+        config = self._options["config"]
+        if not config.path:
+            return []
+        try:
+            chosen = collection_of_fields(counters, config.collections)
+        except UsageError as error:
+            return [wrong(CONFIG_FILE, str(error))]
+        parts = [f"{len(counters) - len(chosen)} fields every {self._options['collect_interval']:g} s"]
+        for collection in config.collections:
+            number = sum(owner is collection for owner in chosen.values())
+            parts.append(f"{collection.name}: {number} every {collection.every:g} s")
+        return [ok(CONFIG_FILE, f"{config.path}: {'; '.join(parts)}")]
 
-def _judge_selection(selection: Selection, gpus: Gpus) -> list[Finding]:
-    if not gpus.are_all_known:
-        return []  # a GPU that is missing only now is no mistake of the person who wrote -d
-    try:
-        selection.check(gpus.devices)
-    except UsageError as e:
-        return [wrong("devices", str(e))]
-    return []
-
-
-def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadline: float) -> list[Finding]:
-    """Every source of holders on its own, then what they say together."""
-    if not question.sources:
-        return [note("kubelet", "not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
-    kubelet = next((source for source in question.sources if isinstance(source, KubeletAllocation)), None)
-    others = [source for source in question.sources if source is not kubelet]
-    readings, findings = read_sources(others, gpus.devices, isolation, deadline)
-    answer = None
-    if kubelet is not None:
-        answer, of_kubelet = ask_kubelet(kubelet, gpus.devices, question.kubelet_required, isolation, deadline)
-        findings = of_kubelet + findings
-    if answer is not None:
-        readings[KUBELET] = answer.allocation
-        findings += _judge_node(question, answer)
-    if not readings:
-        return findings
-    names = isolation.run({"names": question.identities.read}, deadline)["names"].value
-    in_order = {source.name: readings[source.name] for source in question.sources if source.name in readings}
-    allocation = merge(in_order, names.complete) if names is not None else merge(in_order)
-    return findings + judge_mapping(
-        allocation,
-        gpus,
-        question.selection,
-        kubelet.resource_names if kubelet is not None else frozenset(),
-        answer.resources if answer is not None else frozenset(),
-    )
-
-
-def _judge_node(question: Question, answer: KubeletAnswer) -> list[Finding]:
-    """Only when the API server has told everything: what is not there yet is no sign of another node."""
-    pods = question.pods
-    if pods is None or not pods.synced or pods.error is not None:
+    def _check_pod_labels(self) -> list[Finding]:
+        """Opens the exporter's watch, which is checked with the others."""
+        LabelFilter(self._options["kubernetes_pod_label_allowlist_regex"])
+        if self._options["kubernetes_enable_pod_labels"]:
+            try:
+                self._api.pods()
+            except NoApi as error:
+                return [wrong("pod labels", f"--kubernetes-enable-pod-labels: {error}")]
         return []
-    told = frozenset((pod.namespace, pod.name) for pod in pods.items())
-    return judge_node(question.environment.get("NODE_NAME", ""), answer.pods, told)
+
+    def _make_sources(self) -> tuple[list[AllocationSource], list[Finding]]:
+        options = self._options
+        try:
+            sources = make_allocations({**options, "kubernetes": self._kubernetes}, self._api, self._telemetry)
+        except NoApi as error:
+            return [], [wrong("allocation", f"--allocation {options['allocation']}: {error}")]
+        findings = []
+        for source in sources:
+            if isinstance(source, KubeletAllocation):
+                source.client.deadline = DEADLINE * 0.8  # its message is clearer than the worker's
+                if options["kubernetes_enable_dra"] and source.claims is None:
+                    findings.append(self._explain_no_claims())
+        return sources, findings
+
+    def _explain_no_claims(self) -> Finding:
+        try:
+            self._api.check()
+        except NoApi as error:
+            return wrong("DRA", f"--kubernetes-enable-dra: {error}")
+        return wrong("DRA", "--kubernetes-enable-dra: cannot watch ResourceSlices", "run it again with --debug")
+
+
+def _check_web_config(path: str) -> list[Finding]:
+    if not path:
+        return []
+    try:
+        load_protection(path)
+    except UsageError as error:
+        return [wrong("web config", str(error))]
+    return [ok("web config", path)]

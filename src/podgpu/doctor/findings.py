@@ -1,4 +1,4 @@
-"""A finding is what the doctor has to say; this module tells findings to people and to programs. Pure."""
+"""Findings of the doctor, and their output as text and JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+
+from podgpu.errors import one_line
 
 
 class Level(StrEnum):
@@ -21,10 +23,9 @@ class Finding:
     subject: str
     text: str
     advice: str = ""
-    """What the person can do; empty where there is nothing to do or `text` says it."""
 
 
-REPORT = "this is a mistake in podgpu: run it again with --debug and report what it says"
+REPORT = "this is an error in podgpu: run it again with --debug and report the output"
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -39,26 +40,34 @@ def wrong(subject: str, text: str, advice: str = "") -> Finding:
     return Finding(Level.WRONG, subject, text, advice)
 
 
+def report_error(subject: str, error: Exception | None, advice: str = "") -> Finding:
+    """Reports a failed read. An unexpected exception is an error in podgpu."""
+    return wrong(subject, str(error), REPORT if is_bug(error) else advice)
+
+
+def is_bug(error: Exception | None) -> bool:
+    return getattr(error, "reason", "") == "bug"
+
+
 def count(findings: Sequence[Finding], level: Level) -> int:
-    return sum(f.level is level for f in findings)
+    return sum(finding.level is level for finding in findings)
 
 
 _WORDS = {Level.OK: "ok", Level.NOTE: "note", Level.WRONG: "WRONG"}
 _COLOURS = {Level.OK: "\x1b[32m", Level.NOTE: "\x1b[33m", Level.WRONG: "\x1b[1;31m"}
-_PLAIN = "\x1b[0m"
-_WORD_WIDTH = max(map(len, _WORDS.values()))
 
 
 def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
-    """Aligned lines, one or two for each finding, and a closing line."""
-    subject_width = max((len(f.subject) for f in findings), default=0)
-    margin = " " * (_WORD_WIDTH + 1 + subject_width + 2)
+    """Formats aligned lines, with the advice below each finding, and a summary."""
+    width = max((len(finding.subject) for finding in findings), default=0)
     lines: list[str] = []
     for finding in findings:
-        lines.append(f"{_word(finding.level, colour)} {finding.subject:<{subject_width}}  {_one_line(finding.text)}")
+        word = f"{_WORDS[finding.level]:<5}"
+        word = f"{_COLOURS[finding.level]}{word}\x1b[0m" if colour else word
+        lines.append(f"{word} {finding.subject:<{width}}  {one_line(finding.text)}")
         if finding.advice:
-            lines.append(f"{margin}→ {_one_line(finding.advice)}")
-    return "\n".join([*lines, "", closing_line(findings)])
+            lines.append(f"{' ' * (width + 8)}→ {one_line(finding.advice)}")
+    return "\n".join([*lines, "", summarize(findings)])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
@@ -66,23 +75,13 @@ def as_json(findings: Sequence[Finding]) -> str:
     return json.dumps({**counts, "findings": [asdict(f) for f in findings]}, indent=2, ensure_ascii=False)
 
 
-def closing_line(findings: Sequence[Finding]) -> str:
-    wrongs, notes = count(findings, Level.WRONG), count(findings, Level.NOTE)
-    if not wrongs and not notes:
-        return "all well"
-    things = {0: "nothing is wrong", 1: "1 thing is wrong"}.get(wrongs, f"{wrongs} things are wrong")
-    return f"{things}, {plural(notes, 'note')}" if notes else things
+def summarize(findings: Sequence[Finding]) -> str:
+    problems, notes = count(findings, Level.WRONG), count(findings, Level.NOTE)
+    if not problems and not notes:
+        return "no problems found"
+    summary = plural(problems, "problem") if problems else "no problems"
+    return f"{summary}, {plural(notes, 'note')}" if notes else summary
 
 
 def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _word(level: Level, colour: bool) -> str:
-    padded = f"{_WORDS[level]:<{_WORD_WIDTH}}"
-    return f"{_COLOURS[level]}{padded}{_PLAIN}" if colour else padded
-
-
-def _one_line(text: str) -> str:
-    """Ids and names come from others: nothing in them may move the cursor or break the alignment."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

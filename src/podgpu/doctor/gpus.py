@@ -1,242 +1,389 @@
-"""This module asks the driver and every GPU, one by one under a deadline, and judges the answers. Changes nothing.
-
-So it does where another program gives the figures: DCGM's host engine, an exporter's exposition.
-"""
+"""Checks of the driver and the GPUs: count, MIG, counters, profiling and per-container usage."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
+from podgpu.doctor.findings import REPORT, Finding, is_bug, note, ok, plural, report_error, wrong
 from podgpu.doctor.host import Host
-from podgpu.errors import SourceError, StartError
+from podgpu.errors import SourceError, StartError, few_of
 from podgpu.gpu.dcgm import DcgmTelemetry
-from podgpu.gpu.dcgm.library import shown
+from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.gpu.nvml.gpm import MIN_SECONDS
+from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
+from podgpu.gpu.nvml.switch_splitter import Capability
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
-from podgpu.isolate import Isolation
-from podgpu.metrics.fields import Field
-from podgpu.model import Device
+from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.fields import Field, Gpm, fields
+from podgpu.model import Device, UsageMethod
+from podgpu.workers import Workers
 
-DRIVER_VERSION, NVML_VERSION = 1, 2
-"""Fields the doctor wants whatever the counter file says."""
-
+SIMULATED = "simulated"
+_DRIVER_VERSION, _NVML_VERSION, _GR_ENGINE_ACTIVE = 1, 2, 1001
 _RUNTIME = (
     "run the container with the NVIDIA runtime (runtimeClassName: nvidia) and NVIDIA_VISIBLE_DEVICES=all,"
     " NVIDIA_DRIVER_CAPABILITIES=utility"
 )
-_LOOK = "look for NVRM and Xid lines in the host's dmesg, and whether nvidia-smi answers there"
+_DMESG = "check the host's dmesg for NVRM and Xid lines, and whether nvidia-smi works there"
+
+ReadError = SourceError | StartError
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """What the driver and the GPUs answered."""
+class GpuReadings:
+    """Answers of the driver and of the GPUs."""
 
     inventory: Inventory | None = None
-    """None: the driver gave none, and `error` says why."""
-    error: SourceError | StartError | None = None
+    """None: the driver did not answer, see `error`."""
+    error: ReadError | None = None
     answers: Mapping[Device, GpuAnswer] = field(default_factory=dict)
-    failures: Mapping[Device, SourceError | StartError] = field(default_factory=dict)
+    failures: Mapping[Device, ReadError] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """GPUs with their MIG instances; of one that did not answer only the GPU is known."""
-        answered = (r.device for a in self.answers.values() for r in a.readings)
+        """GPUs and their MIG instances. Instances of a GPU that did not answer are unknown."""
+        answered = (reading.device for answer in self.answers.values() for reading in answer.readings)
         return (*answered, *self.failures)
 
     @property
-    def are_all_known(self) -> bool:
+    def is_complete(self) -> bool:
         return self.inventory is not None and not self.inventory.unreachable and not self.failures
 
 
 def read_gpus(
     telemetry: Telemetry,
-    fields: Sequence[Field],
-    isolation: Isolation,
+    counters: Sequence[MetricCounter],
+    workers: Workers,
     deadline: float,
     pause: Callable[[float], object],
-) -> Gpus:
-    asked = isolation.run({"driver": telemetry.inventory}, deadline)["driver"]
-    if asked.value is None:
-        return Gpus(error=asked.error)
+) -> GpuReadings:
+    wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
+    wanted |= {number: fields()[number] for number in (_DRIVER_VERSION, _NVML_VERSION, _GR_ENGINE_ACTIVE)}
+    result = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
+    if result.value is None:
+        return GpuReadings(error=result.error)
+
+    chosen = tuple(wanted.values())
 
     def read(gpu: Device) -> GpuAnswer:
-        telemetry.read(gpu, fields)
-        pause(MIN_SECONDS)  # rates and GPM answer from the second reading on
-        return telemetry.read(gpu, fields)
+        telemetry.read(gpu, chosen)
+        pause(MIN_GPM_SECONDS)  # rates and GPM need two readings
+        return telemetry.read(gpu, chosen)
 
-    results = isolation.run({f"GPU {g.index}": partial(read, g) for g in asked.value.gpus}, deadline)
-    outcomes = {g: results[f"GPU {g.index}"] for g in asked.value.gpus}
-    return Gpus(
-        asked.value,
-        answers={g: r.value for g, r in outcomes.items() if r.value is not None},
-        failures={g: r.error for g, r in outcomes.items() if r.error is not None},
+    gpus = result.value.gpus
+    results = workers.run({f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}, deadline)
+    by_gpu = {gpu: results[f"GPU {gpu.index}"] for gpu in gpus}
+    return GpuReadings(
+        result.value,
+        answers={gpu: result.value for gpu, result in by_gpu.items() if result.value is not None},
+        failures={gpu: result.error for gpu, result in by_gpu.items() if result.error is not None},
     )
 
 
-def judge_gpus(gpus: Gpus, host: Host, expected: int | None) -> list[Finding]:
-    """`expected`: how many GPUs the PCI bus shows, None when that is not known."""
-    inventory = gpus.inventory
+def check_gpus(
+    readings: GpuReadings, host: Host, telemetry: Telemetry, counters: Sequence[MetricCounter]
+) -> list[Finding]:
+    """Checks the source of the figures. Host checks are skipped for simulated GPUs and other exporters."""
+    if isinstance(telemetry, ExporterTelemetry):
+        findings, provider = _check_exporter(telemetry, readings), "that exporter's counter file"
+    elif isinstance(telemetry, DcgmTelemetry):
+        findings, provider = [_check_dcgm(telemetry, readings)], "DCGM"
+        if readings.inventory is not None:
+            findings += _check_driver(readings, host, telemetry.expected)
+    elif telemetry.name == SIMULATED:
+        findings, provider = _check_driver(readings, Host(), None), ""
+    else:
+        findings, provider = _check_driver(readings, host, telemetry.expected), ""
+    return findings + _check_counters(readings, counters, provider)
+
+
+# Driver
+
+
+def _check_driver(readings: GpuReadings, host: Host, expected: int | None) -> list[Finding]:
+    """`expected` is the number of GPUs on the PCI bus, or None if unknown."""
+    inventory = readings.inventory
     if inventory is None:
-        return [_explain_no_driver(gpus.error, host)]
+        return [_explain_driver_error(readings.error, host)]
+    values = {
+        number: value
+        for answer in readings.answers.values()
+        for reading in answer.readings
+        for number, value in reading.values.items()
+    }
+    driver = values.get(_DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
+    nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
     return [
-        ok("driver", f"{_versions(gpus, host)}, {plural(len(inventory.gpus), 'GPU')}"),
-        *_judge_count(inventory, expected),
-        *(wrong("GPUs", f"GPU {index} does not answer: {why}") for index, why in inventory.unreachable.items()),
-        *(wrong("GPUs", f"GPU {g.index} ({g.uuid}): {_unanswered(e)}", _advice(e)) for g, e in gpus.failures.items()),
-        *_judge_single_calls(gpus),
-        *judge_mig(gpus),
+        ok("driver", f"NVIDIA {driver}{nvml}, {plural(len(inventory.gpus), 'GPU')}"),
+        *_check_count(inventory, expected),
+        *(wrong("GPUs", f"GPU {index} does not respond: {error}") for index, error in inventory.unreachable.items()),
+        *(
+            wrong("GPUs", f"GPU {gpu.index} ({gpu.uuid}): {_message(error)}", REPORT if is_bug(error) else _DMESG)
+            for gpu, error in readings.failures.items()
+        ),
+        *(
+            note("GPUs", f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(answer.errors)))})", _DMESG)
+            for gpu, answer in readings.answers.items()
+            if answer.errors
+        ),
+        *_check_mig(readings),
     ]
 
 
-def _versions(gpus: Gpus, host: Host) -> str:
-    values = {i: v for a in gpus.answers.values() for r in a.readings for i, v in r.values.items()}
-    driver = values.get(DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
-    return f"NVIDIA {driver}" + (f", NVML {values[NVML_VERSION]}" if NVML_VERSION in values else "")
-
-
-def _judge_count(inventory: Inventory, expected: int | None) -> list[Finding]:
+def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
     listed = len(inventory.gpus) + len(inventory.unreachable)
-    models = ", ".join(f"{n} × {model}" for model, n in Counter(g.model for g in inventory.gpus).items())
+    models = ", ".join(f"{number} × {model}" for model, number in Counter(g.model for g in inventory.gpus).items())
     if expected is not None and listed < expected:
         return [
             wrong(
                 "GPUs",
-                f"the PCI bus shows {expected}, the driver lists {listed}" + (f": {models}" if models else ""),
-                "in a container set NVIDIA_VISIBLE_DEVICES=all; on the host look for NVRM lines in dmesg, and for GPUs"
+                f"the PCI bus has {expected}, the driver lists {listed}" + (f": {models}" if models else ""),
+                "in a container set NVIDIA_VISIBLE_DEVICES=all; on the host check dmesg for NVRM lines, and for GPUs"
                 " bound to vfio-pci",
             )
         ]
     if not listed:
-        return [wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_LOOK}")]
-    on_the_bus = "" if expected is None else f"; the PCI bus shows {expected}"
-    return [ok("GPUs", f"{models}{on_the_bus}")] if models else []
+        return [wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_DMESG}")]
+    return [ok("GPUs", models + ("" if expected is None else f"; the PCI bus has {expected}"))] if models else []
 
 
-def _judge_single_calls(gpus: Gpus) -> list[Finding]:
-    failed = {g: sorted(set(a.errors)) for g, a in gpus.answers.items() if a.errors}
-    return [
-        note("GPUs", f"GPU {g.index}: single calls failed this time ({', '.join(reasons)})", _LOOK)
-        for g, reasons in failed.items()
-    ]
-
-
-def judge_mig(gpus: Gpus) -> list[Finding]:
-    layouts = {a.readings[0].device: [r.device for r in a.readings[1:]] for a in gpus.answers.values() if a.readings}
-    in_mig_mode = {gpu: instances for gpu, instances in layouts.items() if gpu.mig_enabled}
-    if layouts and not in_mig_mode:
+def _check_mig(readings: GpuReadings) -> list[Finding]:
+    layouts = {
+        answer.readings[0].device: [reading.device for reading in answer.readings[1:]]
+        for answer in readings.answers.values()
+        if answer.readings
+    }
+    enabled = {gpu: instances for gpu, instances in layouts.items() if gpu.mig_enabled}
+    if layouts and not enabled:
         return [ok("MIG", "off")]
-    return [_judge_layout(gpu, instances) for gpu, instances in in_mig_mode.items()]
+    findings = []
+    for gpu, instances in enabled.items():
+        profiles = Counter(instance.profile for instance in instances)
+        if profiles:
+            text = ", ".join(f"{number} × {profile}" for profile, number in profiles.items())
+            findings.append(ok("MIG", f"GPU {gpu.index}: {text}"))
+        else:
+            findings.append(
+                note(
+                    "MIG",
+                    f"GPU {gpu.index}: on, but without instances, so no pod can use it",
+                    "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or turn MIG off",
+                )
+            )
+    return findings
 
 
-def _judge_layout(gpu: Device, instances: Sequence[Device]) -> Finding:
-    if not instances:
-        return note(
-            "MIG",
-            f"GPU {gpu.index}: on, but there is no instance on it, so no pod can use it",
-            "make instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or turn MIG off",
-        )
-    profiles = Counter(instance.profile for instance in instances)
-    return ok("MIG", f"GPU {gpu.index}: " + ", ".join(f"{n} × {profile}" for profile, n in profiles.items()))
-
-
-def _unanswered(error: SourceError | StartError | None) -> str:
-    """The worker's name stands in front of a message about a deadline; ours says the same better."""
+def _message(error: ReadError | None) -> str:
+    """Removes the name of the worker from its own messages."""
     text = str(error)
     return text.partition(": ")[2] if getattr(error, "reason", "") in ("deadline", "bug") else text
 
 
-def _advice(error: SourceError | StartError | None) -> str:
-    return REPORT if getattr(error, "reason", "") == "bug" else _LOOK
-
-
-def _explain_no_driver(error: SourceError | StartError | None, host: Host) -> Finding:
-    in_kernel = f"the kernel has the driver, version {host.kernel_driver}"
+def _explain_driver_error(error: ReadError | None, host: Host) -> Finding:
+    in_kernel = f"the kernel has driver {host.kernel_driver}"
     reason = getattr(error, "reason", "")
     if isinstance(error, VersionMismatch):
-        what = f" ({in_kernel})" if host.kernel_driver else ""
         return wrong(
             "driver",
-            f"libnvidia-ml here and the driver in the kernel are of different versions{what}",
+            "libnvidia-ml and the driver in the kernel have different versions"
+            + (f" ({in_kernel})" if host.kernel_driver else ""),
             "the driver was upgraded while podgpu ran: delete the pod so that it is recreated; on a host reload the"
             " nvidia modules or reboot",
         )
     if reason not in ("library_not_found", "driver_not_loaded"):
-        return wrong("driver", _unanswered(error), _advice(error))
-    if not host.kernel_driver:
-        return _explain_bare_kernel(host, "" if reason == "driver_not_loaded" else ", no libnvidia-ml.so.1 here")
-    if reason == "library_not_found":
-        return wrong(
-            "driver", f"libnvidia-ml.so.1 is not here, though {in_kernel}", f"{_RUNTIME}, or mount the library"
-        )
-    missing = "" if host.device_files else ": its files /dev/nvidia* are not here"
-    return wrong("driver", f"NVML does not reach the driver, though {in_kernel}{missing}", _RUNTIME)
-
-
-def _explain_bare_kernel(host: Host, nor: str) -> Finding:
+        return wrong("driver", _message(error), REPORT if is_bug(error) else _DMESG)
+    if host.kernel_driver and reason == "library_not_found":
+        return wrong("driver", f"libnvidia-ml.so.1 not found, but {in_kernel}", f"{_RUNTIME}, or mount the library")
+    if host.kernel_driver:
+        missing = "" if host.device_files else ": /dev/nvidia* are missing"
+        return wrong("driver", f"NVML cannot reach the driver, but {in_kernel}{missing}", _RUNTIME)
+    no_library = "" if reason == "driver_not_loaded" else ", and no libnvidia-ml.so.1"
     if host.pci_gpus is None:
         return wrong(
             "driver",
-            f"no NVIDIA GPU on the PCI bus, no NVIDIA driver in the kernel{nor}",
-            'keep podgpu to nodes with GPUs (nodeSelector: {nvidia.com/gpu.present: "true"}); to try it without one:'
-            " --telemetry simulated",
+            f"no NVIDIA GPU on the PCI bus, no NVIDIA driver in the kernel{no_library}",
+            'run podgpu on nodes with GPUs only (nodeSelector: {nvidia.com/gpu.present: "true"}); to try it without'
+            " one: --telemetry simulated",
         )
     return wrong(
         "driver",
-        f"{plural(host.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver in the kernel{nor}",
-        "install the driver on the host, or see what the GPU operator's driver pod waits for; podgpu takes it up"
-        " without a restart",
+        f"{plural(host.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver in the kernel{no_library}",
+        "install the driver on the host, or check the GPU operator's driver pod; podgpu needs no restart",
     )
 
 
-# Figures that another program gives: neither the PCI bus nor dmesg of this machine is looked at for those
+# Other sources of figures
 
 
-def judge_dcgm(telemetry: DcgmTelemetry, gpus: Gpus) -> list[Finding]:
-    if gpus.inventory is None:
-        return [wrong("DCGM", str(gpus.error))]
+def _check_dcgm(telemetry: DcgmTelemetry, readings: GpuReadings) -> Finding:
+    if readings.inventory is None:
+        return wrong("DCGM", str(readings.error))
     library, engine = telemetry.versions
-    what = f"libdcgm {shown(library)}, host engine {shown(engine)}"
+    versions = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
     if library and engine and library < engine:
-        return [
-            note(
-                "DCGM",
-                f"{what}: the library is older than the engine, so fields that are new there have no series",
-                "update datacenter-gpu-manager in podgpu's image to the engine's version",
-            )
-        ]
-    return [ok("DCGM", what)]
+        return note(
+            "DCGM",
+            f"{versions}: the library is older than the engine, so newer fields are not exported",
+            "update datacenter-gpu-manager in podgpu's image to the engine's version",
+        )
+    return ok("DCGM", versions)
 
 
-def judge_exposition(telemetry: ExporterTelemetry, gpus: Gpus) -> list[Finding]:
-    """The messages of an exposition that cannot be had say what to do."""
-    inventory = gpus.inventory
+def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list[Finding]:
+    inventory = readings.inventory
     if inventory is None:
-        is_bug = getattr(gpus.error, "reason", "") == "bug"
-        return [wrong("exporter", str(gpus.error), REPORT if is_bug else "")]
-    models = Counter(gpu.model or "GPU of an unknown model" for gpu in inventory.gpus)
+        return [report_error("exporter", readings.error)]
+    models = Counter(gpu.model or "GPU of unknown model" for gpu in inventory.gpus)
     listed = ", ".join(f"{number} × {model}" for model, number in models.items())
     return [
         ok("exporter", f"{telemetry.shown} has {plural(len(inventory.gpus), 'GPU')}: {listed}"),
-        *(wrong("exporter", str(error)) for error in gpus.failures.values()),
-        *_judge_copies(gpus),
-        *judge_mig(gpus),
+        *(wrong("exporter", str(error)) for error in readings.failures.values()),
+        *(
+            note(
+                "exporter",
+                f"GPU {gpu.index}: {plural(len(answer.errors), 'value')} ignored, because the exporter has different"
+                " ones for its holders",
+                "an exporter that splits a GPU among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it export the GPU's"
+                " own values, or read the driver (--telemetry nvml)",
+            )
+            for gpu, answer in readings.answers.items()
+            if answer.errors
+        ),
+        *_check_mig(readings),
     ]
 
 
-def _judge_copies(gpus: Gpus) -> list[Finding]:
-    unsure = {gpu.index: len(answer.errors) for gpu, answer in gpus.answers.items() if answer.errors}
-    return [
-        note(
-            "exporter",
-            f"GPU {index}: {plural(number, 'figure')} left out, as the exporter has different ones for its holders",
-            "an exporter that splits a GPU's figures among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it export"
-            " the GPU's own, or read the driver (--telemetry nvml)",
+# Counters
+
+
+def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], provider: str = "") -> list[Finding]:
+    """`provider` is the program that supplies the figures instead of the driver. It does not need GPM."""
+    models: dict[str, list[GpuAnswer]] = defaultdict(list)
+    for gpu, answer in readings.answers.items():
+        in_mig_mode = any(reading.device.mig_enabled for reading in answer.readings)
+        models[(gpu.model or "the GPU") + (" in MIG mode" if in_mig_mode else "")].append(answer)
+    findings = []
+    for model, answers in models.items():
+        unsupported = {number for answer in answers for number in _find_unsupported(answer)}
+        missing = [counter for counter in counters if counter.field.id in unsupported]
+        if provider:
+            advice = f"they are not exported; add them to {provider} if you need them"
+            findings.append(_check_missing(model, missing, len(counters), advice))
+            continue
+        has_gpm = any(
+            isinstance(fields()[number].recipe, Gpm)
+            for answer in answers
+            for reading in answer.readings
+            for number in reading.values
         )
-        for index, number in unsure.items()
+        from_gpm = [] if has_gpm else [counter for counter in missing if isinstance(counter.field.recipe, Gpm)]
+        others = [counter for counter in missing if counter not in from_gpm]
+        findings += [_check_missing(model, others, len(counters)), _check_gpm(model, has_gpm, from_gpm)]
+    return findings
+
+
+def _find_unsupported(answer: GpuAnswer) -> set[int]:
+    """Returns fields that neither the GPU nor its instances support."""
+    available: set[int] = {number for reading in answer.readings for number in reading.values}
+    return {number for _, number in answer.unsupported} - available
+
+
+def _check_missing(
+    model: str,
+    missing: Sequence[MetricCounter],
+    wanted: int,
+    advice: str = "nothing to do: they are not exported for it, the others are",
+) -> Finding:
+    if not wanted:
+        return ok("counters", "none configured (-f none)")
+    if not missing:
+        return ok("counters", f"{model} supports all {wanted}")
+    return note("counters", f"{model} does not support {len(missing)} of {wanted}: {_list(missing)}", advice)
+
+
+def _check_gpm(model: str, has_gpm: bool, missing: Sequence[MetricCounter]) -> Finding:
+    if has_gpm:
+        return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* need no DCGM")
+    if not missing:
+        return ok("profiling", f"{model}: no GPM, and no counter needs it")
+    return note(
+        "profiling",
+        f"{model}: no GPM, so these are not exported: {_list(missing)}",
+        "GPM needs Hopper or later; on older GPUs only DCGM has these metrics: keep a dcgm-exporter for them, or remove"
+        " them (-f)",
+    )
+
+
+def _list(counters: Sequence[MetricCounter]) -> str:
+    return few_of((counter.name for counter in counters), 10)
+
+
+# Usage of shared GPUs
+
+_ADD_CAPABILITY = (
+    "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; docker run --cap-add SYS_ADMIN --user 0), without a user"
+    " namespace"
+)
+_CHECK_DRIVER = "check the host's dmesg for NVRM lines, and whether the container uses the NVIDIA runtime"
+_SWITCHES_ADVICE = {
+    "no_device_node": (
+        "mount /dev/nvidiactl and /dev/nvidia0, /dev/nvidia1, … with the NVIDIA runtime (runtimeClassName: nvidia)"
+    ),
+    "old_driver": "install driver 515 or later, or use --usage-from samples",
+    "rm_error": f"{_CHECK_DRIVER}; a vGPU guest needs the profiling capability of its host",
+}
+"""By the reason why the context-switch log is not available."""
+
+
+def check_usage(
+    telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
+) -> list[Finding]:
+    """Checks how the busy time of shared GPUs can be split here with `--usage-from`."""
+    if method == "samples":
+        text = (
+            "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
+            " or exact are more accurate"
+        )
+        return [ok("sharing", text)]
+    if not isinstance(telemetry, NvmlTelemetry):
+        return [note("sharing", "--usage-from cannot be checked with this --telemetry", "use --telemetry nvml")]
+    results = workers.run({f"switches-{gpu.uuid}": partial(telemetry.check_capability, gpu) for gpu in gpus}, deadline)
+    findings: dict[Finding, list[str]] = defaultdict(list)
+    for gpu in gpus:
+        result = results[f"switches-{gpu.uuid}"]
+        if result.value is not None:
+            finding = _check_switches(result.value, gpu)
+        else:
+            finding = wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
+        findings[finding].append(str(gpu.index))
+    return [
+        replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}")
+        for finding, numbers in findings.items()
     ]
+
+
+def _check_switches(capability: Capability, gpu: Device) -> Finding:
+    if capability.error is not None:
+        text = f"falls back to driver samples, because context switches cannot be read: {capability.error}"
+        return wrong("sharing", text, _SWITCHES_ADVICE.get(capability.error.reason, _CHECK_DRIVER))
+    if capability.method == "exact":
+        return ok("sharing", "exact: uses context switches and busy samples")
+    text = "uses context switches, with bounds"
+    if capability.wanted == "exact" and not capability.privileged:
+        return wrong("sharing", f"{text}, not exact: CAP_SYS_ADMIN is missing", _ADD_CAPABILITY)
+    if capability.wanted == "exact":
+        reason = "the busy register was not measured in MIG mode" if gpu.mig_enabled else capability.unsampled
+        return note("sharing", f"{text}, not exact: {reason}")
+    if capability.privileged:
+        return ok("sharing", f"{text} (exact would add busy samples)")
+    return note(
+        "sharing",
+        f"{text}. Falls back to samples while processes of other users run, because they are hidden without"
+        " CAP_SYS_ADMIN",
+        _ADD_CAPABILITY,
+    )

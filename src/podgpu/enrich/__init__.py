@@ -1,2 +1,1 @@
-"""This room puts pod labels on an existing exporter's exposition, in a file for node_exporter's textfile
-collector."""
+"""Adds pod labels to an existing exporter's metrics, in a file for node_exporter's textfile collector."""

@@ -1,6 +1,1 @@
-"""This room has what people look at, in one shape for all: `top`, the web page, the cluster view. Pure.
-
-`device.py` has the figures of a device and its holders; `from_exposition.py` and `from_snapshot.py` make them.
-`picture.py` is a whole picture of one node or many, which `as_json.py` writes for the web page and `from_json.py` reads
-for `top`.
-"""
+"""Flat devices, as `top`, `history` and `autoscale` read them until they use `ClusterState` and its view."""

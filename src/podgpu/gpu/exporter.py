@@ -1,7 +1,6 @@
-"""ExporterTelemetry takes figures from an existing dcgm-exporter, any since 1.x: its exposition by URL, or its file.
+"""Takes figures from the metrics of an existing dcgm-exporter (1.x or later), read from a URL or a file.
 
-It is fetched by `inventory` and stands until the next one: all values of a turn are of one fetch. Who holds what
-according to it is dropped: podgpu's own sources say that.
+`inventory` fetches the text, and all readings until the next call use it. Holders in the text are ignored.
 """
 
 from __future__ import annotations
@@ -9,27 +8,28 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from podgpu.errors import DeviceLost, SourceError
-from podgpu.gpu.beside import AsksBeside, DriverBeside
-from podgpu.gpu.exposition import ParsedExposition, is_of_device, parse_exposition, settled
+from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
+from podgpu.gpu.exposition import ParsedExposition, is_of_device, parse_exposition, select_copy
 from podgpu.gpu.exposition_source import ExpositionSource
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
-from podgpu.metrics.conversions import Blank, value_printed
-from podgpu.metrics.fields import XID_FIELD, Field, field_named, fields
-from podgpu.metrics.names import converted, counterpart, names_meant_as_in_4_6
+from podgpu.metrics.fields import XID_FIELD, Blank, Field, fields, value_printed
+from podgpu.metrics.names import converted, counterpart
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Device, Reading, Value
 
 _EXPORTER_FIELDS = 9000
-"""From here on the exporter's own: counts by XID, by clock event. podgpu keeps its own."""
-_COPIES_DIFFER = "copies_differ"
-_MOST_DEVICES = 1024
-"""GPUs and MIG instances of one node. Each GPU is read in a thread of its own."""
+"""Fields from here on are counted by the exporter itself. podgpu counts its own."""
+_MAX_DEVICES = 1024
+"""GPUs and MIG instances of one node. Each GPU is read in its own thread."""
+_MAX_XID = 2**31 - 16
 
 
-class ExporterTelemetry(AsksBeside):
+class ExporterTelemetry(UsageFromCompanion):
+    name = "exporter"
+
     def __init__(
         self,
         source: ExpositionSource,
@@ -38,49 +38,50 @@ class ExporterTelemetry(AsksBeside):
         device_name_ids: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`device_name_ids`: the user says that the kubelet's nvidia<N> is the exposition's label `device`."""
-        self.name = "exporter"
+        """`device_name_ids`: the kubelet's nvidia<N> is the label `device` of the metrics."""
         self.expected: int | None = None
         self.shown = source.shown
-        """The exposition, in messages."""
+        """Name of the source in messages."""
         self._source = source
-        self._beside = DriverBeside(driver)
+        self._companion = CompanionDriver(driver)
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._turn: _Turn | None = None
+        self._scrape: _Scrape | None = None
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
     def inventory(self) -> Inventory:
-        self._turn = None  # if this fails, nothing of the last exposition is told again
+        self._scrape = None  # after a failure, old values must not be reported again
         exposition = parse_exposition(self._source.fetch(), self.shown)
-        if not exposition.devices:
-            raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is dcgm-exporter that answers there")
-        if len(exposition.devices) > _MOST_DEVICES:
-            why = f"names {len(exposition.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
-            raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's exporter")
-        turn = _Turn(exposition, {d.key: d for d in self._beside.complete(map(self._with_minor, exposition.devices))})
-        self._note_xids(turn)
-        self._turn = turn
-        return Inventory(tuple(d for d in turn.devices.values() if not d.is_instance))
-
-    def _with_minor(self, device: Device) -> Device:
-        return replace(device, minor=device.index) if self._device_name_ids else device
+        devices = exposition.devices
+        if not devices:
+            raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
+        if len(devices) > _MAX_DEVICES:
+            raise SourceError(
+                "too_many_devices",
+                f"{self.shown} has {len(devices)} GPUs and MIG instances, more than a node can have ({_MAX_DEVICES}): "
+                "use the exporter of one node",
+            )
+        if self._device_name_ids:
+            devices = tuple(replace(device, minor=device.index) for device in devices)
+        scrape = _Scrape(exposition, {d.key: d for d in self._companion.complete(devices)})
+        self._record_xids(scrape)
+        self._scrape = scrape
+        return Inventory(tuple(d for d in scrape.devices.values() if not d.is_instance))
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
-        turn = self._turn
-        if turn is None:
+        scrape = self._scrape
+        if scrape is None:
             raise SourceError("unreachable", f"{self.shown} was not read this time")
-        if gpu.uuid not in turn.devices:
+        if gpu.uuid not in scrape.devices:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
-        return turn.answer(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
+        return scrape.read_gpu(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
 
-    # XIDs: the exposition has the number of the last one
-
-    def _note_xids(self, turn: _Turn) -> None:
-        for device in turn.devices.values():
-            sample = turn.last_xid(device)
-            xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
+    def _record_xids(self, scrape: _Scrape) -> None:
+        """The metrics contain the last XID only, so a changed number is a new event."""
+        for device in scrape.devices.values():
+            sample = scrape.find_xid(device)
+            xid = int(sample.value) if sample is not None and 0 <= sample.value < _MAX_XID else 0
             if xid and xid != self._last_xid.get(device.key):
                 self._events.append(ErrorEvent(device.key, xid, self._wall()))
             self._last_xid[device.key] = xid
@@ -90,117 +91,96 @@ class ExporterTelemetry(AsksBeside):
         return events
 
     def release(self, wait: float) -> bool:
-        self._turn = None
-        return self._beside.release(wait)
-
-
-@dataclass
-class _Gathered:
-    """An answer as far as it is made."""
-
-    readings: list[Reading] = field(default_factory=list)
-    unsupported: list[tuple[str, int]] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+        self._scrape = None
+        return self._companion.release(wait)
 
 
 class _CopiesDiffer(Exception):
-    """Series that should tell one figure tell several."""
+    """Several series of the same figure have different values."""
 
 
-class _Turn:
-    """One exposition, its series by device and name."""
+class _Scrape:
+    """The samples of one text, by device and name."""
 
     def __init__(self, exposition: ParsedExposition, devices: Mapping[str, Device]) -> None:
         self.devices = devices
-        self._series: dict[str, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
+        self._samples: dict[str, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
         for family in exposition.families:
             for sample in family.samples:
-                device = exposition.device_of(sample)
+                device = exposition.find_device(sample)
                 if device is not None and is_of_device(sample.labels):
-                    self._series[device.key][sample.name].append(sample)
-        self._as_in_4_6 = names_meant_as_in_4_6(
-            (s.name, s.value) for family in exposition.families for s in family.samples
-        )
+                    self._samples[device.key][sample.name].append(sample)
         self._instances: dict[str, list[str]] = defaultdict(list)
         for device in devices.values():
             if device.is_instance:
                 self._instances[device.uuid].append(device.key)
 
-    def answer(self, uuid: str, fields: Sequence[Field]) -> GpuAnswer:
-        """The GPU, then its instances."""
-        gathered = _Gathered()
+    def read_gpu(self, uuid: str, fields: Sequence[Field]) -> GpuAnswer:
+        readings: list[Reading] = []
+        unsupported: list[tuple[str, int]] = []
+        dropped: list[int] = []
+        errors: list[str] = []
         for key in (uuid, *self._instances.get(uuid, ())):
             device = self.devices[key]
-            asked = [f for f in fields if f.per_instance] if device.is_instance else fields
-            gathered.readings.append(Reading(device, dict(self._values(device, asked, gathered))))
-        return GpuAnswer(
-            tuple(gathered.readings),
-            tuple(gathered.unsupported),
-            tuple(gathered.dropped),
-            tuple(gathered.errors),
-            tells_errors=self.last_xid(self.devices[uuid]) is not None,
-        )
-
-    def _values(self, device: Device, asked: Sequence[Field], gathered: _Gathered) -> list[tuple[int, Value]]:
-        values: list[tuple[int, Value]] = []
-        for wanted in asked:
-            try:
-                value = self._text(device, wanted) if wanted.type == "text" else self._number(device, wanted)
-            except Blank:
-                gathered.dropped.append(wanted.id)
-            except _CopiesDiffer:
-                gathered.errors.append(_COPIES_DIFFER)
-            else:
-                if value is None:
-                    gathered.unsupported.append((device.key, wanted.id))
+            values: dict[int, Value] = {}
+            for wanted in fields:
+                if device.is_instance and not wanted.per_instance:
+                    continue
+                try:
+                    value = self._read_value(device, wanted)
+                except Blank:
+                    dropped.append(wanted.id)
+                except _CopiesDiffer:
+                    errors.append("copies_differ")
                 else:
-                    values.append((wanted.id, value))
-        return values
+                    if value is None:
+                        unsupported.append((key, wanted.id))
+                    else:
+                        values[wanted.id] = value
+            readings.append(Reading(device, values))
+        has_xids = self.find_xid(self.devices[uuid]) is not None
+        return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), tuple(errors), tells_errors=has_xids)
 
-    def _number(self, device: Device, wanted: Field) -> Value | None:
-        """Under a name of its own, else from the field that has the same figure in another unit."""
-        value = self._printed(device, wanted)
+    def _read_value(self, device: Device, wanted: Field) -> Value | None:
+        """Returns the field's own value, or that of the same figure in another unit."""
+        if wanted.type == "text":
+            return self._read_label(device, wanted)
+        value = self._read_number(device, wanted)
         other = counterpart(wanted) if value is None else None
         if other is None:
             return value
-        field, factor = other
-        value = self._printed(device, field)
-        return None if value is None else converted(wanted, value, factor)
+        value = self._read_number(device, other[0])
+        return None if value is None else converted(wanted, value, other[1])
 
-    def _printed(self, device: Device, wanted: Field) -> int | float | None:
-        copies = self._copies(device, wanted)
+    def _read_number(self, device: Device, wanted: Field) -> int | float | None:
+        copies = self._find_samples(device, wanted)
         if not copies:
             return None
-        sample = settled(copies)
+        sample = select_copy(copies)
         if sample is None:
             raise _CopiesDiffer
         return value_printed(wanted, sample.value)
 
-    def _text(self, device: Device, wanted: Field) -> str | None:
-        """A label-type row of the exporter's own counter file: the field's name is a label of every series."""
-        for series in self._series.get(device.key, {}).values():
-            for sample in series:
+    def _read_label(self, device: Device, wanted: Field) -> str | None:
+        """Fields of type label in the exporter's counter file are labels of every series."""
+        for samples in self._samples.get(device.key, {}).values():
+            for sample in samples:
                 text = next((sample.labels[name] for name in wanted.names if sample.labels.get(name)), None)
                 if text is not None:
                     return text
         return None
 
-    def last_xid(self, device: Device) -> ParsedSample | None:
-        copies = self._copies(device, fields()[XID_FIELD])
-        return settled(copies) if copies else None
+    def find_xid(self, device: Device) -> ParsedSample | None:
+        copies = self._find_samples(device, fields()[XID_FIELD])
+        return select_copy(copies) if copies else None
 
-    def _copies(self, device: Device, wanted: Field) -> list[ParsedSample]:
-        """What the device's series say; a GPU of which only instances are shown has its own figures on theirs."""
-        own = self._named(device.key, wanted)
+    def _find_samples(self, device: Device, wanted: Field) -> list[ParsedSample]:
+        """If only instances are shown, figures of the GPU are on their series."""
+        own = self._find_by_name(device.key, wanted)
         if own or device.is_instance or wanted.per_instance:
             return own
-        return [sample for key in self._instances.get(device.uuid, ()) for sample in self._named(key, wanted)]
+        return [sample for key in self._instances.get(device.uuid, ()) for sample in self._find_by_name(key, wanted)]
 
-    def _named(self, key: str, wanted: Field) -> list[ParsedSample]:
-        series = self._series.get(key, {})
-        names = (name for name in (*wanted.names, wanted.name_in_4_6) if name in series)
-        return next((series[name] for name in names if self._field_of(name) == wanted), [])
-
-    def _field_of(self, name: str) -> Field | None:
-        return field_named(name, in_4_6=name in self._as_in_4_6)
+    def _find_by_name(self, key: str, wanted: Field) -> list[ParsedSample]:
+        samples = self._samples.get(key, {})
+        return next((samples[name] for name in wanted.names if name in samples), [])

@@ -1,7 +1,4 @@
-"""This module understands an exporter's text, and which GPUs its labels mean, in all forms since dcgm-exporter 1.x.
-
-Several series of one device that differ only in who holds it are copies of one figure; `settled` says which it is.
-"""
+"""Parses an exporter's metrics text and finds the GPUs in its labels, for all forms since dcgm-exporter 1.x."""
 
 from __future__ import annotations
 
@@ -21,43 +18,41 @@ _MODELS = ("modelName", "model_name")
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,9})")
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_MOST_PARTS = 200_000
-"""Lines and labels of a text: many times what the largest node's has, and what a hostile one may cost in memory."""
+_MAX_PARTS = 200_000
+"""Lines and labels of a text. Many times more than the largest node has; limits memory."""
 
 
 @dataclass(frozen=True)
 class ParsedExposition:
-    """One exposition of one fetch."""
-
     families: tuple[ParsedFamily, ...]
     devices: tuple[Device, ...]
     """Each GPU before its MIG instances."""
-    of_labels: Mapping[int, Device]
-    """id of a sample's labels -> the device they name; other labels name no GPU."""
+    devices_by_labels: Mapping[int, Device]
+    """id() of a sample's labels -> its device."""
 
-    def device_of(self, sample: ParsedSample) -> Device | None:
-        return self.of_labels.get(id(sample.labels))
+    def find_device(self, sample: ParsedSample) -> Device | None:
+        return self.devices_by_labels.get(id(sample.labels))
 
 
 def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
-    """Raises SourceError: not_prometheus, malformed with line and reason, duplicate_series."""
+    """Raises SourceError: not_prometheus, malformed (with line and reason) or duplicate_series."""
     check_is_metrics(content, shown)
     try:
-        families = tuple(parse_text(content.decode(), _MOST_PARTS))
+        families = tuple(parse_text(content.decode(), _MAX_PARTS))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise SourceError("malformed", f"{shown}: line {line}: byte {error.start} is not UTF-8") from error
     except BadExposition as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
     label_sets = {id(s.labels): s.labels for family in families for s in family.samples}
-    _refuse_duplicates(families, label_sets, shown)
+    _check_duplicates(families, label_sets, shown)
     return ParsedExposition(families, *_find_devices(label_sets))
 
 
-def _refuse_duplicates(families: Iterable[ParsedFamily], sets: Mapping[int, LabelSet], shown: str) -> None:
-    """A series that comes twice with two values: which is true nobody can say.
+def _check_duplicates(families: Iterable[ParsedFamily], sets: Mapping[int, LabelSet], shown: str) -> None:
+    """Raises SourceError if a series occurs twice with different values.
 
-    Twice with one value is harmless, and dcgm-exporter 4.8 itself does it with its 1.x counters (PCIe bytes).
+    Equal values are accepted: dcgm-exporter 4.8 repeats the PCIe bytes of its 1.x counters.
     """
     same = {key: frozenset(labels.items()) for key, labels in sets.items()}
     for family in families:
@@ -67,7 +62,7 @@ def _refuse_duplicates(families: Iterable[ParsedFamily], sets: Mapping[int, Labe
             for key, sample in zip(keys, family.samples, strict=True):
                 if not _equal(values.setdefault(key, sample.value), sample.value):
                     labels = ascii(dict(sample.labels))[:300]
-                    why = f"{sample.name} comes twice, with different values, for {labels}"
+                    why = f"{sample.name} occurs twice with different values: {labels}"
                     raise SourceError("duplicate_series", f"{shown}: {why}")
 
 
@@ -75,30 +70,27 @@ def _equal(left: float, right: float) -> bool:
     return left == right or (left != left and right != right)  # NaN
 
 
-# Devices
-
-
 def _find_devices(label_sets: Mapping[int, LabelSet]) -> tuple[tuple[Device, ...], dict[int, Device]]:
-    named = {key: device for key, labels in label_sets.items() if (device := _device(labels)) is not None}
-    known: dict[str, Device] = {}
+    named = {key: device for key, labels in label_sets.items() if (device := _parse_device(labels)) is not None}
+    devices: dict[str, Device] = {}
     for device in named.values():
-        known[device.key] = _united(known.get(device.key, device), device)
-    instances = [d for d in known.values() if d.is_instance]
-    for instance in instances:  # dcgm-exporter shows the instances of a GPU and not the GPU itself
-        gpu = known.get(instance.uuid) or replace(instance, gi_id=None, profile="", mig_uuids=())
-        known[instance.uuid] = replace(gpu, mig_enabled=True)
-    gpus = sorted((d for d in known.values() if not d.is_instance), key=lambda d: (d.index, d.uuid))
+        devices[device.key] = _combine(devices.get(device.key, device), device)
+    instances = [d for d in devices.values() if d.is_instance]
+    for instance in instances:  # dcgm-exporter shows only the instances of a GPU in MIG mode
+        gpu = devices.get(instance.uuid) or replace(instance, gi_id=None, profile="", mig_uuids=())
+        devices[instance.uuid] = replace(gpu, mig_enabled=True)
+    gpus = sorted((d for d in devices.values() if not d.is_instance), key=lambda d: (d.index, d.uuid))
     of_gpu: dict[str, list[Device]] = {}
     for instance in sorted(instances, key=lambda d: d.gi_id or 0):
         of_gpu.setdefault(instance.uuid, []).append(instance)
     order = tuple(d for gpu in gpus for d in (gpu, *of_gpu.get(gpu.uuid, ())))
-    return order, {key: known[device.key] for key, device in named.items()}
+    return order, {key: devices[device.key] for key, device in named.items()}
 
 
-def _device(labels: LabelSet) -> Device | None:
-    """The GPU or MIG instance a label set names; without a UUID or a number it is none for sure."""
+def _parse_device(labels: LabelSet) -> Device | None:
+    """Returns the GPU or MIG instance of a label set, None without a UUID or an index."""
     uuid = _first(labels, _UUIDS)
-    index = _index(labels)
+    index = _parse_index(labels)
     if not uuid or index is None:
         return None
     gi_id = labels.get("GPU_I_ID", "")
@@ -113,7 +105,7 @@ def _device(labels: LabelSet) -> Device | None:
     )
 
 
-def _index(labels: LabelSet) -> int | None:
+def _parse_index(labels: LabelSet) -> int | None:
     if _NUMBER.fullmatch(labels.get("gpu", "")):
         return int(labels["gpu"])
     match = _NVIDIA.fullmatch(labels.get("device", ""))
@@ -124,8 +116,8 @@ def _first(labels: LabelSet, names: Iterable[str]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
 
 
-def _united(known: Device, more: Device) -> Device:
-    """What either says: NVLink series leave out what others have."""
+def _combine(known: Device, more: Device) -> Device:
+    """NVLink series lack some labels of other series."""
     if known == more:
         return known
     return replace(
@@ -137,11 +129,8 @@ def _united(known: Device, more: Device) -> Device:
     )
 
 
-# Copies
-
-
 def is_of_device(labels: LabelSet) -> bool:
-    """A figure of the device itself, not of a link or another part beside it."""
+    """Returns False for links and other parts of a device."""
     return not any(name in labels for name in _OTHER_ENTITIES)
 
 
@@ -149,8 +138,11 @@ def names_holder(labels: LabelSet) -> bool:
     return not HOLDER_LABELS.isdisjoint(labels)
 
 
-def settled(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """The figure behind several copies: the one that names no holder, else what all agree on; None: they do not."""
-    of_nobody = [sample for sample in copies if not names_holder(sample.labels)]
-    first, *others = of_nobody or copies
+def select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
+    """Series that differ only in their holder are copies of one figure.
+
+    Returns the copy without a holder, or the value on which all agree, else None.
+    """
+    without_holder = [sample for sample in copies if not names_holder(sample.labels)]
+    first, *others = without_holder or copies
     return first if all(_equal(sample.value, first.value) for sample in others) else None

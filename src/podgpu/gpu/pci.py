@@ -1,4 +1,4 @@
-"""This module counts the NVIDIA GPUs on the PCI bus, whatever the driver says: `expected` in podgpu_device_count."""
+"""Counts the NVIDIA GPUs on the PCI bus, independent of the driver: `expected` in podgpu_device_count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller; NVSwit
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
-    """None when sysfs is not there (some sandboxes) or shows no NVIDIA GPU (WSL, Tegra): not known, not zero."""
+    """Returns None if unknown: sysfs is missing (some sandboxes) or has no NVIDIA GPU (WSL, Tegra)."""
     try:
         devices = list(Path(sysfs, "bus/pci/devices").iterdir())
     except OSError:
@@ -22,14 +22,13 @@ def _is_gpu(device: Path) -> bool:
     try:
         if (device / "vendor").read_text().strip() != _NVIDIA:
             return False
-        return (device / "class").read_text().startswith(_DISPLAY_CLASSES) and not _is_given_away(device)
+        return (device / "class").read_text().startswith(_DISPLAY_CLASSES) and not _has_other_driver(device)
     except OSError:
         return False  # unplugged between listing and reading
 
 
-def _is_given_away(device: Path) -> bool:
-    """Another driver has it, such as vfio-pci for a virtual machine: NVIDIA's will never answer for it, and it is not
-    lost. Without any driver it may be."""
+def _has_other_driver(device: Path) -> bool:
+    """A GPU with another driver, such as vfio-pci for a virtual machine, is not lost. One without a driver may be."""
     try:
         return os.path.basename(os.readlink(device / "driver")) != "nvidia"
     except OSError:

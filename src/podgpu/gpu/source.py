@@ -1,7 +1,6 @@
-"""This module says what the agent asks of a source of figures, whatever library, feed or maker is behind it.
+"""The interface between the agent and a source of GPU figures, independent of library, feed and maker.
 
-It knows devices, fields, errors by number and processes. What only one maker has (its library, its words for errors,
-how it names parts of a GPU) stays in that maker's folder beside this file.
+It has devices, fields, error numbers and processes. Anything that only one maker has belongs to that maker's package.
 """
 
 from __future__ import annotations
@@ -14,68 +13,68 @@ from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading, Value
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
-"""Of a GPU's usage, what there may be no figure for: the reason word under which that is counted."""
+"""Reason word for a usage figure that a GPU does not provide."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # by identity: sources keep what they prepared for it
+@dataclass(frozen=True, slots=True, eq=False)  # by identity: sources cache what they prepared for a lane
 class Lane:
-    """Fields that are read together, at an interval of their own."""
+    """Fields that are read together, at their own interval."""
 
     fields: tuple[Field, ...]
     interval: float
     keep_age: float = 0.0
-    """Seconds for which a source that keeps samples keeps these; 0: no limit by age."""
+    """Seconds for which a source with a cache keeps samples; 0: no limit."""
     keep_samples: int = 0
-    """The same by number."""
+    """Number of samples that it keeps; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAnswer:
-    """All one physical GPU said: its own reading and one for each instance it is cut into."""
+    """Readings of one physical GPU and of each of its instances."""
 
     readings: tuple[Reading, ...]
     unsupported: tuple[tuple[str, int], ...] = ()
-    """(device key, field id) it cannot give."""
+    """(device key, field id)"""
     dropped: tuple[int, ...] = ()
-    """Field ids whose answer was no value (sentinel, NaN, impossible), once per occurrence."""
+    """Field ids without a plausible value (sentinel, NaN, impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
-    """Reason words of single calls that failed this time; the rest of the reading stands."""
+    """Reason words of single calls that failed; the rest of the reading is valid."""
     others: tuple[OtherReading, ...] = ()
-    """Of what belongs to the GPU and is none: its links."""
+    """Readings of the GPU's links, or of switches and CPUs."""
     details: Mapping[int, Value] = field(default_factory=dict)
-    """Field id -> what it said lately of what only the GPU's own view shows; it is asked seldom."""
+    """Field id -> value, for the page of the GPU. Read rarely."""
     tells_errors: bool = True
-    """Whether its errors (XIDs) would be heard of."""
+    """False if its errors (XIDs) are not reported."""
     links_up: int | None = None
-    """How many of its NVLinks are up; None: it has none, or cannot tell."""
+    """Number of NVLinks that are up; None if it has none or does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageFlaws:
-    """What a reading of one GPU's usage had to leave out. A part is named as the source likes, for itself only."""
+    """Figures that a usage reading lacks. Names of parts are the source's own."""
 
     dropped: tuple[str, ...] = ()
-    """Parts whose answer was no value (4294967295, impossible), once per occurrence."""
+    """Parts without a plausible value, once per occurrence."""
     errors: tuple[str, ...] = ()
-    """Reason words of single calls that failed this time."""
+    """Reason words of single calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """(part, what it would tell) that the GPU cannot give, or not to us; not asked again until its topology changes."""
+    """(part, missing figure) that the GPU does not support; not read again until its topology changes."""
     doubts: tuple[str, ...] = ()
-    """Reason words for which the context switches of a shared GPU were not used this time."""
+    """Reason words why context switches were not used in this turn."""
     follows_switches: bool = False
-    """Whether they are used at all where a GPU is shared."""
+    """True if context switches are used on shared GPUs."""
     fallback: str = ""
-    """Why a shared GPU is told by the driver's samples at present, in words."""
+    """Message why a shared GPU uses the driver's samples at present."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """A device told of an error, without being asked."""
+    """An error that a device reported."""
 
     device: str
     """`Device.key`."""
     code: int
-    """The maker's number for it; NVIDIA's is the XID."""
+    """The maker's number; NVIDIA's is the XID."""
     at: float
     """Unix time."""
 
@@ -86,62 +85,53 @@ class Inventory:
 
     gpus: tuple[Device, ...]
     unreachable: dict[int, str] = field(default_factory=dict)
-    """The driver's index -> why it lists the GPU but does not answer for it."""
+    """Index -> reason, of GPUs that the driver lists and cannot read."""
     hung: frozenset[int] = frozenset()
-    """Those of them that have not answered yet, and may still do so."""
+    """Those of them whose first call has not returned yet."""
 
 
 class Telemetry(Protocol):
     name: str
     expected: int | None
-    """GPUs the PCI bus shows, whether or not there is a driver for them; None: not known."""
+    """Number of GPUs on the PCI bus, with or without a driver; None if unknown."""
 
     def inventory(self) -> Inventory:
-        """The physical GPUs; brings the driver up if need be. Raises SourceError."""
+        """Returns the physical GPUs. Opens the driver if necessary. Raises SourceError."""
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
-        """One GPU and its instances. Called from that GPU's own worker. Raises SourceError."""
+        """Reads one GPU and its instances. Called from that GPU's worker. Raises SourceError."""
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        """What runs on one GPU and its instances. May have another worker than `read`. Raises SourceError."""
+        """Lists the processes on one GPU and its instances. May have another worker than `read`. Raises SourceError."""
 
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
-        """How one GPU, then each of its instances, was used since the last time this was asked.
+        """Returns the usage of one GPU, then of each of its instances, since the last call.
 
-        `shared`: keys of devices on which processes of several containers run, as far as is known.
-        Always called from one worker of that GPU, which may be another than `read` has. Raises SourceError.
+        `shared`: keys of devices on which processes of several containers run.
+        Always called from the same worker of that GPU, which may be another than that of `read`. Raises SourceError.
         """
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        """Of the last `usage` of that GPU; to be asked from the same worker."""
+        """Returns the flaws of the last `usage` of that GPU. Called from the same worker."""
 
     def error_events(self) -> Sequence[ErrorEvent]:
-        """Events since the last time this was asked."""
+        """Returns the events since the last call."""
 
     def release(self, wait: float) -> bool:
-        """Let go of the driver; False when a call in flight kept it. `inventory` takes it up again."""
+        """Closes the driver. Returns False if a call in flight prevents it. `inventory` opens it again."""
 
 
 @runtime_checkable
 class FollowsSchedule(Protocol):
-    """A source that prepares something for the fields it is asked for, and keeps it for those that come again."""
+    """A source that prepares and caches something for the fields it reads."""
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
-        """From now on `read` is asked for the fields of these, each at its interval, and for no others."""
-
-
-@runtime_checkable
-class TellsQuiet(Protocol):
-    """A source that knows at next to no cost whether its GPUs' usage is worth asking for."""
-
-    def is_quiet(self, gpu: Device) -> bool:
-        """Whether nobody seems to have come or gone since `usage` was last asked, from the same worker. What those who
-        are there do meanwhile must be lost by nothing but the GPU's end. Raises SourceError."""
+        """From now on `read` is called with the fields of these lanes only."""
 
 
 @runtime_checkable
 class ReadsOthers(Protocol):
-    """A source that also knows what is no GPU: switches and their links, CPUs and their cores."""
+    """A source that also reads switches and their links, CPUs and their cores."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
-        """With `others` and without readings. Called from a worker of its own. Raises SourceError."""
+        """Returns `others` without readings. Called from its own worker. Raises SourceError."""

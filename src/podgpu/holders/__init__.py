@@ -1,2 +1,23 @@
-"""This room knows who was given which device: one file per source that tells. Touches sockets and files, nothing
-else."""
+"""Finds which workloads hold which devices: one file per allocation source, then merging, identities and a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from podgpu.model import Allocation, Device
+
+
+class AllocationSource(Protocol):
+    """Reports which workloads were given which devices."""
+
+    name: str
+    """Value of the `source` label in podgpu's own metrics."""
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        """Reads the source once. Raises SourceError."""
+        ...
+
+    def close(self) -> None:
+        """Closes connections. Most sources have none."""
+        return

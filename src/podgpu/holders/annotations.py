@@ -1,162 +1,167 @@
-"""This module says who was given which GPU, as schedulers note it in the pods' annotations. The API server is watched
-elsewhere.
+"""Allocation source `annotations`: pod annotations of koordinator, HAMi, Volcano and gpu-manager.
 
-For schedulers that hand out GPUs past the kubelet (koordinator), or other ones than it was told (HAMi, gpu-manager).
+These schedulers assign GPUs without the kubelet, or other GPUs than the kubelet lists.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from podgpu.errors import SourceError
-from podgpu.holders import vcuda
-from podgpu.holders.annotation_formats import GPU_RESOURCES, BadAnnotation, Grant, asks_for_gpu, read_grants
-from podgpu.holders.device_ids import DeviceId, DeviceIndex
-from podgpu.holders.holdings import in_order, parse_id
-from podgpu.kube.objects import ContainerRecord, PodRecord
+from podgpu.holders import AllocationSource
+from podgpu.holders.device_ids import (
+    VCUDA_CORE,
+    VCUDA_MEMORY,
+    DeviceId,
+    DeviceIndex,
+    parse_device_id,
+    sort_allocation,
+    sort_vcuda,
+)
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
-SOURCE = "annotations"
+if TYPE_CHECKING:
+    from podgpu.kube.reflector import Store
 
+SOURCE = "annotations"
+KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
+HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
+HAMI_MIG_DEVICES = "hami.io/vgpu-mig-allocations"
+HAMI_1_DEVICES = "4pd.io/vgpu-ids-new"
+VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
+GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
+GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
+"""Followed by the number of the container."""
+
+_ANNOTATIONS = {
+    *(KOORDINATOR_DEVICES, HAMI_DEVICES, HAMI_MIG_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES, GPU_MANAGER_ASSIGNED),
+}
+GPU_RESOURCES = (
+    "nvidia.com/gpu",
+    "nvidia.com/mig-",
+    "nvidia.com/vgpu",
+    "koordinator.sh/gpu",
+    "tencent.com/vcuda-",
+    "volcano.sh/vgpu",
+    "4pd.io/vgpu",
+)
+"""Prefixes of GPU resources."""
 _log = logging.getLogger(__name__)
 
-Pods = tuple[PodRecord, ...]
+
+def is_read(annotation: str) -> bool:
+    """Returns True if this module reads the annotation."""
+    return annotation in _ANNOTATIONS or annotation.startswith(GPU_MANAGER_CARDS)
 
 
-class PodFeed(Protocol):
-    """The pods, as a watcher of the API server has them."""
-
-    def items(self) -> Pods:
-        """The same tuple until something changes."""
-        ...
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def error(self) -> SourceError | None: ...
+def requests_gpu(container: ContainerRecord) -> bool:
+    return any(name.startswith(GPU_RESOURCES) and container.amount(name) for name, _ in container.requests)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A grant in the hands of one container."""
-
-    holder: Workload
-    device: str | int
-    key: str
-    share: float | None
+# The source
 
 
-class AnnotationsAllocation:
-    """Reads what the watcher holds; never waits for the network. Who made the watcher closes it."""
+class AnnotationsAllocation(AllocationSource):
+    """Maps the pods of a watch. Never waits for the network."""
 
     name = SOURCE
 
-    def __init__(self, pods: Callable[[], PodFeed], node: str = "") -> None:
-        """With `node`, pods of other nodes are passed over: a minor number says nothing of whose it is."""
+    def __init__(self, pods: Store[PodRecord]) -> None:
         self._pods = pods
-        self._node = node
-        self._read: dict[str, _Reading] = {}
+        self._logged: dict[str, str] = {}
+        """Pod uid -> error that was logged."""
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Once read in full, the last pods stand: an API server that is away takes nothing from anybody.
-
-        One that forbids to watch them is not away: what was listed would stand for ever.
-        """
-        feed = self._pods()
-        error = feed.error
-        if not feed.synced or (error is not None and error.reason == "forbidden"):
-            raise _not_read(error)
-        return self._map(feed.items(), devices)
-
-    def close(self) -> None:
-        """Nothing is open here."""
-
-    def _map(self, pods: Pods, devices: Sequence[Device]) -> Allocation:
-        holding = [pod for pod in pods if self._may_hold(pod)]
-        self._read = {pod.uid: self._reading_of(pod) for pod in holding}
-        requests = (request for reading in self._read.values() for request in reading.requests)
-        return replace(_map_readings(self._read.values(), devices), vcuda=vcuda.in_order(requests))
-
-    def _may_hold(self, pod: PodRecord) -> bool:
-        # Schedulers annotate before they bind: a pod without a node holds nothing yet.
-        return bool(pod.node) and pod.node == (self._node or pod.node) and not pod.is_finished
-
-    def _reading_of(self, pod: PodRecord) -> _Reading:
-        """A pod that is as it was is not read again; a bad annotation is told of once."""
-        before = self._read.get(pod.uid)
-        if before is not None and before.pod is pod:
-            return before
-        new = _read_pod(pod)
-        if new.bad is not None and (before is None or str(before.bad) != str(new.bad)):
-            _log.warning("%s", new.bad)
-        return new
+        """Uses the last known pods while the API server is away, but not after it has withdrawn the permission."""
+        error = self._pods.error
+        if not self._pods.synced or (error is not None and error.reason == "forbidden"):
+            if error is not None:
+                raise SourceError(error.reason, str(error))
+            raise SourceError(
+                "not_synced", "pods not read from the API server yet; if this persists, check that it is reachable"
+            )
+        # Schedulers annotate a pod before it is bound to a node.
+        pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
+        mapper = _GrantMapper(devices)
+        errors = {pod.uid: error for pod in pods if (error := mapper.add(pod)) is not None}
+        for uid, bad in errors.items():
+            if self._logged.get(uid) != str(bad):
+                _log.warning("%s", bad)
+        self._logged = {uid: str(bad) for uid, bad in errors.items()}
+        requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
+        return replace(sort_allocation(mapper.held.values(), mapper.unmapped), vcuda=requests)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    pod: PodRecord
-    requests: tuple[VcudaRequest, ...]
-    held: tuple[Held, ...] = ()
-    bad: BadAnnotation | None = None
+class _GrantMapper:
+    """Maps the grants of pods to devices, with one assignment per container and device."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._index = DeviceIndex(devices)
+        self.held: dict[tuple[str, Workload], Assignment] = {}
+        self.unmapped: set[Unmapped] = set()
+
+    def add(self, pod: PodRecord) -> BadAnnotation | None:
+        try:
+            grants = read_grants(pod)
+        except BadAnnotation as error:
+            whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
+            self.unmapped.add(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
+            return error
+        for grant in grants:
+            for container, share in _find_containers(pod, grant):
+                self._hold(_workload(pod, container), grant, share)
+        return None
+
+    def _hold(self, holder: Workload, grant: Grant, share: float | None) -> None:
+        device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
+        is_known = device_id is not None and not (device_id.everything or device_id.integrated)
+        devices = self._index.find(device_id) if device_id is not None and is_known else ()
+        if not devices:
+            text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
+            reason = "unknown_device" if is_known else "unrecognised_id"
+            self.unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
+            return
+        key = devices[0].key, holder
+        if key in self.held:
+            other = self.held[key].share
+            share = None if share is None or other is None else min(1.0, share + other)
+        self.held[key] = Assignment(*key, SOURCE, share=share)
 
 
-def _not_read(error: SourceError | None) -> SourceError:
-    if error is not None:
-        return SourceError(error.reason, str(error))
-    return SourceError(
-        "not_synced",
-        "the pods have not been read from the API server yet; if this lasts, see that it can be reached",
-    )
-
-
-def _read_pod(pod: PodRecord) -> _Reading:
-    requests = tuple(requested_vcuda(pod))
-    try:
-        return _Reading(pod, requests, tuple(held_by_containers(pod, read_grants(pod))))
-    except BadAnnotation as error:
-        return _Reading(pod, requests, bad=error)
-
-
-def requested_vcuda(pod: PodRecord) -> Iterator[VcudaRequest]:
-    """What its containers ask gpu-manager for. That is in the spec, whatever the annotations say."""
+def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
     for container in (*pod.init_containers, *pod.containers):
-        cores, blocks = int(container.amount(vcuda.CORE)), int(container.amount(vcuda.MEMORY))
+        cores, blocks = int(container.amount(VCUDA_CORE)), int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
             yield VcudaRequest(_workload(pod, container), cores, blocks)
 
 
-def held_by_containers(pod: PodRecord, grants: Sequence[Grant]) -> Iterator[Held]:
-    """Who holds what was granted. An init container that is done holds nothing."""
-    every = {container.name: container for container in (*pod.init_containers, *pod.containers)}
-    for grant in grants:
-        if grant.container is None:
-            yield from _held_together(pod, grant)
-        elif not every[grant.container].finished:
-            yield Held(_workload(pod, every[grant.container]), grant.device, grant.key, grant.share)
+def _find_containers(pod: PodRecord, grant: Grant) -> Iterator[tuple[ContainerRecord, float | None]]:
+    """Yields the containers that hold the grant and their shares. A finished init container holds nothing.
 
-
-def _held_together(pod: PodRecord, grant: Grant) -> Iterator[Held]:
-    """Given to the pod: held by the containers that ask for GPUs, each by its part of what they ask for together.
-
-    Where nobody is known to ask, the first container holds it, as in the answers of koordinator's own proxy.
+    A grant to the whole pod is split between the containers that request GPUs. If none does, the first container holds
+    it, as in koordinator's own proxy.
     """
-    asking = [
-        container
-        for container in (*pod.init_containers, *pod.containers)
-        if asks_for_gpu(container) and not container.finished
-    ]
-    holders = asking or list(pod.containers[:1]) or [ContainerRecord("")]
-    for container, part in zip(holders, _parts(holders), strict=True):
-        share = None if grant.share is None else grant.share * part
-        yield Held(_workload(pod, container), grant.device, grant.key, share)
+    running = [container for container in (*pod.init_containers, *pod.containers) if not container.finished]
+    if grant.container is not None:
+        yield from ((container, grant.share) for container in running if container.name == grant.container)
+        return
+    requesting = [container for container in running if requests_gpu(container)]
+    holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
+    for container, part in zip(holders, _split(holders), strict=True):
+        yield container, None if grant.share is None else grant.share * part
 
 
-def _parts(containers: Sequence[ContainerRecord]) -> list[float]:
-    """In proportion to a resource that all of them ask for; in equal parts if there is none."""
+def _split(containers: Sequence[ContainerRecord]) -> list[float]:
+    """Splits in proportion to a GPU resource that all containers request, otherwise equally."""
     for resource, _ in containers[0].requests:
         amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
@@ -168,36 +173,233 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
     return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
 
 
-def _map_readings(readings: Iterable[_Reading], devices: Sequence[Device]) -> Allocation:
-    """Who holds which of the devices; a holder holds a device once, however many parts of it were given."""
-    index = DeviceIndex(devices)
-    held: dict[tuple[str, Workload], Assignment] = {}
-    unmapped: set[Unmapped] = set()
-    for reading in readings:
-        if reading.bad is not None:
-            whole_pod = Workload(reading.pod.namespace, reading.pod.name, uid=reading.pod.uid)
-            unmapped.add(Unmapped(SOURCE, reading.bad.reason, reading.bad.key, reading.bad.key, whole_pod))
-        for grant in reading.held:
-            found, reason = _find(index, grant.device)
-            if found is None:
-                unmapped.add(Unmapped(SOURCE, reason, _device_text(grant.device), grant.key, grant.holder))
-                continue
-            known = held.get((found.key, grant.holder))
-            share = grant.share if known is None else _sum(known.share, grant.share)
-            held[found.key, grant.holder] = Assignment(found.key, grant.holder, SOURCE, share=share)
-    return in_order(held.values(), unmapped)
+# Formats: one function per scheduler, from a pod to its grants
 
 
-def _find(index: DeviceIndex, device: str | int) -> tuple[Device | None, str]:
-    device_id = DeviceId(minor=device) if isinstance(device, int) else parse_id(device)
-    if device_id is None or device_id.everything or device_id.integrated:
-        return None, "unrecognised_id"
-    return next(iter(index.find(device_id)), None), "unknown_device"
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A device, or a part of it, given to a container."""
+
+    container: str | None
+    """None: given to the pod; the annotation does not name a container."""
+    device: str | int
+    """An id, or N of /dev/nvidiaN."""
+    key: str
+    """Name of the annotation."""
+    share: float | None = None
 
 
-def _device_text(device: str | int) -> str:
-    return f"nvidia{device}" if isinstance(device, int) else device
+class BadAnnotation(SourceError):
+    """An annotation that is not in its format. The pod gets no devices; other pods are not affected."""
+
+    def __init__(self, pod: PodRecord, key: str, error: str) -> None:
+        super().__init__(
+            "bad_annotation",
+            f"cannot parse the annotation {_one_line(key)} of pod {_one_line(pod.namespace)}/{_one_line(pod.name)}"
+            f" ({_one_line(error)}): its GPUs have no holder until the annotation is corrected",
+        )
+        self.key = key
 
 
-def _sum(share: float | None, other: float | None) -> float | None:
-    return None if share is None or other is None else min(1.0, share + other)
+def read_grants(pod: PodRecord) -> list[Grant]:
+    """Returns the grants of the first format that has any. Raises BadAnnotation."""
+    return next((grants for read in FORMATS if (grants := read(pod))), [])
+
+
+@contextmanager
+def _parsing(pod: PodRecord, key: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        raise BadAnnotation(pod, key, str(error)) from error
+
+
+def _one_line(text: str) -> str:
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:253]
+
+
+def _share(percent: Fraction | int) -> float | None:
+    """0 means no limit, and more than 100 is not a share."""
+    return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise ValueError(f"{what} {text[:40]!a} is not a number")
+    return int(text)
+
+
+class _KoordinatorGpu(Struct):
+    minor: Annotated[int, Meta(ge=0, lt=1_000_000)] | None = None
+    id: str | None = None
+    """Absent in older versions."""
+    resources: dict[str, str | int | float | None] | None = None
+
+    def quantity(self, name: str) -> Fraction:
+        return parse_quantity(str((self.resources or {}).get(f"koordinator.sh/{name}") or 0))
+
+
+class _KoordinatorDevices(Struct):
+    gpu: list[_KoordinatorGpu] | None = None
+
+
+def koordinator_grants(pod: PodRecord) -> list[Grant]:
+    grants = []
+    with _parsing(pod, KOORDINATOR_DEVICES):
+        for number, gpu in enumerate(_koordinator_gpus(pod), 1):
+            device = gpu.id or gpu.minor
+            if device is None:
+                raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
+            share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
+            grants.append(Grant(None, device, KOORDINATOR_DEVICES, share))
+    return grants
+
+
+def koordinator_minors(pod: PodRecord) -> list[int]:
+    """Returns the minors that koordinator's hook writes into NVIDIA_VISIBLE_DEVICES; empty if an entry has none."""
+    with _parsing(pod, KOORDINATOR_DEVICES):
+        gpus = _koordinator_gpus(pod)
+    minors = [gpu.minor for gpu in gpus if gpu.minor is not None]
+    return minors if len(minors) == len(gpus) else []
+
+
+def _koordinator_gpus(pod: PodRecord) -> list[_KoordinatorGpu]:
+    text = pod.annotation(KOORDINATOR_DEVICES)
+    return msgspec.json.decode(text, type=_KoordinatorDevices).gpu or [] if text else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    device: str
+    share: float | None
+
+
+_ContainerSlices = list[_Slice | None]
+"""Devices of one container. None: not a GPU, or not created yet."""
+
+
+class _HamiMigDevice(Struct):
+    container: Annotated[int, Meta(ge=0)] = field(name="containerIndex")
+    device: Annotated[int, Meta(ge=0)] = field(name="deviceIndex")
+    gpu_uuid: str | None = field(name="gpuUUID", default=None)
+    mig_uuid: str | None = field(name="migUUID", default=None)
+
+
+def hami_grants(pod: PodRecord) -> list[Grant]:
+    """HAMi 2. Since 2.9 the list begins with the init containers; before, it did not contain them."""
+    every = (*pod.init_containers, *pod.containers)
+    return _read_positional(pod, HAMI_DEVICES, (every, pod.containers, _requesting(every)))
+
+
+def hami_1_grants(pod: PodRecord) -> list[Grant]:
+    return _read_positional(pod, HAMI_1_DEVICES, (pod.containers, _requesting(pod.containers)))
+
+
+def volcano_grants(pod: PodRecord) -> list[Grant]:
+    """Volcano omits containers that request no GPU."""
+    return _read_positional(pod, VOLCANO_DEVICES, (_requesting(pod.containers), pod.containers))
+
+
+def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
+    return tuple(container for container in containers if requests_gpu(container))
+
+
+def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[Grant]:
+    text = pod.annotation(key)
+    if not text:
+        return []
+    with _parsing(pod, key):
+        # Empty places are kept, because the position is the container.
+        places = text.strip().removesuffix(";").split(";")
+        slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
+    mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
+    if mig_text:
+        with _parsing(pod, HAMI_MIG_DEVICES):
+            for mig in msgspec.json.decode(mig_text, type=list[_HamiMigDevice] | None) or ():
+                _replace_by_mig(slots, mig)
+    with _parsing(pod, key):
+        order = _choose_order(slots, orders)
+    return [
+        Grant(container.name, entry.device, key, entry.share)
+        for container, slot in zip(order, slots, strict=False)
+        for entry in slot
+        if entry is not None
+    ]
+
+
+def _parse_slice(text: str) -> _Slice | None:
+    fields = text.split(",")
+    if len(fields) < 4:
+        raise ValueError(f"{text[:80]!a} is not an id, a type, a memory size and a percentage")
+    _number(fields[2], "memory size")
+    cores = _number(fields[3], "percentage")
+    # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other vendors.
+    if not fields[0] or (fields[1] and "NVIDIA" not in fields[1].upper()):
+        return None
+    return _Slice(fields[0], _share(cores))
+
+
+def _choose_order(
+    slots: Sequence[_ContainerSlices], orders: Sequence[Sequence[ContainerRecord]]
+) -> Sequence[ContainerRecord]:
+    """Finds the containers that the positions stand for.
+
+    Versions differ in the containers they list, and HAMi 2.10 omits positions by mistake (HAMi#2899, HAMi#3079). The
+    right order gives GPUs to exactly the containers that request one. Resource names can be configured, so the
+    fallback is the order of the same length, or the longest.
+    """
+    filled = [number for number, slot in enumerate(slots) if any(slot)]
+    needed = max(filled, default=-1) + 1
+    for order in orders:
+        requesting = {container.name for container in _requesting(order)}
+        if needed <= len(order) and {order[number].name for number in filled} == requesting:
+            return order
+    fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
+    if needed > len(fallback):
+        raise ValueError(f"place {needed} is filled, but the pod has {len(fallback)} containers")
+    return fallback
+
+
+def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
+    """Replaces a GPU by the MIG instance created on it, or by None before the instance is created."""
+    if mig.container >= len(slots) or mig.device >= len(slots[mig.container]):
+        raise ValueError(f"device {mig.device} of container {mig.container} is not in {HAMI_DEVICES}")
+    whole = slots[mig.container][mig.device]
+    if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole.device.lower()):
+        raise ValueError(f"gpuUUID {mig.gpu_uuid} differs from {HAMI_DEVICES}")
+    # Each instance is created for one container.
+    slots[mig.container][mig.device] = replace(whole, device=mig.mig_uuid, share=1.0) if mig.mig_uuid else None
+
+
+def gpu_manager_grants(pod: PodRecord) -> list[Grant]:
+    """One annotation per container. Until gpu-assigned is true they are only the scheduler's proposal."""
+    if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
+        return []
+    grants: list[Grant] = []
+    for key, text in pod.annotations:
+        if key.startswith(GPU_MANAGER_CARDS):
+            with _parsing(pod, key):
+                grants += _gpu_manager_cards(pod, key, text)
+    return grants
+
+
+def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
+    number = _number(key.removeprefix(GPU_MANAGER_CARDS), "container")
+    if number >= len(pod.containers):
+        raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
+    container = pod.containers[number]
+    cards = sorted({_number(card.strip(), "card") for card in text.split(",")}) if text else []
+    cores = container.amount(VCUDA_CORE)
+    # Less than 100 cores are a part of one card, 100 and more are whole cards.
+    share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
+    return [Grant(container.name, card, key, share) for card in cards]
+
+
+FORMATS: tuple[Callable[[PodRecord], list[Grant]], ...] = (
+    koordinator_grants,
+    hami_grants,
+    hami_1_grants,
+    volcano_grants,
+    gpu_manager_grants,
+)

@@ -1,9 +1,7 @@
-"""This module says who was given which device, as the kubelet notes it in its device checkpoint. Reads; never writes.
+"""Allocation source `checkpoint`: the kubelet's device checkpoint file.
 
-It knows what the pod-resources API does not: pod uids, and how many replicas there are of a shared GPU. It does not
-know names. It can be behind: a pod that ended stays until the kubelet next hands out a device, and an init container
-stays beside the container that took over its GPU. Its checksum is of Go's way to print the structure, which changes
-with it: the kubelet replaces the file whole, by rename, so it is not verified here.
+It contains pod uids and the number of replicas of shared GPUs, but no names. It can lag: a finished pod stays until the
+kubelet next allocates a device. The kubelet replaces the file by rename, so its checksum is not verified.
 """
 
 from __future__ import annotations
@@ -12,96 +10,77 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
+from msgspec import Meta, Struct, field
+
+from podgpu.decode import decode_json
 from podgpu.files import ReadOnChange
-from podgpu.holders.holdings import (
+from podgpu.holders import AllocationSource
+from podgpu.holders.device_ids import (
     HeldId,
-    Replicas,
-    concerns_gpus,
+    SharedDevice,
     count_replicas,
+    group_replicas,
+    is_gpu,
     map_held,
-    parse_id,
-    replicas_of,
+    parse_device_id,
 )
-from podgpu.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "checkpoint"
 NAME = "device-plugins/kubelet_internal_checkpoint"
-"""In the kubelet's own directory."""
+"""Relative to the kubelet's root directory."""
 DEFAULT_PATH = f"/var/lib/kubelet/{NAME}"
-MOST_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
+
+
+class _PodDevices(Struct):
+    uid: Annotated[str, Meta(min_length=1)] = field(name="PodUID")
+    container: str = field(name="ContainerName")
+    resource: str = field(name="ResourceName")
+    device_ids: dict[str, list[str] | None] | list[str] | None = field(name="DeviceIDs", default=None)
+    """By NUMA node since Kubernetes 1.20, a list before."""
+
+    def held_ids(self) -> Iterator[HeldId]:
+        holder = Workload(container=self.container, uid=self.uid)
+        lists = self.device_ids.values() if isinstance(self.device_ids, dict) else [self.device_ids]
+        for text in (text for ids in lists for text in ids or ()):
+            yield HeldId(holder, self.resource, text, parse_device_id(text))
+
+
+class _DeviceData(Struct):
+    entries: list[_PodDevices] | None = field(name="PodDeviceEntries", default=None)
+    registered: dict[str, list[str] | None] | None = field(name="RegisteredDevices", default=None)
+
+
+class _DeviceFile(Struct):
+    data: _DeviceData = field(name="Data")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     held: tuple[HeldId, ...]
-    replicas: Replicas
+    replicas: dict[SharedDevice, int]
 
 
-class CheckpointAllocation:
-    """Reads the kubelet's checkpoint. The same resources and ids count as for the kubelet's socket."""
-
+class CheckpointAllocation(AllocationSource):
     name = SOURCE
 
     def __init__(self, path: str | None = None, resource_names: frozenset[str] = frozenset()) -> None:
         self.path = os.path.abspath(path or DEFAULT_PATH)
-        self.resource_names = resource_names
-        self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MOST_BYTES)
+        self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MAX_BYTES)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """The file as it is now, mapped onto the devices given."""
-        return map_checkpoint(self._file.read(self.path), devices)
-
-    def close(self) -> None:
-        """Nothing stays open between readings."""
+        checkpoint = self._file.read(self.path)
+        return map_held(SOURCE, checkpoint.held, devices, checkpoint.replicas)
 
 
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> Checkpoint:
-    """Who holds which ids, and how many replicas there are, from the file's bytes."""
-    return parse_json(content, path, lambda value: _checkpoint(value, resource_names))
-
-
-def map_checkpoint(checkpoint: Checkpoint, devices: Sequence[Device]) -> Allocation:
-    """Who holds which of the devices, and how much of each."""
-    return map_held(SOURCE, checkpoint.held, devices, checkpoint.replicas)
-
-
-def _checkpoint(value: object, resource_names: frozenset[str]) -> Checkpoint:
-    content = as_object(as_object(value, "the whole").get("Data"), "Data")
-    entries = as_list(content.get("PodDeviceEntries"), "PodDeviceEntries")
-    everything = (held for number, entry in enumerate(entries, 1) for held in _entry(entry, f"entry {number}"))
-    held = tuple(held for held in everything if concerns_gpus(held, resource_names))
-    return Checkpoint(held, count_replicas(held, replicas_of(_registered(content.get("RegisteredDevices")))))
-
-
-def _entry(value: object, where: str) -> Iterator[HeldId]:
-    entry = as_object(value, where)
-    uid, container, resource = (
-        as_text(entry.get(key), f"{where}: {key}") for key in ("PodUID", "ContainerName", "ResourceName")
-    )
-    if not uid:
-        raise ValueError(f"{where}: PodUID is empty")
-    # A static pod's uid is a hash without dashes: kept as it is, as its cgroup has it.
-    holder = Workload(container=container, uid=uid)
-    for text in _device_ids(entry.get("DeviceIDs"), f"{where}: DeviceIDs"):
-        yield HeldId(holder, resource, text, parse_id(text))
-
-
-def _device_ids(value: object, where: str) -> Iterator[str]:
-    """By NUMA node since Kubernetes 1.20, a plain list before."""
-    lists = value.values() if isinstance(value, dict) else [value]
-    place = f"{where}: an id"
-    for ids in lists:
-        for text in as_list(ids, where):
-            yield as_text(text, place)
-
-
-def _registered(value: object) -> Iterator[str]:
-    if value is None:
-        return
-    for resource, ids in as_object(value, "RegisteredDevices").items():
-        for text in as_list(ids, f"RegisteredDevices: {resource!a}"):
-            yield as_text(text, "RegisteredDevices: an id")
+    data = decode_json(content, path, _DeviceFile).data
+    entries = (held for entry in data.entries or () for held in entry.held_ids())
+    held = tuple(entry for entry in entries if is_gpu(entry, resource_names))
+    registered = (text for ids in (data.registered or {}).values() for text in ids or ())
+    return Checkpoint(held, count_replicas(held, group_replicas(registered)))

@@ -1,46 +1,46 @@
-"""This module has the one parser of device ids, and the one look-up from an id to the device it means. Pure.
-
-Every device plugin writes its ids its own way; what they mean is decided here and nowhere else.
-"""
+"""Parses device ids of all device plugins, finds the devices they name, and computes the share of each holder."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from math import fsum
 from typing import NamedTuple
 
-from podgpu.model import Device
+from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload, parts_of
 
-Shared = tuple[object, ...]
-"""What the ids of all replicas of one device have in common."""
+VCUDA_CORE = "tencent.com/vcuda-core"
+VCUDA_MEMORY = "tencent.com/vcuda-memory"
+
+SharedDevice = tuple[object, ...]
+"""A `DeviceId` without its replica: equal for all replicas of one device."""
 
 
 class DeviceId(NamedTuple):
-    """What a device id says. A part it does not say is None (or False, or empty).
-
-    A plain tuple: a thousand of them are hashed and compared at every reading.
-    """
+    """A parsed device id. Fields that the id does not contain are None, False or empty."""
 
     gpu_uuid: str | None = None
     mig_uuid: str | None = None
     minor: int | None = None
-    """N of /dev/nvidiaN. It can differ from the driver's index, which counts in PCI order."""
+    """N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order."""
     gi_id: int | None = None
     ci_id: int | None = None
     everything: bool = False
-    """Every GPU of the node: WSL offers them only together."""
+    """All GPUs of the node: the only id on WSL."""
     integrated: bool = False
-    """The one GPU of a Tegra board, which has neither UUID nor minor in its id."""
+    """The GPU of a Tegra board, whose id has neither UUID nor minor."""
     replica: str = ""
-    """Which time slice, MPS client or vGPU of the device, when it is shared."""
+    """Time slice, MPS client or vGPU of a shared device."""
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedDevice:
         return self[:-1]
 
 
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-# No leading zeros: smarter-device-manager numbers its copies of /dev/nvidia0 "nvidia00", "nvidia01".
+# No leading zeros: smarter-device-manager names its copies of /dev/nvidia0 "nvidia00", "nvidia01".
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 
 _NVIDIA_PLUGIN = re.compile(
@@ -50,36 +50,36 @@ _NVIDIA_PLUGIN = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _GKE_PLUGIN = re.compile(rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gi>{_NUMBER}))?(?:/vgpu(?P<vgpu>{_NUMBER}))?", re.ASCII)
+_VCUDA_ID = re.compile(r"tencent\.com/vcuda-(?P<kind>core|memory-268435456)-[0-9]+", re.ASCII)
+_MINOR = re.compile(_NUMBER, re.ASCII)
 
 
+@lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId | None:
-    """What the id says, or None when it names no GPU (gpu-manager's `tencent.com/vcuda-core-3`, say)."""
+    """Returns None if the id names no GPU, such as gpu-manager's `tencent.com/vcuda-core-3`."""
     name, _, replica = text.partition("::")
     if name == "all":
         return DeviceId(everything=True, replica=replica)
     if name == "tegra":
         return DeviceId(integrated=True, replica=replica)
-    return _parse_nvidia_plugin(name, replica) or _parse_gke_plugin(text)
-
-
-def _parse_nvidia_plugin(name: str, replica: str) -> DeviceId | None:
     match = _NVIDIA_PLUGIN.fullmatch(name)
-    if match is None:
-        return None
-    return DeviceId(
-        gpu_uuid=match["gpu"] or match["parent"],
-        mig_uuid=match["mig"],
-        gi_id=_number(match["gi"]),
-        ci_id=_number(match["ci"]),
-        replica=replica,
-    )
-
-
-def _parse_gke_plugin(text: str) -> DeviceId | None:
+    if match is not None:
+        return DeviceId(
+            gpu_uuid=match["gpu"] or match["parent"],
+            mig_uuid=match["mig"],
+            gi_id=_number(match["gi"]),
+            ci_id=_number(match["ci"]),
+            replica=replica,
+        )
     match = _GKE_PLUGIN.fullmatch(text)
-    if match is None:
-        return None
-    return DeviceId(minor=int(match["minor"]), gi_id=_number(match["gi"]), replica=match["vgpu"] or "")
+    if match is not None:
+        return DeviceId(minor=int(match["minor"]), gi_id=_number(match["gi"]), replica=match["vgpu"] or "")
+    return None
+
+
+def parse_id_or_minor(text: str) -> DeviceId | None:
+    """Also accepts a plain minor number, which koordinator's hook writes."""
+    return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)
 
 
 def _number(digits: str | None) -> int | None:
@@ -87,29 +87,151 @@ def _number(digits: str | None) -> int | None:
 
 
 class DeviceIndex:
-    """The devices of a node, ready to be found by id. Build it once per reading, not once per id."""
+    """Finds devices of the node by id."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         whole = (device for device in devices if not device.is_instance)
-        self._whole = tuple(sorted(whole, key=lambda device: device.index))
+        self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
-        # Of two with one minor, the first: the other is gone.
-        self._uuid_by_minor = {device.minor: device.uuid for device in reversed(devices) if device.minor is not None}
+        # If two devices have one minor, the second is lost.
+        self._uuid_by_minor: dict[int | None, str] = {
+            device.minor: device.uuid for device in reversed(devices) if device.minor is not None
+        }
 
     def find(self, device_id: DeviceId) -> tuple[Device, ...]:
-        """The devices meant; empty when the node has none such. All replicas of a device mean the same."""
+        """Returns the devices that the id names, or an empty tuple. Replicas are ignored."""
         if device_id.everything:
             return self._whole
         if device_id.integrated:
             return self._whole[:1]
-        found = self._find_one(device_id)
-        return () if found is None else (found,)
-
-    def _find_one(self, device_id: DeviceId) -> Device | None:
+        device: Device | None
         if device_id.mig_uuid is not None:
-            return self._by_mig_uuid.get(device_id.mig_uuid.lower())
-        uuid = device_id.gpu_uuid
-        if uuid is None and device_id.minor is not None:
-            uuid = self._uuid_by_minor.get(device_id.minor)
-        return None if uuid is None else self._by_uuid.get((uuid.lower(), device_id.gi_id))
+            device = self._by_mig_uuid.get(device_id.mig_uuid.lower())
+        else:
+            uuid = device_id.gpu_uuid or self._uuid_by_minor.get(device_id.minor) or ""
+            device = self._by_uuid.get((uuid.lower(), device_id.gi_id))
+        return () if device is None else (device,)
+
+
+class HeldId(NamedTuple):
+    """A device id held by a container."""
+
+    holder: Workload
+    resource: str
+    text: str
+    device_id: DeviceId | None
+    """None if the id is not recognised."""
+
+
+def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
+    """Returns True for GPU resources and for ids that identify a GPU. `all` and `tegra` count only under a GPU
+    resource."""
+    if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
+        return True
+    device_id = held.device_id
+    return device_id is not None and not (device_id.everything or device_id.integrated)
+
+
+def map_held(
+    source: str,
+    held: Iterable[HeldId],
+    devices: Sequence[Device],
+    replicas: Mapping[SharedDevice, int] | None = None,
+) -> Allocation:
+    """Maps ids to devices, with one assignment per holder and device.
+
+    `replicas` is the number of replicas of each shared device, or None if the source does not report shares.
+    """
+    index = DeviceIndex(devices)
+    ids: dict[Workload, dict[str, tuple[Device, set[DeviceId]]]] = {}
+    unmapped: set[Unmapped] = set()
+    for holder, resource, text, device_id in held:
+        named = () if device_id is None else index.find(device_id)
+        if device_id is None or not named:
+            reason = "unrecognised_id" if device_id is None else "unknown_device"
+            unmapped.add(Unmapped(source, reason, text, resource, holder))
+            continue
+        for device in named:
+            ids.setdefault(holder, {}).setdefault(device.key, (device, set()))[1].add(device_id)
+    assignments = (
+        Assignment(key, holder, source, _first_replica(device_ids), _compute_share(replicas, device, device_ids))
+        for holder, by_device in ids.items()
+        for key, (device, device_ids) in by_device.items()
+    )
+    return sort_allocation(assignments, unmapped)
+
+
+def _first_replica(held: Set[DeviceId]) -> str:
+    # Shorter first, because replicas are numbers and 9 comes before 10.
+    return min((device_id.replica for device_id in held), key=lambda replica: (len(replica), replica))
+
+
+def _compute_share(replicas: Mapping[SharedDevice, int] | None, device: Device, held: Set[DeviceId]) -> float | None:
+    """Returns the held replicas divided by all replicas, 1 for a whole device, or None if unknown."""
+    if replicas is None:
+        return None
+    if len(device.mig_uuids) > 1 and any(held_id.mig_uuid or held_id.ci_id is not None for held_id in held):
+        return None  # one of several compute instances, whose sizes are unknown
+    counts: Counter[SharedDevice] = Counter()
+    for device_id in held:
+        if not device_id.replica:
+            return 1.0
+        counts[device_id.shared] += 1
+    if not counts.keys() <= replicas.keys():
+        return None
+    return min(1.0, fsum(count / replicas[shared] for shared, count in counts.items()))
+
+
+def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
+    """Sorts, because sources report in random order."""
+
+    def unmapped_key(entry: Unmapped) -> tuple[str, ...]:
+        return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
+
+    return Allocation(
+        tuple(sorted(assignments, key=lambda assignment: (assignment.device, parts_of(assignment.holder)))),
+        tuple(sorted(unmapped, key=unmapped_key)),
+    )
+
+
+# Replicas of shared devices
+
+
+def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[str]]:
+    """Groups the ids that a device plugin registered by shared device."""
+    replicas: dict[SharedDevice, set[str]] = defaultdict(set)
+    for device_id in map(parse_device_id, registered):
+        if device_id is not None and device_id.replica:
+            replicas[device_id.shared].add(device_id.replica)
+    return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
+
+
+def count_replicas(held: Iterable[HeldId], known: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
+    """Counts known replicas and held ones that are not known, so that shares add up to at most 1."""
+    replicas = {shared: set(numbers) for shared, numbers in known.items() if numbers}
+    for entry in held:
+        if entry.device_id is not None and entry.device_id.replica and entry.device_id.shared in replicas:
+            replicas[entry.device_id.shared].add(entry.device_id.replica)
+    return {shared: len(numbers) for shared, numbers in replicas.items()}
+
+
+# gpu-manager: ids count hundredths of a card and blocks of 256 MiB over the whole node, and do not name the card
+
+
+def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
+    """Counts the vcuda ids of each container. An id listed for several NUMA nodes counts once."""
+    ids: dict[Workload, set[str]] = defaultdict(set)
+    for entry in held:
+        if entry.resource in (VCUDA_CORE, VCUDA_MEMORY):
+            ids[entry.holder].add(entry.text)
+    requests = []
+    for holder, texts in ids.items():
+        kinds = Counter(match["kind"] for text in texts if (match := _VCUDA_ID.fullmatch(text)))
+        if kinds:
+            requests.append(VcudaRequest(holder, kinds["core"], kinds["memory-268435456"]))
+    return sort_vcuda(requests)
+
+
+def sort_vcuda(requests: Iterable[VcudaRequest]) -> tuple[VcudaRequest, ...]:
+    return tuple(sorted(requests, key=lambda request: parts_of(request.holder)))

@@ -1,80 +1,126 @@
-"""This module finds the GPUs held through ResourceClaims (DRA): the kubelet says who holds which claim, ResourceSlices
-which GPU that is.
+"""Finds the GPUs held through ResourceClaims (DRA).
 
-Reads what others brought: the kubelet's decoded answer, slices from a feed that somebody else keeps up to date, and
-what `dra_claims.py` knows of single claims.
+The kubelet reports the holders of each claim, ResourceSlices the GPU behind each device name. The API server and the
+NVIDIA driver's checkpoint supply what neither has: UUIDs of MIG devices created for a claim, and `adminAccess`.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from podgpu.holders.device_ids import DeviceIndex
-from podgpu.holders.dra_claims import ClaimReader, DeviceName, DriverCheckpoint, Prepared
-from podgpu.holders.holdings import in_order, parse_id
+from msgspec import Struct, field
+
+from podgpu.decode import decode_json
+from podgpu.errors import SourceError
+from podgpu.files import ReadOnChange
+from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
 from podgpu.holders.kubelet import SOURCE
-from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice, current_devices
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import (
+    NVIDIA_DRIVER,
+    RESOURCE_GROUP,
+    PoolSlice,
+    SliceDevice,
+    current_devices,
+    find_resource_version,
+)
+from podgpu.kube.reflector import REFUSALS, Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
+CHECKPOINT_NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
+"""Relative to the kubelet's root directory."""
+_MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
+_READ_CLAIMS_SECONDS = 2.0
+_RETRY_SECONDS = 10.0
+_RETRY_REFUSED_SECONDS = 60.0
+
 Attributes = tuple[tuple[str, str], ...]
-Pools = Mapping[str, Mapping[str, SliceDevice]]
-"""Pool -> device name -> device."""
+ClaimName = tuple[str, str]
+"""Namespace and name."""
+DeviceName = tuple[str, str]
+"""Pool and name."""
 
-_UUID = re.compile(r"(?<!MIG-)(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_UUID_PATHS = (
+    ("gpu", "info", "uuid"),
+    ("mig", "info", "uuid"),
+    ("mig", "created", "uuid"),
+    ("mig", "concrete", "migUUID"),
+)
+"""Places of the UUID in the driver's checkpoint. A MIG device has had three so far."""
 
-
-class SliceFeed(Protocol):
-    """An `Informer` with `parse_slice`; whoever made it closes it."""
-
-    def items(self) -> tuple[PoolSlice, ...]:
-        """The same tuple until something changes."""
-        ...
-
-    @property
-    def synced(self) -> bool: ...
+_log = logging.getLogger("podgpu")
 
 
 class DraClaims:
-    """Turns the claims in a kubelet's answer into assignments."""
+    """Maps the claims of a List answer to devices. Each of the three sources of claim details is optional."""
 
     def __init__(
         self,
-        feed: SliceFeed | None,
-        driver: str = NVIDIA_DRIVER,
+        slices: Store[PoolSlice] | None,
         checkpoint: DriverCheckpoint | None = None,
         reader: ClaimReader | None = None,
     ) -> None:
-        """Any of the three that know more of a claim than the kubelet may be missing."""
-        self.feed = feed
-        self.driver = driver
+        self._slices = slices
         self._checkpoint = checkpoint
         self._reader = reader
-        self._seen: tuple[PoolSlice, ...] = ()
-        self._pools: Pools = {}
-        self._remembered: dict[DeviceName, SliceDevice] = {}
-        """The devices of every pool that claims were held of, as its slices last told: a driver that is away takes them
-        along, and a kubelet that starts without it deletes them before it lists a claim."""
+        self._pools: frozenset[str] = frozenset()
+        self._devices: dict[DeviceName, SliceDevice] = {}
+        """Devices of this node. Includes devices of removed pools and held ones that a pool no longer has: a driver
+        that stops removes its slices, and a kubelet that starts without the driver deletes them."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        """Who holds which of the devices through a claim, from a decoded List answer."""
-        prepared = Prepared() if self._checkpoint is None else self._checkpoint.read()
-        pools = self._known_pools() if self.feed is not None and self.feed.synced else None
-        claimed = self._without_lookers(list(parse_claims(response, self.driver)), prepared, pools is not None)
-        self._remember(claimed, pools or {})
-        return map_claims(claimed, pools, devices, self._remembered, prepared.uuids)
+        prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
+        is_synced = self._slices is not None and self._slices.synced
+        claimed = self._without_admin_access(list(parse_claims(response)), prepared, is_synced)
+        if self._slices is not None and is_synced:
+            self._update_devices(self._slices.items(), claimed)
+        index = DeviceIndex(devices)
+        held: dict[tuple[str, Workload], Attributes] = {}
+        unmapped: set[Unmapped] = set()
+        for claim in claimed:
+            offered = self._devices.get((claim.pool, claim.device))
+            uuid = (offered.uuid if offered else "") or prepared.uuids.get((claim.pool, claim.device), "")
+            device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
+            device = next(iter(index.find(device_id)), None) if device_id else None
+            if device is None:
+                unmapped.add(claim.unmapped("unknown_device" if uuid else self._explain(claim, offered, is_synced)))
+                continue
+            attributes = claim.build_attributes(uuid if device.is_instance else "", device.profile)
+            key = device.key, claim.holder
+            held[key] = min(attributes, held.get(key, attributes))
+        assignments = (Assignment(*key, SOURCE, attributes=attributes) for key, attributes in held.items())
+        return sort_allocation(assignments, unmapped)
 
-    def _without_lookers(self, claimed: list[Claimed], prepared: Prepared, is_api_known: bool) -> list[Claimed]:
-        """A claim with adminAccess, a monitoring pod's, is no holder: beside it the true one goes on.
+    def _update_devices(self, slices: tuple[PoolSlice, ...], claimed: Iterable[ClaimedDevice]) -> None:
+        current = current_devices(entry for entry in slices if entry.driver == NVIDIA_DRIVER)
+        held = {(claim.pool, claim.device) for claim in claimed}
+        self._pools = frozenset(pool for _, pool in current)
+        kept = {name: device for name, device in self._devices.items() if name in held or name[0] not in self._pools}
+        self._devices = kept | {
+            (pool, device.name): device for (_, pool), devices in current.items() for device in devices
+        }
 
-        An API server that never answered is not asked: it is as soon as the slices are there, and so before a claim
-        can be mapped by them.
-        """
+    def _explain(self, claim: ClaimedDevice, offered: SliceDevice | None, is_synced: bool) -> str:
+        if offered is not None:
+            return "claim_device_without_uuid"
+        if not is_synced:
+            return "slices_not_synced"
+        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
+
+    def _without_admin_access(
+        self, claimed: list[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
+    ) -> list[ClaimedDevice]:
+        """Removes devices claimed with adminAccess, such as by monitoring pods. They do not hold the device."""
         admin = dict(prepared.admin)
         unknown = {(claim.namespace, claim.claim) for claim in claimed} - admin.keys()
-        if self._reader is not None and is_api_known:
+        if self._reader is not None and is_synced:  # before, no claim can be mapped
             admin |= self._reader.read(unknown)
         return [
             claim
@@ -82,209 +128,190 @@ class DraClaims:
             if (claim.pool, claim.device) not in admin.get((claim.namespace, claim.claim), ())
         ]
 
-    def _remember(self, claimed: Iterable[Claimed], pools: Pools) -> None:
-        """Forgotten is what its pool no longer offers and nobody holds. Not only what is held is remembered: a kubelet
-        that was started anew lists no claims at first."""
-        held = {(claim.pool, claim.device) for claim in claimed}
-        local = {pool for pool, _ in (*held, *self._remembered)} & pools.keys()
-        offered = {(pool, name): device for pool in local for name, device in pools[pool].items()}
-        kept = {name: device for name, device in self._remembered.items() if name in held or name[0] not in pools}
-        self._remembered = kept | offered
 
-    def _known_pools(self) -> Pools:
-        slices = () if self.feed is None else self.feed.items()
-        if slices is not self._seen:
-            current = current_devices(offered for offered in slices if offered.driver == self.driver)
-            self._pools = {pool: {device.name: device for device in found} for (_, pool), found in current.items()}
-            self._seen = slices
-        return self._pools
+# Claims in the kubelet's answer
 
 
-class Claimed(NamedTuple):
-    """One device of one claim in one container's hands, as the kubelet names it."""
+class ClaimedDevice(NamedTuple):
+    """A device of a claim, held by a container."""
 
     holder: Workload
     namespace: str
     claim: str
-    driver: str = ""
-    pool: str = ""
-    device: str = ""
-    cdi_name: str = ""
-    """Where pool and device are not told: by kubelets of 1.27 to 1.30."""
+    pool: str
+    device: str
 
     def unmapped(self, reason: str) -> Unmapped:
-        text = self.cdi_name or f"{self.driver}/{self.pool}/{self.device}"
+        text = f"{NVIDIA_DRIVER}/{self.pool}/{self.device}"
         return Unmapped(SOURCE, reason, text, f"claim {self.namespace}/{self.claim}", self.holder)
 
+    def build_attributes(self, mig_uuid: str, profile: str) -> Attributes:
+        """Returns dcgm-exporter's labels in its order, without empty ones."""
+        labels = (
+            ("dra_claim_name", self.claim),
+            ("dra_claim_namespace", self.namespace),
+            ("dra_device_name", self.device),
+            ("dra_driver_name", NVIDIA_DRIVER),
+            ("dra_mig_device_uuid", mig_uuid),
+            ("dra_mig_profile", profile),
+            ("dra_pool_name", self.pool),
+        )
+        return tuple((name, value) for name, value in labels if value)
 
-def parse_claims(response: Any, driver: str = NVIDIA_DRIVER) -> Iterator[Claimed]:
-    """The driver's devices in a decoded List answer."""
+
+def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
+    """Yields the claimed devices of a decoded List answer. Kubelets before 1.31 do not report their names."""
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             for claim in container.dynamic_resources:
-                whose = holder, claim.claim_namespace, claim.claim_name
                 for resource in claim.claim_resources:
-                    claimed = Claimed(*whose, resource.driver_name, resource.pool_name, resource.device_name)
-                    if claimed.driver == driver and claimed.pool and claimed.device:
-                        yield claimed
-                    elif claimed.driver in ("", driver):
-                        yield from _parse_cdi_names(claimed, [cdi.name for cdi in resource.cdi_devices])
+                    if resource.driver_name == NVIDIA_DRIVER:
+                        claimed = claim.claim_namespace, claim.claim_name, resource.pool_name, resource.device_name
+                        yield ClaimedDevice(holder, *claimed)
 
 
-def _parse_cdi_names(claimed: Claimed, names: Sequence[str]) -> Iterator[Claimed]:
-    """Names with a UUID in them, else one that says at least that a GPU is held.
+# ResourceClaims
 
-    The kubelet repeats the names of the claim's earlier devices; a container holds all of them, so that does no harm.
+
+def admin_devices(claim: object) -> frozenset[DeviceName]:
+    """Returns the devices that a ResourceClaim was given with adminAccess.
+
+    Kubernetes 1.31 has adminAccess in the request only; later versions also have it in the result.
     """
-    telling = [name for name in names if _UUID.search(name)]
-    if not telling:
-        telling = [name for name in names if _is_gpu_kind(name)][:1] or ([""] if claimed.driver else [])
-    for name in telling:
-        yield claimed._replace(pool="", device="", cdi_name=name)
+    requests = _list_at(claim, "spec", "devices", "requests")
+    admin_requests = {
+        _at(request, "name")
+        for request in requests
+        if True in (_at(request, "adminAccess"), _at(request, "exactly", "adminAccess"))
+    }
+    return frozenset(
+        (str(_at(result, "pool")), str(_at(result, "device")))
+        for result in _list_at(claim, "status", "allocation", "devices", "results")
+        if _at(result, "driver") == NVIDIA_DRIVER
+        and (_at(result, "adminAccess") is True or _at(result, "request") in admin_requests)
+    )
 
 
-def _is_gpu_kind(cdi_name: str) -> bool:
-    """`nvidia.com/gpu=0`, `k8s.gpu.nvidia.com/claim=…`; not the channels of `k8s.compute-domain.nvidia.com`."""
-    kind = cdi_name.partition("=")[0]
-    vendor = kind.partition("/")[0]
-    return kind == "nvidia.com/gpu" or (vendor.endswith(".nvidia.com") and "gpu" in vendor.split("."))
+def _at(value: object, *path: str) -> object:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-class Found(NamedTuple):
-    device: Device
-    attributes: Attributes
+def _list_at(value: object, *path: str) -> list[object]:
+    entries = _at(value, *path)
+    return entries if isinstance(entries, list) else []
 
 
-def map_claims(
-    claimed: Sequence[Claimed],
-    pools: Pools | None,
-    devices: Sequence[Device],
-    remembered: Mapping[DeviceName, SliceDevice] | None = None,
-    uuids: Mapping[DeviceName, str] | None = None,
-) -> Allocation:
-    """Who holds which of the devices. `pools` is None while the slices are not known yet.
+class ClaimReader:
+    """Reads each claim from the API server once, because an allocation does not change while it is held."""
 
-    `remembered`: what slices that are gone told; `uuids`: what the driver says it has made ready.
-    A holder holds a device once, be it through several claims: the first of them, by name, gives the labels.
-    """
-    resolver = _Resolver(claimed, pools, devices, remembered or {}, uuids or {})
-    held: dict[tuple[str, Workload], Attributes] = {}
-    unmapped: set[Unmapped] = set()
-    for claim in claimed:
-        found = resolver.find(claim)
-        if isinstance(found, str):
-            unmapped.add(claim.unmapped(found))
+    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._cached: dict[ClaimName, frozenset[DeviceName]] = {}
+        self._retry_at = float("-inf")
+        self._logged = ""
+
+    def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, frozenset[DeviceName]]:
+        """Returns the adminAccess devices of the claims that could be read. Waits for at most 2 s."""
+        self._cached = {name: devices for name, devices in self._cached.items() if name in held}
+        new = sorted(set(held) - self._cached.keys())
+        if new and self._clock() >= self._retry_at:
+            try:
+                asyncio.run(self._fetch(new))
+                self._logged = ""
+            except SourceError as error:
+                # An API server that starts refuses everything for a moment, so only a second refusal counts.
+                is_refused = error.reason in REFUSALS and error.reason == self._logged
+                self._retry_at = self._clock() + (_RETRY_REFUSED_SECONDS if is_refused else _RETRY_SECONDS)
+                if error.reason != self._logged:
+                    self._logged = error.reason
+                    _log.warning(
+                        "cannot read resourceclaims, so claims with adminAccess count as holders: %s; will retry", error
+                    )
+        return self._cached
+
+    async def _fetch(self, names: Collection[ClaimName]) -> None:
+        try:
+            async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config, verbs=("get",)) as client:
+                version = await find_resource_version(client)  # not cached, because an upgrade can remove versions
+                for namespace, name in names:
+                    self._cached[namespace, name] = admin_devices(await _get_claim(client, version, namespace, name))
+        except TimeoutError as error:
+            raise SourceError("timeout", f"no answer within {_READ_CLAIMS_SECONDS:g} s") from error
+
+
+async def _get_claim(client: ApiClient, version: str, namespace: str, name: str) -> Mapping[str, Any]:
+    parts = (RESOURCE_GROUP, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
+    try:
+        return await client.get("/".join(parts))
+    except SourceError as error:
+        if error.reason != "not_found":  # a deleted claim, which the kubelet lists for a moment longer
+            raise
+        return {}
+
+
+# The driver's checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClaims:
+    """The claims that the driver has prepared on this node."""
+
+    uuids: Mapping[DeviceName, str]
+    """Current UUIDs of GPUs and MIG devices."""
+    admin: Mapping[ClaimName, frozenset[DeviceName]]
+    """Devices of each claim that were allocated with adminAccess."""
+
+
+class _CheckpointVersion(Struct):
+    claims: dict[str, dict[str, object]] | None = field(name="preparedClaims", default=None)
+
+
+class _CheckpointFile(Struct):
+    v1: _CheckpointVersion | None = None
+    v2: _CheckpointVersion | None = None
+
+
+class DriverCheckpoint:
+    """Reads the driver's checkpoint. Keeps the last content while the file is invalid."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = ReadOnChange(parse_driver_checkpoint, _MAX_CHECKPOINT_BYTES)
+        self._last = PreparedClaims({}, {})
+        self._logged = ""
+
+    def read(self) -> PreparedClaims:
+        try:
+            self._last, self._logged = self._file.read(self.path), ""
+        except SourceError as error:
+            if error.reason == "file_missing":
+                self._last = PreparedClaims({}, {})  # not mounted, or another driver
+            elif error.reason != self._logged:
+                self._logged = error.reason
+                _log.warning("checkpoint of the DRA driver: %s; keeping the last content", error)
+        return self._last
+
+
+def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
+    """Version 2 has the names of the claims; version 1 has no states."""
+    file = decode_json(content, path, _CheckpointFile)
+    version = file.v2 or file.v1 or _CheckpointVersion()
+    uuids: dict[DeviceName, str] = {}
+    admin: dict[ClaimName, frozenset[DeviceName]] = {}
+    for claim in (version.claims or {}).values():
+        if _at(claim, "checkpointState") not in ("PrepareCompleted", "", None):
             continue
-        key = found.device.key, claim.holder
-        held[key] = min(found.attributes, held.get(key, found.attributes))
-    return in_order(
-        (Assignment(key, holder, SOURCE, attributes=attributes) for (key, holder), attributes in held.items()),
-        unmapped,
-    )
-
-
-class _Resolver:
-    """From the names of a claimed device to the device, or to the reason (a word) why there is none."""
-
-    def __init__(
-        self,
-        claimed: Iterable[Claimed],
-        pools: Pools | None,
-        devices: Sequence[Device],
-        remembered: Mapping[DeviceName, SliceDevice],
-        uuids: Mapping[DeviceName, str],
-    ) -> None:
-        self._pools = pools
-        self._remembered = remembered
-        self._uuids = uuids
-        self._index = DeviceIndex(devices)
-        self._instances: dict[tuple[str, str], list[Device]] = defaultdict(list)
-        """(parent, profile) -> GPU instances there are."""
-        for device in devices:
-            if device.is_instance:
-                self._instances[device.uuid.lower(), device.profile].append(device)
-        self._wanted: dict[tuple[str, str], set[SliceDevice]] = defaultdict(set)
-        """(parent, profile) -> MIG devices in somebody's hands whose UUID is not published."""
-        for claim in claimed:
-            offered = self._offered(claim)
-            if isinstance(offered, SliceDevice) and not offered.uuid:
-                self._wanted[_layout(offered)].add(offered)
-
-    def find(self, claim: Claimed) -> Found | str:
-        if not claim.device:
-            return self._find_by_cdi_name(claim)
-        offered = self._offered(claim)
-        uuid = (offered.uuid if isinstance(offered, SliceDevice) else "") or self._uuids.get(
-            (claim.pool, claim.device), ""
-        )
-        if uuid:
-            return self._with_uuid(claim, uuid)
-        if isinstance(offered, str):
-            return offered
-        device = self._find_instance(offered)
-        if isinstance(device, str):
-            return device
-        return Found(device, _attributes(claim, _only_mig_uuid(device), offered.profile))
-
-    def _offered(self, claim: Claimed) -> SliceDevice | str:
-        pool = (self._pools or {}).get(claim.pool, {})
-        found = pool.get(claim.device) or self._remembered.get((claim.pool, claim.device))
-        if found is not None:
-            return found
-        if self._pools is None:
-            return "slices_not_synced"
-        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
-
-    def _find_by_uuid(self, uuid: str) -> Device | str:
-        device_id = parse_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
-        found = self._index.find(device_id) if device_id is not None else ()
-        return found[0] if found else "unknown_device"
-
-    def _find_instance(self, offered: SliceDevice) -> Device | str:
-        """A MIG device made when it was claimed: its slice tells parent, profile and placement, but no UUID.
-
-        Which instance that became is certain only where there is one such instance and one such device is held.
-        """
-        if offered.type != "mig" or not offered.parent_uuid or not offered.profile:
-            return "claim_device_without_uuid"
-        instances = self._instances.get(_layout(offered), [])
-        if not instances:
-            return "unknown_device"
-        if len(instances) > 1 or len(self._wanted[_layout(offered)]) > 1:
-            return "ambiguous_mig_device"
-        return instances[0]
-
-    def _find_by_cdi_name(self, claim: Claimed) -> Found | str:
-        uuid = _UUID.search(claim.cdi_name)
-        return "claim_without_device_name" if uuid is None else self._with_uuid(claim, uuid[0])
-
-    def _with_uuid(self, claim: Claimed, uuid: str) -> Found | str:
-        device = self._find_by_uuid(uuid)
-        if isinstance(device, str):
-            return device
-        if not device.is_instance:
-            return Found(device, _attributes(claim))
-        return Found(device, _attributes(claim, uuid, device.profile))
-
-
-def _layout(offered: SliceDevice) -> tuple[str, str]:
-    return offered.parent_uuid.lower(), offered.profile
-
-
-def _only_mig_uuid(device: Device) -> str:
-    return device.mig_uuids[0] if len(device.mig_uuids) == 1 else ""
-
-
-def _attributes(claim: Claimed, mig_uuid: str = "", profile: str = "") -> Attributes:
-    """dcgm-exporter's labels, in its order; without those that are not known."""
-    labels = (
-        ("dra_claim_name", claim.claim),
-        ("dra_claim_namespace", claim.namespace),
-        ("dra_device_name", claim.device),
-        ("dra_driver_name", claim.driver),
-        ("dra_mig_device_uuid", mig_uuid),
-        ("dra_mig_profile", profile),
-        ("dra_pool_name", claim.pool),
-    )
-    return tuple((name, value) for name, value in labels if value)
+        for group in _list_at(claim, "preparedDevices"):
+            for device in _list_at(group, "devices"):
+                for path_to_uuid in _UUID_PATHS:
+                    uuid, reference = _at(device, *path_to_uuid), _at(device, path_to_uuid[0], "device")
+                    if uuid:
+                        uuids[str(_at(reference, "PoolName")), str(_at(reference, "DeviceName"))] = str(uuid)
+        name = _at(claim, "namespace"), _at(claim, "name")
+        if all(name):
+            admin[str(name[0]), str(name[1])] = admin_devices(claim)
+    return PreparedClaims(uuids, admin)

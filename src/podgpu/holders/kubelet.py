@@ -1,45 +1,57 @@
-"""This module says who was given which device, as the kubelet says on its pod-resources socket."""
+"""Allocation source `kubelet`: the kubelet's pod-resources API on its Unix socket."""
 
 from __future__ import annotations
 
+import os
+import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
-from podgpu.holders.device_ids import Shared
-from podgpu.holders.holdings import (
+from google.protobuf.message import DecodeError
+
+from podgpu.errors import SourceError
+from podgpu.holders import AllocationSource, podresources_pb2
+from podgpu.holders.device_ids import (
     HeldId,
-    KnownReplicas,
-    concerns_gpus,
+    SharedDevice,
     count_replicas,
-    in_order,
+    count_vcuda,
+    group_replicas,
+    is_gpu,
     map_held,
-    parse_id,
-    replicas_of,
+    parse_device_id,
+    sort_allocation,
 )
-from podgpu.holders.pod_resources import PodResourcesClient
-from podgpu.holders.vcuda import count_vcuda
+from podgpu.holders.grpc_client import GrpcError, UnixGrpcClient
 from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "kubelet"
-_REPLICAS_SECONDS = 60.0
-"""How long the number of replicas is taken as known: it changes with the device plugin's configuration."""
+OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""For one answer. Longer than anybody waits for it: a late one is taken when it comes."""
+"""For one List call. Longer than a turn waits, so that a late answer is used in a later turn."""
+_ALLOCATABLE_SECONDS = 60.0
+"""Interval of GetAllocatableResources. Its answer changes only with the device plugin's configuration."""
+_ALLOCATABLE_DEADLINE = 1.0
+_API_VERSIONS = ("v1", "v1alpha1")
+"""Kubernetes 1.13 to 1.19 has v1alpha1 only."""
+_MAX_SOCKET_PATH = 107  # sun_path has 108 bytes including the final zero
+_MAX_BYTES = 64 * 1024 * 1024
+"""Maximum size of an answer. Large nodes send a few MiB; the kubelet has no limit."""
 
-_OFFERED_DEADLINE = 1.0
-"""For what is only good to know: who holds what waits for it meanwhile."""
+SocketIdentity = tuple[int, int, int]
+"""Device, inode and ctime. Changes when a restarted kubelet creates its socket again."""
 
 
-class Claims(Protocol):
-    """Knows which devices the claims (DRA) in a decoded List answer are."""
+class ClaimMapper(Protocol):
+    """Maps the DRA claims of a List answer to devices."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation: ...
 
 
-class KubeletAllocation:
-    """One List call a reading; once a minute, and when a replica is new, one for everything that can be given away."""
+class KubeletAllocation(AllocationSource):
+    """Makes one List call per reading, and about once a minute one GetAllocatableResources call."""
 
     name = SOURCE
 
@@ -49,52 +61,52 @@ class KubeletAllocation:
         resource_names: frozenset[str] = frozenset(),
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
-        claims: Claims | None = None,
+        claims: ClaimMapper | None = None,
     ) -> None:
-        """Without `claims`, what containers hold through DRA is passed over."""
+        """Without `claims`, DRA claims are ignored."""
         self.client = PodResourcesClient(socket, deadline)
         self.resource_names = resource_names
         self.claims = claims
         self._clock = clock
-        self._replicas = KnownReplicas()
-        self._counted_at = float("-inf")
+        self._allocatable_at = float("-inf")
         self._offered: frozenset[str] = frozenset()
-        self._offered_at = float("-inf")
+        self._replicas: dict[SharedDevice, frozenset[str]] = {}
+        self._held_replicas: frozenset[SharedDevice] = frozenset()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.client.list()
-        mapped = self.map(response, devices)
-        if self._clock() - self._offered_at >= _REPLICAS_SECONDS:
-            self._allocatable(_OFFERED_DEADLINE)
-        return replace(mapped, life=self.client.life, offered=self._offered)
+        self._update_allocatable(response)
+        return replace(self.map(response, devices), source_instance=self.client.source_instance, offered=self._offered)
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        """Who holds which of the devices, from a decoded List answer."""
-        everything = list(_held_ids(response))
-        held = gpu_ids(everything, self.resource_names)
-        mapped = map_held(SOURCE, held, devices, count_replicas(held, self._count_replicas(held)))
-        by_id = replace(mapped, vcuda=count_vcuda(everything))
+        """Maps a decoded List answer to the devices."""
+        by_id = parse_assignments(response, devices, self.resource_names, self._replicas)
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
-    def _count_replicas(self, held: Iterable[HeldId]) -> Mapping[Shared, Set[str]]:
-        """Counted again once a minute, and at every reading while one in somebody's hands was never counted."""
-        known, now = self._replicas.of(held), self._clock()
-        is_due = now - self._counted_at >= _REPLICAS_SECONDS
-        if known and (is_due or not all(known.values())):
-            self._counted_at = now
-            self._replicas.learn(self._allocatable(), held)
-            known = self._replicas.of(held)
-        return known
+    def _update_allocatable(self, response: Any) -> None:
+        """Reads the offered GPUs and the replicas of shared ones, at once if a held replica is not known yet.
 
-    def _allocatable(self, deadline: float | None = None) -> tuple[str, ...]:
-        ids = self.client.allocatable_ids(deadline)
-        named = (parse_id(text) for text in ids)
-        self._offered = frozenset(device_id.gpu_uuid for device_id in named if device_id and device_id.gpu_uuid)
-        self._offered_at = self._clock()
-        return ids
+        The kubelet reports healthy devices only, and none while the device plugin is away. Replicas of a device that
+        is held, or was held at the last call, are therefore never removed.
+        """
+        held = frozenset(
+            entry.device_id.shared
+            for entry in _held_ids(response)
+            if entry.device_id is not None and entry.device_id.replica and is_gpu(entry, self.resource_names)
+        )
+        is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
+        if not is_due and held <= self._replicas.keys():
+            return
+        self._allocatable_at = self._clock()
+        ids = self.client.allocatable_ids(_ALLOCATABLE_DEADLINE)
+        parsed = map(parse_device_id, ids)
+        self._offered = frozenset(device_id.gpu_uuid for device_id in parsed if device_id and device_id.gpu_uuid)
+        registered = group_replicas(ids)
+        kept = {shared: self._replicas[shared] for shared in (held | self._held_replicas) & self._replicas.keys()}
+        self._replicas = kept | {shared: kept.get(shared, frozenset()) | registered[shared] for shared in registered}
+        self._held_replicas = held
 
     def close(self) -> None:
-        """Drop the connection. A later reading would make a new one."""
         self.client.close()
 
 
@@ -102,20 +114,13 @@ def parse_assignments(
     response: Any,
     devices: Sequence[Device],
     resource_names: frozenset[str] = frozenset(),
-    allocatable: Iterable[str] = (),
+    replicas: Mapping[SharedDevice, Set[str]] | None = None,
 ) -> Allocation:
-    """Who holds which of the devices, from a decoded List answer and the ids of GetAllocatableResources.
-
-    The kubelet's order is that of a Go map, a new one each time: nothing here depends on it.
-    """
-    everything = list(_held_ids(response))
-    held = gpu_ids(everything, resource_names)
-    mapped = map_held(SOURCE, held, devices, count_replicas(held, replicas_of(allocatable)))
-    return replace(mapped, vcuda=count_vcuda(everything))
-
-
-def gpu_ids(held: Iterable[HeldId], resource_names: frozenset[str]) -> list[HeldId]:
-    return [held_id for held_id in held if concerns_gpus(held_id, resource_names)]
+    """Maps the device ids of a decoded List answer. `replicas` are the known replicas of shared devices."""
+    held = list(_held_ids(response))
+    gpus = [entry for entry in held if is_gpu(entry, resource_names)]
+    mapped = map_held(SOURCE, gpus, devices, count_replicas(gpus, replicas or {}))
+    return replace(mapped, vcuda=count_vcuda(held))
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
@@ -123,17 +128,165 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             for entry in container.devices:
-                resource = entry.resource_name
                 for text in entry.device_ids:
-                    yield HeldId(holder, resource, text, parse_id(text))
+                    yield HeldId(holder, entry.resource_name, text, parse_device_id(text))
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """One assignment per holder and device: the kubelet can list a GPU both ways (its gate DRAExtendedResource)."""
+    """With the gate DRAExtendedResource the kubelet can list a GPU both ways: keeps one assignment with the labels."""
     held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
     for assignment in by_id.assignments:
-        claimed = held.get((assignment.device, assignment.holder))
-        held[assignment.device, assignment.holder] = (
-            assignment if claimed is None else replace(assignment, attributes=claimed.attributes)
+        key = assignment.device, assignment.holder
+        held[key] = replace(assignment, attributes=held[key].attributes) if key in held else assignment
+    return replace(sort_allocation(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)
+
+
+class PodResourcesClient:
+    """Reads the pod-resources API. Detects restarts of the kubelet."""
+
+    def __init__(self, socket: str, deadline: float = 5.0) -> None:
+        self.socket = os.path.abspath(socket)
+        self.deadline = deadline
+        self._grpc = UnixGrpcClient(self.socket, _MAX_BYTES)
+        self._identity: SocketIdentity | None = None
+        self.source_instance = 0
+        """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
+        self.version: str | None = None
+        """API version of this kubelet, None before the first answer."""
+
+    def close(self) -> None:
+        self._grpc.close()
+
+    def list(self) -> Any:
+        """Returns a decoded List answer. Raises SourceError."""
+        self._check_identity()
+        try:
+            answer = self._list(time.monotonic() + self.deadline)
+        except GrpcError as error:
+            if error.status in ("UNAVAILABLE", "UNIMPLEMENTED"):
+                self.source_instance += 1
+                self.version = None
+            raise _explain(error, self.socket, self.deadline) from error
+        self._check_identity()  # the client reconnects by itself, so a new kubelet may have answered
+        return decode_list(answer, self.socket)
+
+    def _check_identity(self) -> None:
+        identity = _stat_socket(self.socket)
+        if identity != self._identity:
+            if self._identity is not None:
+                self.source_instance += 1
+                self.version = None
+            self._identity = identity
+
+    def _list(self, deadline: float) -> bytes:
+        versions = _API_VERSIONS if self.version is None else (self.version,)
+        for version in versions:
+            try:
+                answer = self._grpc.call(f"/{version}.PodResourcesLister/List", deadline - time.monotonic())
+            except GrpcError as error:
+                if error.status != "UNIMPLEMENTED" or version == versions[-1]:
+                    raise
+            else:
+                self.version = version
+                return answer
+        raise AssertionError("unreachable")
+
+    def allocatable_ids(self, deadline: float) -> tuple[str, ...]:
+        """Returns the ids of all healthy devices, or none if the kubelet does not report them (before 1.23)."""
+        if self.version != "v1":
+            return ()
+        try:
+            answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", deadline)
+            response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
+        except (GrpcError, DecodeError, ValueError):
+            return ()
+        return tuple(text for entry in response.devices for text in entry.device_ids)
+
+
+def decode_list(answer: bytes, path: str = "its socket") -> Any:
+    """Decodes a List answer of v1 or v1alpha1, whose messages are a subset. Raises SourceError."""
+    try:
+        return podresources_pb2.ListPodResourcesResponse.FromString(answer)
+    except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in pure-Python protobuf
+        raise SourceError(
+            "bad_answer",
+            f"cannot decode the kubelet's answer on {path}, {len(answer)} bytes ({error}): check that {OPTION} is the"
+            " kubelet's pod-resources socket",
+        ) from error
+
+
+def _stat_socket(path: str) -> SocketIdentity:
+    """Checks the path before connecting, because errors of the file system are clearer than those of gRPC."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise SourceError(
+            "path_too_long",
+            f"the socket path {path} is longer than {_MAX_SOCKET_PATH} bytes, the limit of Linux: mount the kubelet's"
+            f" pod-resources directory at a shorter path and set {OPTION}",
         )
-    return replace(in_order(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceError(
+            "socket_missing",
+            f"the kubelet's socket {path} does not exist: mount the host's pod-resources directory (not the socket"
+            f" itself, which every kubelet restart replaces) or set {OPTION}",
+        ) from error
+    except PermissionError as error:
+        raise _permission_denied(path) from error
+    except (OSError, ValueError) as error:
+        raise SourceError("error", f"cannot stat {path}: {error}: check {OPTION}") from error
+    if not stat.S_ISSOCK(status.st_mode):
+        raise SourceError(
+            "not_a_socket",
+            f"{path} is not a socket: set {OPTION} to the kubelet's pod-resources socket, and mount its directory"
+            " (mounting a missing socket creates a directory of that name)",
+        )
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _permission_denied(path: str) -> SourceError:
+    return SourceError(
+        "permission_denied",
+        f"no permission to connect to {path}: only uid 0 can use the kubelet's socket:"
+        " set securityContext.runAsUser: 0 (no capability is needed)",
+    )
+
+
+def _explain(error: GrpcError, path: str, deadline: float) -> SourceError:
+    message = " ".join(error.message.split())[:300]
+    match error.status:
+        case "CANCELLED":
+            return SourceError("error", f"the connection to {path} was closed because podgpu is stopping")
+        case "DEADLINE_EXCEEDED":
+            return SourceError(
+                "deadline",
+                f"the kubelet did not answer on {path} within {deadline:g} s; it hangs or is overloaded; if this"
+                " persists, check the kubelet's log",
+            )
+        case "UNAVAILABLE" if "Permission denied" in message:
+            return _permission_denied(path)
+        case "UNAVAILABLE":
+            return SourceError(
+                "unavailable",
+                f"no kubelet answers on {path} ({message}); it is stopped or restarting; if this persists, check the"
+                " kubelet's log",
+            )
+        case "RESOURCE_EXHAUSTED" if "rate limit" in message:
+            return SourceError(
+                "rate_limited",
+                f"kubelet rate limit exceeded on {path} (shared by all clients); keeping the last mapping; if this"
+                " persists, find the client that polls too often",
+            )
+        case "RESOURCE_EXHAUSTED" if "larger than max" in message:
+            return SourceError(
+                "too_large",
+                f"the kubelet's answer on {path} is too large ({message}): check that this is the kubelet's socket,"
+                " and report it if it is",
+            )
+        case "UNIMPLEMENTED":
+            return SourceError(
+                "error",
+                f"the server on {path} does not have the pod-resources API ({error.status}: {message}): set {OPTION}"
+                " to the kubelet's pod-resources socket",
+            )
+    return SourceError("error", f"List failed on {path} ({error.status}: {message}): check the kubelet's log")

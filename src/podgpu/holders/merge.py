@@ -1,138 +1,134 @@
-"""This module makes one answer of several sources: who holds which device. Pure.
+"""Merges the allocations of several sources.
 
-Sources come in order of precedence. The first that names a workload says what that workload holds; later ones may
-complete it (identity, share, labels) but not contradict it: what they add is refused and counted, never guessed.
+Sources are in order of precedence. The first source that lists a workload decides which devices it holds. Later sources
+can add identity, share and labels; assignments that contradict the first source are rejected and counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from podgpu.errors import SourceError
-from podgpu.holders.source import LAGGING, LAST_RESORT
-from podgpu.holders.vcuda import merge_vcuda
-from podgpu.model import Allocation, Assignment, Unmapped, Who, Workload, parts_of
+from podgpu.holders.device_ids import VCUDA_CORE, sort_vcuda
+from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Unmapped, VcudaRequest, Workload, WorkloadKey, parts_of
+
+LAST_RESORT = frozenset({"processes"})
+"""Sources that see usage, not allocations. They count only for devices without any other holder."""
+LAGGING = {"checkpoint": "kubelet"}
+"""Sources that lag behind another one. If the other answers, they add details, but no holders or devices."""
 
 Complete = Callable[[Workload], Workload]
-"""Fills in the parts of an identity that are known for sure; raises SourceError when they disagree."""
+"""Fills in the known parts of an identity. Raises SourceError if they contradict each other."""
 
 
 @dataclass(slots=True)
-class _Settled:
-    """What is taken to be true of one workload so far."""
-
+class _MergedHolder:
     source: str
-    """The most trusted that names it."""
+    """The source with the highest precedence that lists the workload."""
     holder: Workload
-    holds: dict[str, list[Assignment]]
-    """Device -> what the sources say of it, the most trusted first; `holder` above is who holds it."""
+    claims: dict[str, list[Assignment]]
+    """Device -> assignments, highest precedence first."""
 
-    def takes(self, claim: Assignment) -> bool:
-        """False: it contradicts what the more trusted source said."""
-        known = self.holds.get(claim.device)
-        if known is not None:
-            known.append(claim)
-        elif claim.source == self.source:
-            self.holds[claim.device] = [claim]
-        else:
+    def add(self, claim: Assignment) -> bool:
+        """Returns False if the claim contradicts a source with higher precedence."""
+        if claim.device not in self.claims and claim.source != self.source:
             return False
+        self.claims.setdefault(claim.device, []).append(claim)
         return True
 
 
 def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
-    """One allocation from the sources' own (by name, the most trusted first)."""
-    settled: dict[Who, _Settled] = {}
-    refused: list[Unmapped] = []
+    """Merges allocations by source name, highest precedence first."""
+    merged: dict[WorkloadKey, _MergedHolder] = {}
+    rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
-        for claims in _by_holder(reading.assignments):
+        claims_by_holder: dict[Workload, list[Assignment]] = defaultdict(list)
+        for claim in reading.assignments:
+            claims_by_holder[claim.holder].append(claim)
+        for holder, claims in claims_by_holder.items():
             try:
-                holder = complete(claims[0].holder)
+                completed = complete(holder)
             except SourceError as error:
-                refused += (_refuse(claim, claim.holder, error.reason) for claim in claims)
+                rejected += (_reject(claim, holder, error.reason) for claim in claims)
             else:
-                refused += _settle(settled, holder, claims, lags)
-    unmapped = [unmapped_id for reading in readings.values() for unmapped_id in reading.unmapped]
-    vcuda, nobodys = merge_vcuda(readings, complete)
-    return Allocation(_held(settled.values()), tuple(unmapped + refused + nobodys), vcuda)
+                rejected += _add_claims(merged, completed, claims, lags)
+    unmapped = [entry for reading in readings.values() for entry in reading.unmapped]
+    vcuda, rejected_vcuda = _merge_vcuda(readings, complete)
+    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected + rejected_vcuda), vcuda)
 
 
-def _by_holder(assignments: Iterable[Assignment]) -> Iterable[list[Assignment]]:
-    """By object, not by value: a source has one Workload for all that it holds, and hashing one is dear."""
-    groups: dict[int, list[Assignment]] = {}
-    for assignment in assignments:
-        groups.setdefault(id(assignment.holder), []).append(assignment)
-    return groups.values()
-
-
-def _settle(
-    settled: dict[Who, _Settled], holder: Workload, claims: Sequence[Assignment], lags: bool
+def _add_claims(
+    merged: dict[WorkloadKey, _MergedHolder], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
-    """Takes one holder's claims in; gives back those that contradict what a more trusted source said.
-
-    `lags`: where they do, or tell of somebody new, they are out of date and not worth a word.
-    """
-    who, source = holder.who, claims[0].source
-    known = settled.get(who)
+    """Adds the claims of a holder and yields the rejected ones. Those of a lagging source are outdated, so they are
+    dropped silently."""
+    source, known = claims[0].source, merged.get(holder.key)
     if known is None:
         if not lags:
-            settled[who] = _Settled(source, holder, {claim.device: [claim] for claim in claims})
+            merged[holder.key] = _MergedHolder(source, holder, {claim.device: [claim] for claim in claims})
         return
     if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
-        # A pod of the same name that came in the other's place: what is said of the one is not true of the other.
-        reason, left = "identity_conflict", claims
+        reason, rejected = "identity_conflict", list(claims)  # a new pod of the same name
     else:
-        known.holder = _unite(known.holder, holder)
-        reason, left = "contradicted", [claim for claim in claims if not known.takes(claim)]
+        known.holder = _complement(known.holder, holder)
+        reason, rejected = "contradicted", [claim for claim in claims if not known.add(claim)]
     if not lags and source not in LAST_RESORT:
-        yield from (_refuse(claim, holder, reason) for claim in left)
+        yield from (_reject(claim, holder, reason) for claim in rejected)
 
 
-def _unite(trusted: Workload, other: Workload) -> Workload:
-    """The trusted one, with what only the other knows."""
-    if trusted == other:
-        return trusted
-    return Workload(
-        trusted.namespace or other.namespace,
-        trusted.pod or other.pod,
-        trusted.container or other.container,
-        trusted.uid or other.uid,
-        trusted.container_id or other.container_id,
-        trusted.job or other.job,
-    )
+def _complement(trusted: Workload, other: Workload) -> Workload:
+    missing = {part: getattr(other, part) for part in WORKLOAD_PARTS if not getattr(trusted, part)}
+    return structs.replace(trusted, **missing)
 
 
-def _held(settled: Iterable[_Settled]) -> tuple[Assignment, ...]:
-    """Every assignment that stands, in its holder's full name and with its share, by device and name.
+def _combine_all(holders: Iterable[_MergedHolder]) -> tuple[Assignment, ...]:
+    holders = sorted(holders, key=lambda entry: parts_of(entry.holder))
+    allocated = {device for entry in holders if entry.source not in LAST_RESORT for device in entry.claims}
+    held = [
+        (device, entry)
+        for entry in holders
+        for device in entry.claims
+        if entry.source not in LAST_RESORT or device not in allocated
+    ]
+    counts = Counter(device for device, _ in held)
+    combined = (_combine(entry.claims[device], entry.holder, counts[device] == 1) for device, entry in held)
+    return tuple(sorted(combined, key=lambda assignment: assignment.device))
 
-    Who is merely seen at work counts as a holder only where nobody is known to hold the device.
-    """
-    by_name = sorted(settled, key=lambda workload: parts_of(workload.holder))
-    given = {device for workload in by_name if workload.source not in LAST_RESORT for device in workload.holds}
-    for workload in by_name:
-        if workload.source in LAST_RESORT:
-            workload.holds = {device: claims for device, claims in workload.holds.items() if device not in given}
-    holders = Counter(device for workload in by_name for device in workload.holds)
-    held = [_combine(claims, workload.holder, holders) for workload in by_name for claims in workload.holds.values()]
-    return tuple(sorted(held, key=attrgetter("device")))
 
-
-def _combine(claims: Sequence[Assignment], holder: Workload, holders: Mapping[str, int]) -> Assignment:
-    """The most trusted one, with what only the others know."""
+def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: bool) -> Assignment:
+    """Returns the first claim, completed by the others."""
     trusted = claims[0]
-    share, replica, attributes = trusted.share, trusted.replica, trusted.attributes
-    for claim in claims[1:]:
-        share = claim.share if share is None else share
-        replica = replica or claim.replica
-        if claim.attributes:
-            attributes = tuple(sorted({**dict(claim.attributes), **dict(attributes)}.items()))
-    if share is None and trusted.source not in LAST_RESORT and not replica and holders[trusted.device] == 1:
-        share = 1.0  # a sole holder has it all; of a replica nobody knows how many there are
-    return Assignment(trusted.device, holder, trusted.source, replica, share, attributes)
+    share = next((claim.share for claim in claims if claim.share is not None), None)
+    replica = next((claim.replica for claim in claims if claim.replica), "")
+    attributes = {name: value for claim in reversed(claims) for name, value in claim.attributes}
+    if share is None and trusted.source not in LAST_RESORT and not replica and is_sole_holder:
+        share = 1.0
+    return Assignment(trusted.device, holder, trusted.source, replica, share, tuple(sorted(attributes.items())))
 
 
-def _refuse(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
+def _reject(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
     return Unmapped(assignment.source, reason, assignment.device, "", holder)
+
+
+def _merge_vcuda(
+    readings: Mapping[str, Allocation], complete: Complete
+) -> tuple[tuple[VcudaRequest, ...], list[Unmapped]]:
+    """Keeps one request per workload, from the source with the highest precedence."""
+    merged: dict[WorkloadKey, VcudaRequest] = {}
+    rejected: list[Unmapped] = []
+    for source, reading in readings.items():
+        if LAGGING.get(source) in readings:
+            continue
+        for request in reading.vcuda:
+            try:
+                holder = complete(request.holder)
+            except SourceError as error:
+                rejected.append(Unmapped(source, error.reason, "", VCUDA_CORE, request.holder))
+            else:
+                merged.setdefault(holder.key, replace(request, holder=holder))
+    return sort_vcuda(merged.values()), rejected

@@ -1,14 +1,14 @@
-"""This module is the allocation source "processes": a container that works on a device is taken for its holder.
+"""Allocation source `processes`: containers with processes on a device, for devices whose holder no other source knows.
 
-For devices nobody else knows the holder of. It sees who runs something there, not who was given it, so it knows no
-shares and no idle holders. Reads no driver: whoever makes it hands in what the driver lists.
+It cannot see shares or idle holders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from podgpu.holders.holdings import in_order
+from podgpu.holders import AllocationSource
+from podgpu.holders.device_ids import sort_allocation
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 from podgpu.usage.containers import (
     UNSEEN,
@@ -19,12 +19,11 @@ from podgpu.usage.containers import (
 )
 
 SOURCE = "processes"
-RESOURCE = "pid"
-"""Stands where other sources name the resource that was given."""
+_RESOURCE = "pid"
 
 
-class ProcessHolders:
-    """`processes` gives what runs on a physical GPU now, and may raise SourceError."""
+class ProcessHolders(AllocationSource):
+    """`processes` lists the processes on a physical GPU and may raise SourceError."""
 
     name = SOURCE
 
@@ -37,29 +36,25 @@ class ProcessHolders:
         processes = [process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)]
         pids = {process.pid for process in processes}
         self._finder.forget_others(pids)
-        seen = {pid: self._finder.find(pid) for pid in pids}
-        require_sight(seen, self._finder.proc)
-        return map_processes(processes, seen, devices)
-
-    def close(self) -> None:
-        """Nothing stays open between readings."""
+        places = {pid: self._finder.find(pid) for pid in pids}
+        require_sight(places, self._finder.proc)
+        return map_processes(processes, places, devices)
 
 
 def map_processes(
-    processes: Iterable[ProcessUsage], seen: Mapping[int, Whereabouts], devices: Sequence[Device]
+    processes: Iterable[ProcessUsage], places: Mapping[int, Whereabouts], devices: Sequence[Device]
 ) -> Allocation:
-    """Which containers work on which of the devices; each holds a device once, however many processes it has there."""
-    known = {device.key for device in devices}
+    keys = {device.key for device in devices}
     assignments: set[Assignment] = set()
     unmapped: set[Unmapped] = set()
     for process in processes:
-        whereabouts = seen[process.pid]
-        if whereabouts.sight in UNSEEN:
-            unmapped.add(Unmapped(SOURCE, whereabouts.sight, process.device, RESOURCE, Workload()))
-        elif whereabouts.sight != "found":
-            continue  # a host's own process holds nothing, nor does one that has ended
-        elif process.device in known:
-            assignments.add(Assignment(process.device, whereabouts.workload, SOURCE))
+        place = places[process.pid]
+        if place.sight in UNSEEN:
+            unmapped.add(Unmapped(SOURCE, place.sight, process.device, _RESOURCE, Workload()))
+        elif place.sight != "found":
+            continue  # a process of the host, or one that ended
+        elif process.device in keys:
+            assignments.add(Assignment(process.device, place.workload, SOURCE))
         else:
-            unmapped.add(Unmapped(SOURCE, "unknown_device", process.device, RESOURCE, whereabouts.workload))
-    return in_order(assignments, unmapped)
+            unmapped.add(Unmapped(SOURCE, "unknown_device", process.device, _RESOURCE, place.workload))
+    return sort_allocation(assignments, unmapped)

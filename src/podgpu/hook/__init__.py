@@ -1,7 +1,5 @@
-"""This room is the hook in a container runtime's path (NRI): it learns of every container, keeps podlist.json, adjusts
-next to nothing.
+"""Container runtime hook (NRI plugin): observes every container and maintains podlist.json.
 
-`frames` cuts the connection's bytes into messages, `session` is one connection, `plugin` answers what the runtime asks,
-`sandboxes` is what it told, `gpus` is which GPUs that means, `cards` is how this node numbers them, `keeper` writes the
-file, `loop` puts them together and connects again.
+`nri` is the protocol and one connection, `plugin` answers requests, `devices` finds the GPUs of a container, `podlist`
+writes the file, `loop` connects and reconnects.
 """

@@ -5,19 +5,16 @@ from __future__ import annotations
 from aiohttp import web
 
 from podgpu.hook.loop import Hook
-from podgpu.metrics.body import Exposition
-from podgpu.metrics.text import encode
-from podgpu.web.answers import Handler, exposition, probe
+from podgpu.metrics.encode import Exposition, encode
 from podgpu.web.app import make_application
+from podgpu.web.responses import Handler, metrics_response, probe_routes
 
 
 def hook_application(hook: Hook) -> web.Application:
     return make_application(
         [
             web.get("/metrics", _metrics(hook)),
-            web.get("/health", probe(lambda: _live(hook))),
-            web.get("/livez", probe(lambda: _live(hook))),
-            web.get("/ready", probe(lambda: _ready(hook))),
+            *probe_routes(lambda: _live(hook), lambda: _ready(hook)),
         ],
         None,
     )
@@ -25,7 +22,7 @@ def hook_application(hook: Hook) -> web.Application:
 
 def _metrics(hook: Hook) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return await exposition(request, Exposition.of(encode(hook.families())))
+        return await metrics_response(request, Exposition.of(encode(hook.families())))
 
     return handle
 

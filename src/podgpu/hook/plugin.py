@@ -1,162 +1,29 @@
-"""This module answers what the runtime asks a plugin: keeps what it told, and adjusts a container only with --inject.
+"""Tracks the runtime's sandboxes and containers, and answers its requests. Adjusts containers only with --inject.
 
-One object for each connection: a runtime that comes back tells everything anew. Nothing here waits for a disk, a driver
-or a lock that is held while one is waited for.
+Nothing here waits for a disk, a driver or a lock, because the runtime waits for the answer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from podgpu.errors import SourceError
+from podgpu.holders.annotations import is_read
 from podgpu.hook import nri_pb2
-from podgpu.hook.cards import Cards
-from podgpu.hook.gpus import wanted_variable
-from podgpu.hook.sandboxes import MOST_CONTAINERS, VISIBLE_DEVICES, Sandbox, Sandboxes, container_facts, synchronised
-from podgpu.hook.tallies import Tallies
-
-SERVICE = "nri.pkg.api.v1alpha1.Plugin"
-RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
+from podgpu.hook.counters import HookCounters
+from podgpu.hook.devices import (
+    MOUNTED_DEVICES,
+    VISIBLE_DEVICES,
+    Cards,
+    ContainerFacts,
+    Sandbox,
+    wanted_variable,
+)
+from podgpu.hook.nri import NoSuchMethod
 
 _RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
-EVENTS = sum(1 << number - 1 for number in (_RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE))
-"""What is followed. Every event costs a pod's start a question and an answer."""
-
-_log = logging.getLogger("podgpu")
-Offer = Callable[["Plugin", tuple[Sandbox, ...]], None]
-
-
-class NoSuchMethod(Exception):
-    """Not ours to answer: the runtime is told so, and asks in another way or not at all."""
-
-
-class Plugin:
-    def __init__(
-        self,
-        offer: Offer,
-        tallies: Tallies,
-        cards: Callable[[], Cards] = Cards,
-        inject: bool = False,
-    ) -> None:
-        """`offer` gets this plugin and the whole picture after every change, once the runtime has told all it has."""
-        self._offer = offer
-        self._cards = cards
-        self._inject = inject
-        self._tallies = tallies
-        self._sandboxes = Sandboxes()
-        self._told: tuple[list[Any], list[Any]] = ([], [])
-        """Pods and containers of a synchronisation that is not over."""
-        self.is_synchronised = False
-        self.request_timeout: float | None = None
-        """Seconds after which the runtime gives up on an answer, as it said."""
-        self._methods: dict[str, Callable[[bytes], bytes]] = {
-            "Configure": self._configure,
-            "Synchronize": self._synchronize,
-            "Shutdown": lambda payload: b"",
-            "CreateContainer": self._create,
-            "StateChange": self._state_change,
-            **{name: self._about(event) for name, event in _EVENT_OF_METHOD.items()},
-        }
-
-    @property
-    def containers(self) -> int:
-        return self._sandboxes.containers
-
-    def answer(self, method: str, payload: bytes) -> bytes:
-        """The answer's bytes. Raises NoSuchMethod, SourceError, or protobuf's DecodeError for what is no message."""
-        answer = self._methods.get(method)
-        if answer is None:
-            raise NoSuchMethod(method)
-        return answer(payload)
-
-    def _configure(self, payload: bytes) -> bytes:
-        asked = nri_pb2.ConfigureRequest.FromString(payload)
-        if asked.request_timeout > 0:
-            self.request_timeout = asked.request_timeout / 1000
-        _log.info("registered with %s %s", asked.runtime_name or "the runtime", asked.runtime_version)
-        if asked.config:
-            _log.warning("the runtime has a configuration for this plugin, which is not read: options are its own")
-        return _bytes(nri_pb2.ConfigureResponse(events=EVENTS))
-
-    def _synchronize(self, payload: bytes) -> bytes:
-        told = nri_pb2.SynchronizeRequest.FromString(payload)
-        pods, containers = self._told
-        pods += told.pods
-        containers += told.containers
-        if len(pods) > MOST_CONTAINERS or len(containers) > MOST_CONTAINERS:
-            self._told = ([], [])
-            raise SourceError("too_many", f"the runtime lists more than {MOST_CONTAINERS:,} containers at once")
-        if told.more:
-            return _bytes(nri_pb2.SynchronizeResponse(more=True))
-        self._told = ([], [])
-        self._sandboxes = synchronised(pods, containers)
-        self.is_synchronised = True
-        self._tallies.synchronised()
-        _log.info("the runtime has listed all its containers: %d", self.containers)
-        self._changed()
-        return b""
-
-    def _create(self, payload: bytes) -> bytes:
-        about = nri_pb2.Subject.FromString(payload)
-        self._follow(_CREATE, about.pod, about.container)
-        value = self._wanted(about) if self._inject else None
-        if value is None:
-            return b""
-        self._tallies.adjusted()
-        # One that is there already may be another plugin's: set without being removed it would be refused, and the
-        # container with it.
-        keys = (f"-{VISIBLE_DEVICES}", VISIBLE_DEVICES) if _has_variable(about.container) else (VISIBLE_DEVICES,)
-        env = [nri_pb2.KeyValue(key=key, value="" if key.startswith("-") else value) for key in keys]
-        return _bytes(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
-
-    def _wanted(self, about: Any) -> str | None:
-        sandbox = self._sandboxes.get(about.pod.id)
-        return wanted_variable(sandbox, container_facts(about.container), self._cards()) if sandbox else None
-
-    def _state_change(self, payload: bytes) -> bytes:
-        change = nri_pb2.StateChangeEvent.FromString(payload)
-        self._follow(change.event, change.pod, change.container)
-        return b""
-
-    def _about(self, event: int) -> Callable[[bytes], bytes]:
-        """Every answer but CreateContainer's and Synchronize's has nothing in it."""
-
-        def answer(payload: bytes) -> bytes:
-            about = nri_pb2.Subject.FromString(payload)
-            self._follow(event, about.pod, about.container)
-            return b""
-
-        return answer
-
-    def _follow(self, event: int, pod: Any, container: Any) -> None:
-        if event == _RUN_POD:
-            self._sandboxes.run(pod)
-        elif event in (_STOP_POD, _REMOVE_POD):
-            self._sandboxes.end(pod.id)
-        elif event in (_STOP, _REMOVE):
-            self._sandboxes.drop(container.id)
-        elif event in (_CREATE, _START, _UPDATE):  # the later ones heal an earlier one that was missed
-            self._sandboxes.put(pod, container)
-        else:
-            return
-        self._changed()
-
-    def _changed(self) -> None:
-        if self.is_synchronised:
-            self._offer(self, self._sandboxes.picture)
-
-
-def _has_variable(container: Any) -> bool:
-    return any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in container.env)
-
-
-def _bytes(message: Any) -> bytes:
-    encoded: bytes = message.SerializeToString()
-    return encoded
-
-
 _EVENT_OF_METHOD = {
     "RunPodSandbox": _RUN_POD,
     "StopPodSandbox": _STOP_POD,
@@ -166,3 +33,213 @@ _EVENT_OF_METHOD = {
     "StopContainer": _STOP,
     "RemoveContainer": _REMOVE,
 }
+EVENTS = sum(1 << number - 1 for number in (_CREATE, *_EVENT_OF_METHOD.values()))
+"""Subscribed events. Each costs a pod's start one request."""
+_STOPPED = 4
+_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+_GPU_MANAGER_DEVICES = "tencent.com/vcuda-device"
+"""Annotation of a container, set by gpu-manager: /dev/nvidia0,/dev/nvidia1."""
+_NVIDIA_MAJOR = 195
+_FIRST_CONTROL_MINOR = 254
+"""254 is nvidia-modeset, 255 nvidiactl: every GPU container has them."""
+_DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
+"""/dev/null, /dev/zero, /dev/random. Only the list of a privileged container has them: it is the host's /dev."""
+_log = logging.getLogger("podgpu")
+
+
+def read_sandbox(pod: Any) -> Sandbox:
+    """From NRI's PodSandbox."""
+    annotations = sorted((key, text) for key, text in pod.annotations.items() if is_read(key))
+    return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, tuple(annotations))
+
+
+def read_container(container: Any) -> ContainerFacts:
+    """From NRI's Container."""
+    texts = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
+    variables = dict(text.partition("=")[::2] for text in texts)  # the last one of a name counts
+    capabilities = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""}
+    prefix = f"{MOUNTED_DEVICES}/".encode()
+    mounted = (mount.destination for mount in container.mounts if mount.destination.startswith(prefix))
+    return ContainerFacts(
+        container.id,
+        container.name,
+        variables.get(VISIBLE_DEVICES),
+        capabilities == {"utility"},
+        tuple(destination[len(prefix) :].decode(errors="replace") for destination in mounted),
+        _read_minors(container.linux.devices),
+        container.annotations.get(_GPU_MANAGER_DEVICES, ""),
+    )
+
+
+def _read_minors(devices: Sequence[Any]) -> tuple[int, ...]:
+    if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
+        return ()
+    minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}
+    return tuple(sorted(minor for minor in minors if 0 <= minor < _FIRST_CONTROL_MINOR))
+
+
+class Sandboxes:
+    """All sandboxes and containers of the node. Records are frozen, so that other threads can read them."""
+
+    def __init__(self, pods: Iterable[Any] = (), containers: Iterable[Any] = ()) -> None:
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._sandbox_of: dict[str, str] = {}
+        """Container id -> sandbox id."""
+        pod_by_id = {pod.id: pod for pod in pods}
+        for pod in pod_by_id.values():
+            self.add(pod)
+        for container in sorted(containers, key=lambda c: c.created_at):  # stable: older runtimes report no time
+            if container.pod_sandbox_id in pod_by_id:
+                self.put_container(pod_by_id[container.pod_sandbox_id], container)
+
+    def all(self) -> tuple[Sandbox, ...]:
+        return tuple(self._sandboxes.values())
+
+    @property
+    def containers(self) -> int:
+        return len(self._sandbox_of)
+
+    def get(self, sandbox_id: str) -> Sandbox | None:
+        return self._sandboxes.get(sandbox_id)
+
+    def add(self, pod: Any) -> None:
+        """Adds a sandbox and removes older ones of the same pod, whose end may have been missed."""
+        for sandbox in self.all():
+            if pod.uid and sandbox.uid == pod.uid and sandbox.id != pod.id:
+                self.remove(sandbox.id)
+        self._update(pod)
+
+    def remove(self, sandbox_id: str) -> None:
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        for container in sandbox.containers if sandbox else ():
+            self._sandbox_of.pop(container.id, None)
+
+    def put_container(self, pod: Any, container: Any) -> None:
+        if container.state == _STOPPED:
+            self.remove_container(container.id)
+            return
+        if not container.id or not pod.id:
+            raise SourceError("nameless", "the runtime reports a container without an id or without a sandbox")
+        before = self._update(pod)
+        after = before.with_container(read_container(container))
+        for removed in {c.id for c in before.containers} - {c.id for c in after.containers}:
+            self._sandbox_of.pop(removed, None)
+        self._sandboxes[after.id] = after
+        self._sandbox_of[container.id] = after.id
+
+    def remove_container(self, container_id: str) -> None:
+        sandbox = self._sandboxes.get(self._sandbox_of.pop(container_id, ""))
+        if sandbox is not None:
+            self._sandboxes[sandbox.id] = sandbox.without_container(container_id)
+
+    def _update(self, pod: Any) -> Sandbox:
+        """Keeps the known facts if the runtime sends only the id, as it does when a container ends."""
+        known = self._sandboxes.get(pod.id)
+        if known is None or pod.name:
+            sandbox = read_sandbox(pod)
+            known = sandbox if known is None else sandbox.with_containers_of(known)
+            self._sandboxes[pod.id] = known
+        return known
+
+
+class Plugin:
+    """State of one connection. After a reconnect the runtime reports everything again to a new one."""
+
+    def __init__(
+        self,
+        on_change: Callable[[Plugin, tuple[Sandbox, ...]], None],
+        counters: HookCounters,
+        cards: Callable[[], Cards] = Cards,
+        inject: bool = False,
+    ) -> None:
+        """`on_change` gets all sandboxes after every change, once the runtime has reported all containers."""
+        self._on_change = on_change
+        self._cards = cards
+        self._inject = inject
+        self._counters = counters
+        self._sandboxes = Sandboxes()
+        self._reported_pods: list[Any] = []
+        """Parts of an unfinished Synchronize."""
+        self._reported_containers: list[Any] = []
+        self.is_synchronised = False
+
+    @property
+    def containers(self) -> int:
+        return self._sandboxes.containers
+
+    def answer(self, method: str, payload: bytes) -> bytes:
+        """Returns the encoded response. Raises NoSuchMethod, SourceError or protobuf's DecodeError."""
+        if method == "Configure":
+            return self._configure(payload)
+        if method == "Synchronize":
+            return self._synchronize(payload)
+        if method == "CreateContainer":
+            return self._create(payload)
+        if method == "StateChange":
+            change = nri_pb2.StateChangeEvent.FromString(payload)
+            self._apply(change.event, change.pod, change.container)
+        elif method in _EVENT_OF_METHOD:
+            subject = nri_pb2.Subject.FromString(payload)
+            self._apply(_EVENT_OF_METHOD[method], subject.pod, subject.container)
+        elif method != "Shutdown":
+            raise NoSuchMethod(method)
+        return b""
+
+    def _configure(self, payload: bytes) -> bytes:
+        request = nri_pb2.ConfigureRequest.FromString(payload)
+        _log.info("registered with %s %s", request.runtime_name or "the runtime", request.runtime_version)
+        if request.config:
+            _log.warning("the runtime has a configuration for this plugin, which is ignored: use podgpu's options")
+        return _encode(nri_pb2.ConfigureResponse(events=EVENTS))
+
+    def _synchronize(self, payload: bytes) -> bytes:
+        request = nri_pb2.SynchronizeRequest.FromString(payload)
+        self._reported_pods += request.pods
+        self._reported_containers += request.containers
+        if request.more:
+            return _encode(nri_pb2.SynchronizeResponse(more=True))
+        self._sandboxes = Sandboxes(self._reported_pods, self._reported_containers)
+        self._reported_pods, self._reported_containers = [], []
+        self.is_synchronised = True
+        self._counters.synchronised()
+        _log.info("the runtime reported all its containers: %d", self.containers)
+        self._publish()
+        return b""
+
+    def _create(self, payload: bytes) -> bytes:
+        subject = nri_pb2.Subject.FromString(payload)
+        self._apply(_CREATE, subject.pod, subject.container)
+        sandbox = self._sandboxes.get(subject.pod.id)
+        if not self._inject or sandbox is None:
+            return b""
+        value = wanted_variable(sandbox, read_container(subject.container), self._cards())
+        if value is None:
+            return b""
+        self._counters.adjusted()
+        env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
+        if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
+            # Another plugin may have set it. The runtime fails the container unless it is removed first.
+            env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
+        return _encode(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
+
+    def _apply(self, event: int, pod: Any, container: Any) -> None:
+        if event == _RUN_POD:
+            self._sandboxes.add(pod)
+        elif event in (_STOP_POD, _REMOVE_POD):
+            self._sandboxes.remove(pod.id)
+        elif event in (_STOP, _REMOVE):
+            self._sandboxes.remove_container(container.id)
+        elif event in (_CREATE, _START, _UPDATE):  # the later ones repair a missed creation
+            self._sandboxes.put_container(pod, container)
+        else:
+            return
+        self._publish()
+
+    def _publish(self) -> None:
+        if self.is_synchronised:
+            self._on_change(self, self._sandboxes.all())
+
+
+def _encode(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

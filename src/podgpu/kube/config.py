@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.tls import NO_PEM, Pem
+from podgpu.yaml_file import decode_yaml
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 EXEC_API = "client.authentication.k8s.io"
@@ -218,26 +218,20 @@ class _Context(_Section):
     namespace: str | None = None
 
 
-class _NamedCluster(_Section):
-    name: str
-    cluster: _Cluster | None = None
+class _Named(_Section):
+    """An entry of `contexts`, `clusters` or `users`."""
 
-
-class _NamedUser(_Section):
-    name: str
-    user: _User | None = None
-
-
-class _NamedContext(_Section):
     name: str
     context: _Context | None = None
+    cluster: _Cluster | None = None
+    user: _User | None = None
 
 
 class _Kubeconfig(_Section):
     current_context: str | None = None
-    contexts: list[_NamedContext] | None = None
-    clusters: list[_NamedCluster] | None = None
-    users: list[_NamedUser] | None = None
+    contexts: list[_Named] | None = None
+    clusters: list[_Named] | None = None
+    users: list[_Named] | None = None
 
 
 @dataclass(frozen=True, slots=True)

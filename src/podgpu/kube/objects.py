@@ -156,7 +156,7 @@ def parse_quantity(text: str) -> Fraction:
 # EndpointSlices
 
 METRICS_PORT = "metrics"
-"""Default name of the port. If a Service has one port, it may have another name."""
+"""Name of the port. If a Service has one port, it may have another name."""
 
 
 class SlicePort(NamedTuple):
@@ -221,35 +221,24 @@ class MetricsUrls(NamedTuple):
     """Services without the port."""
 
 
-def metrics_urls(
-    slices: Iterable[EndpointSliceRecord], port: str = METRICS_PORT, *, https: bool = False
-) -> MetricsUrls:
-    """Returns one URL per pod, sorted. `port` is a name or a number."""
+def metrics_urls(slices: Iterable[EndpointSliceRecord], *, https: bool = False) -> MetricsUrls:
+    """Returns one URL per pod, sorted."""
     urls: dict[str, str] = {}
     problems: dict[str, None] = {}
     # IPv4 first: a pod with both families is in two slices and is scraped once.
     places = [(":" in e.address, e.address, record, e) for record in slices for e in record.endpoints]
     for _, address, record, endpoint in sorted(places, key=lambda place: (place[0], place[1], place[2].service)):
-        chosen = _choose_port(record.ports, port)
+        chosen = record.ports[0] if len(record.ports) == 1 else None
+        chosen = next((port for port in record.ports if port.name == METRICS_PORT), chosen)
         if chosen is None:
             existing = few_of(f"{port.name or 'unnamed'} ({port.number})" for port in record.ports)
             service = f"{record.namespace}/{record.service}"
-            problems[f"the Service {service} has no port {port!r}; it has {existing}: use --discover-port"] = None
+            problems[f"the Service {service} has no port named {METRICS_PORT}; it has {existing}: rename a port"] = None
             continue
         host = f"[{address}]" if ":" in address else address
         url = f"{'https' if https or chosen.is_https else 'http'}://{host}:{chosen.number}/metrics"
         urls.setdefault(endpoint.uid or url, url)
     return MetricsUrls(tuple(dict.fromkeys(urls.values())), tuple(problems))
-
-
-def _choose_port(ports: tuple[SlicePort, ...], wanted: str) -> SlicePort | None:
-    if wanted.isdecimal():
-        listed = next((port for port in ports if port.number == int(wanted)), None)
-        return listed or SlicePort("", int(wanted), is_https=False)
-    named = next((port for port in ports if port.name == wanted), None)
-    if named is None and wanted == METRICS_PORT and len(ports) == 1:
-        return ports[0]
-    return named
 
 
 # ResourceSlices (DRA)

@@ -136,45 +136,18 @@ class Backoff:
         return max(retry_after, random.uniform(0, longest))
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
-
-
-class _Item(msgspec.Struct):
-    metadata: _Metadata
-
-    @property
-    def key(self) -> str:
-        if not self.metadata.name:
-            raise SourceError("bad_answer", "an object of the API server has no name")
-        return f"{self.metadata.namespace}/{self.metadata.name}"
-
-    @property
-    def version(self) -> str:
-        if not self.metadata.resource_version:
-            raise SourceError("bad_answer", "an answer of the API server has no resourceVersion")
-        return self.metadata.resource_version
-
-
-class _ListMetadata(_Metadata, rename="camel"):
-    continue_: str = msgspec.field(default="", name="continue")
-
-
 class _Page(msgspec.Struct):
-    metadata: _ListMetadata
+    metadata: Object
     items: list[msgspec.Raw] | None
 
 
 class _Event(msgspec.Struct):
     type: str
-    object: msgspec.Raw
+    object: Object
 
 
-class _Status(msgspec.Struct):
-    code: int = 0
-    reason: str = ""
+def _key(item: Object) -> str:
+    return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
 
 
 class Reflector(Generic[T]):
@@ -215,13 +188,10 @@ class Reflector(Generic[T]):
                 await self._watch()
             except SourceError as error:
                 await self._recover(error)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                problem = f"an answer about {self._path} cannot be decoded ({error}): is this an API server?"
-                await self._recover(SourceError("bad_answer", problem))
-            except Exception as error:  # noqa: BLE001 - a bug must not leave stale objects forever
-                _log.exception("watch of %s: unexpected error, please report it", self._path)
+            except Exception as error:  # noqa: BLE001 - malformed answers raise various types
                 self._version = ""
-                await self._recover(SourceError("bug", f"watch of {self._path}: {type(error).__name__}: {error}"))
+                problem = f"an answer about {self._path} cannot be processed ({type(error).__name__}: {error})"
+                await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
         if not self._version and isinstance(error, ApiError) and error.status in (410, 504):
@@ -243,15 +213,17 @@ class Reflector(Generic[T]):
         while True:
             page = msgspec.json.decode(await self._client.read(self._path, self._params | query), type=_Page)
             for raw in page.items or ():
-                value = self._reduce(raw)
+                item = msgspec.json.decode(raw, type=Object)
+                value = self._reduce(item)
                 if value is not None:
-                    objects[msgspec.json.decode(raw, type=_Item).key] = value
-            if not page.metadata.continue_:
+                    objects[_key(item)] = value
+            token = page.metadata.get("continue")
+            if not token:
                 break
             if not page.items:
                 raise SourceError("bad_answer", f"the API server returned an empty page of {self._path}")
-            query = {"limit": str(self._page_size), "continue": page.metadata.continue_}
-        version = _Item(page.metadata).version
+            query = {"limit": str(self._page_size), "continue": token}
+        version = page.metadata["resourceVersion"]
         self._store.replace(objects)
         self._version = self._newest_version = version
 
@@ -296,31 +268,30 @@ class Reflector(Generic[T]):
 
     def _apply(self, line: bytes) -> None:
         event = msgspec.json.decode(line, type=_Event)
-        if event.type == "ERROR":
-            raise self._explain_error(event.object)
-        item = msgspec.json.decode(event.object, type=_Item)
-        version = item.version
-        if event.type in ("ADDED", "MODIFIED"):
-            self._store.set(item.key, self._reduce(event.object))
-        elif event.type == "DELETED":
-            self._store.set(item.key, None)
-        elif event.type != "BOOKMARK":
+        kind, item = event.type, event.object
+        if kind == "ERROR":
+            raise self._explain_error(item)
+        version = item["metadata"]["resourceVersion"]
+        if kind in ("ADDED", "MODIFIED"):
+            self._store.set(_key(item), self._reduce(item))
+        elif kind == "DELETED":
+            self._store.set(_key(item), None)
+        elif kind != "BOOKMARK":
             raise SourceError("bad_answer", f"the watch of {self._path} has an event of an unknown type")
         self._version = self._newest_version = version
         self._backoff.reset()
 
-    def _explain_error(self, status: msgspec.Raw) -> SourceError:
-        body = bytes(status)
-        details = msgspec.json.decode(body, type=_Status)
-        if details.code == 410 or details.reason in ("Expired", "Gone"):
+    def _explain_error(self, status: Object) -> SourceError:
+        body = msgspec.json.encode(status)
+        if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone"):
             return explain_status(410, body, self._path, self._client.config.origin, ())
         problem = f"the API server ended the watch of {self._path} ({status_message(body)}): podgpu lists it again"
         return SourceError("bad_answer", problem)
 
-    def _reduce(self, raw: msgspec.Raw) -> T | None:
+    def _reduce(self, item: Object) -> T | None:
         """One object that cannot be converted must not hide the others."""
         try:
-            return self._convert(msgspec.json.decode(raw, type=Object))
+            return self._convert(item)
         except Exception:  # noqa: BLE001
             if not self._logged_conversion:
                 _log.exception("an object of %s cannot be converted and is skipped, please report it", self._path)

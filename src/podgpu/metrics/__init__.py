@@ -1,1 +1,1 @@
-"""The catalogue holds what is known beforehand, as data: DCGM's fields, podgpu's families, counter files. Pure."""
+"""Metric families: which there are, their names and labels, rendering, encoding and parsing. Pure."""

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from podgpu.metrics import families
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_needs_action
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
-from podgpu.metrics.names import doubtful_names, meaning, names_meant_as_in_4_6
+from podgpu.metrics.names import meaning
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import Workload
 from podgpu.node_state import (
@@ -126,6 +126,16 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | FieldRu
     return rules
 
 
+def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
+    """Keeps these fields of a document, under 4.8's name and in 4.8's unit. An agent may be configured for 4.9's."""
+    rules, kept = rules_for(keep_fields), {}
+    for name, value in values.items():
+        rule = rules.get(name)
+        if isinstance(rule, FieldRule) and rule.field_name in keep_fields:
+            kept[rule.field_name] = value if rule.divisor == 1.0 else round(value / rule.divisor, 9)
+    return kept
+
+
 # Builders: one per part of the document, filled sample by sample
 
 
@@ -210,10 +220,8 @@ class _SlotBuilder:
 
 
 class _NodeBuilder:
-    def __init__(self, own_pods: Collection[Pod], percent_names: Collection[str]) -> None:
-        """`own_pods`: see `read_workload`. `percent_names`: metrics that have percent under a ratio's name."""
+    def __init__(self, own_pods: Collection[Pod]) -> None:
         self._own_pods = own_pods
-        self._percent_names = percent_names
         self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if there is none
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
@@ -227,9 +235,7 @@ class _NodeBuilder:
 
     def _add_field(self, rule: FieldRule, sample: ParsedSample) -> None:
         gpu, slot, holder = self._find_slot(sample.labels)
-        value = sample.value
-        if rule.divisor != 1.0 and sample.name not in self._percent_names:
-            value = round(value / rule.divisor, 9)
+        value = sample.value if rule.divisor == 1.0 else round(sample.value / rule.divisor, 9)
         limit = _DCGM_BLANK if rule.field_name in _KEY_FIELDS else _MAX_AMOUNT
         if gpu is None or slot is None or not 0 <= value < limit:
             return
@@ -355,12 +361,11 @@ def node_from_samples(
 
     Raises msgspec.ValidationError if a document is beyond a limit of the model.
     """
-    rules, doubtful = rules_for(keep_fields), doubtful_names()
+    rules = rules_for(keep_fields)
     known = [sample for sample in samples if sample.name in rules]
-    percent_names = names_meant_as_in_4_6((s.name, s.value) for s in known if s.name in doubtful)
     states = []
     for name, own in _split_by_node(known, node_labels, address).items():
-        builder = _NodeBuilder(own_pods, percent_names)
+        builder = _NodeBuilder(own_pods)
         for sample in own:
             builder.add(rules[sample.name], sample)
         states.append(decode_node(encode_node(builder.build(name, keep_fields, scraped_at))))  # checks the limits

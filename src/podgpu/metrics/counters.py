@@ -1,19 +1,20 @@
-"""This module reads counter files: which fields are exported, under which name, type and help. Text in, counters out.
+"""Counter files: which fields are exported, under which name, type and help. Pure.
 
-The format is dcgm-exporter's, so files made for it work here. The three shipped files lie in the folder
-`counters`; a user's own file is read by the caller.
+The format is dcgm-exporter's. `--dcgm-names` chooses between the names of dcgm-exporter 4.8 and 4.9.
 """
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 from podgpu.errors import UsageError
 from podgpu.metrics.fields import Field, field_named, nearest_names, table_text
+from podgpu.metrics.names import HOST_LABELS, NameSet, rename_of
 
 SHIPPED: Mapping[str, str] = MappingProxyType(
     {
@@ -22,11 +23,10 @@ SHIPPED: Mapping[str, str] = MappingProxyType(
         "1.x": "1.x-compatibility-metrics.csv",
     }
 )
-"""Short name to file name, the latter as NVIDIA calls it."""
-
+"""Short name -> file name as in dcgm-exporter."""
 MOST_BYTES = 1 << 20
 MOST_ROWS = 5_000
-
+_ADDED = "added-in-4.9.csv"
 _PRINTED_AS = {
     "gauge": "gauge",
     "counter": "counter",
@@ -35,8 +35,9 @@ _PRINTED_AS = {
     "histogram": "gauge",
     "summary": "gauge",
 }
-_QUOTED = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"')
-_UNQUOTED = re.compile(r"[^,\n]*+")
+_IN_UNIT = re.compile(r" ?\((?:in [^()]*|0 to 1)\)")
+_UNIT_WORDS = {"ratio": "0 to 1", "ratio 0-1": "0 to 1", "B/s": "in bytes per second", "C": "in C"}
+_QUOTES = 'start a quoted cell directly after the comma, close it before the next comma, and write "" for a quote in it'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Counter:
 
     field: Field
     name: str
-    """As the row writes it: the metric's name, or the label's."""
+    """Name of the metric or of the label, as in the row."""
     type: str
     """gauge, counter, untyped or label."""
     help: str
@@ -55,142 +56,85 @@ class Counter:
         return self.type == "label"
 
 
-def parse_counters(text: str, origin: str, *, in_4_6: bool = False) -> tuple[Counter, ...]:
-    """The counters a file asks for, in its order; `origin` is what error messages call the file.
+def parse_counters(text: str, origin: str) -> tuple[Counter, ...]:
+    """The counters of a file, in its order. `origin` is the file's name in messages. Raises UsageError.
 
-    Of several rows for one field the first wins, whichever of the field's names they use. A field has one
-    value per reading, so `histogram` and `summary` rows, which dcgm-exporter accepts, become gauges. `in_4_6`: names
-    mean what they mean to DCGM 4.6 (see `field_named`).
+    If several rows name the same field, the first one counts. Rows of type `histogram` and `summary`, which
+    dcgm-exporter accepts, become gauges.
     """
-    source = _Source(_normalised(text), origin)
     if len(text.encode(errors="replace")) > MOST_BYTES:
-        raise source.refusal(0, "more than 1 MiB of text: is this a counter file? Keep only the rows you need")
+        raise UsageError(f"{origin}:1: more than 1 MiB of text: is this a counter file? Keep only the rows you need")
     chosen: dict[int, Counter] = {}
-    for number, (start, cells) in enumerate(_records(source), start=1):
+    for number, (line, cells) in enumerate(_read_rows(text, origin), start=1):
         if number > MOST_ROWS:
-            raise source.refusal(start, f"more than {MOST_ROWS} rows: keep one row per field")
-        counter = _counter(source, start, cells, in_4_6)
+            raise UsageError(f"{origin}:{line}: more than {MOST_ROWS} rows: keep one row per field")
+        try:
+            counter = _parse_row(cells)
+        except UsageError as error:
+            raise UsageError(f"{origin}:{line}: {error}") from None
         chosen.setdefault(counter.field.id, counter)
     if not chosen:
-        raise source.refusal(0, "no counters in it: add or uncomment rows, or use -f none to have no DCGM families")
+        raise UsageError(
+            f"{origin}:1: the file has no counters: add or uncomment rows, or use -f none for no DCGM families"
+        )
     return tuple(chosen.values())
 
 
 @cache
 def shipped_counters(short: str) -> tuple[Counter, ...] | None:
-    """The counters of a file podgpu brings along, by short or file name; None if it has no such file."""
+    """The counters of a shipped file, by short name or file name; None: there is no such file."""
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
     return parse_counters(table_text("counters", file_name), file_name)
 
 
-# --- the format: Go's encoding/csv with '#' comments, strict quotes, spaces kept until the cell is cut out
+def _read_rows(text: str, origin: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the number of their first line. A line that begins with # is a comment, except in a quoted cell."""
+    at_row_start = True
 
+    def lines() -> Iterator[str]:
+        nonlocal at_row_start
+        for line in text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\r").split("\n"):
+            is_comment, at_row_start = at_row_start and line.startswith("#"), False
+            yield "\n" if is_comment else f"{line}\n"
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    text: str
-    origin: str
-
-    def refusal(self, at: int, why: str) -> UsageError:
-        line = self.text.count("\n", 0, at) + 1
-        return UsageError(f"{self.origin}:{line}: {why}")
-
-
-def _normalised(text: str) -> str:
-    """Line ends as Go reads them, and without the byte order mark that Windows editors put in front."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\r")
-
-
-def _records(source: _Source) -> Iterator[tuple[int, list[str]]]:
-    """Every record with the offset it starts at. Python's own csv reader forgives quotes that Go refuses."""
-    text, at = source.text, 0
-    while at < len(text):
-        if text[at] == "\n":
-            at += 1
-        elif text[at] == "#":
-            at = _end_of_line(text, at)
-        else:
-            start = at
-            cells, at = _read_record(source, at)
-            yield start, cells
-
-
-def _end_of_line(text: str, at: int) -> int:
-    newline = text.find("\n", at)
-    return len(text) if newline < 0 else newline
-
-
-def _read_record(source: _Source, at: int) -> tuple[list[str], int]:
-    cells = []
+    reader = csv.reader(lines(), strict=True)
     while True:
-        cell, at = _read_cell(source, at)
-        cells.append(cell)
-        if not source.text.startswith(",", at):
-            return cells, at
-        at += 1
+        first, at_row_start = reader.line_num + 1, True
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise UsageError(f"{origin}:{first}: {error}: {_QUOTES}") from error
+        if cells:
+            yield first, cells
 
 
-def _read_cell(source: _Source, at: int) -> tuple[str, int]:
-    text = source.text
-    if text.startswith('"', at):
-        return _read_quoted(source, at)
-    match = _UNQUOTED.match(text, at)
-    assert match is not None  # it matches the empty string too
-    end = match.end()
-    if (quote := text.find('"', at, end)) >= 0:
-        raise source.refusal(
-            quote,
-            "a double quote inside an unquoted cell: start a quoted cell directly after the comma, no space,"
-            ' and write "" for a quote inside it',
-        )
-    return text[at:end], end
-
-
-def _read_quoted(source: _Source, at: int) -> tuple[str, int]:
-    match = _QUOTED.match(source.text, at)
-    if match is None:
-        raise source.refusal(at, "a double quote is opened and never closed: close it, or remove it")
-    end = match.end()
-    if source.text[end : end + 1] not in ("", ",", "\n"):
-        raise source.refusal(
-            end,
-            "text after a closing double quote: expected a comma or the end of the line;"
-            ' write "" for a quote inside the cell',
-        )
-    return match[1].replace('""', '"'), end
-
-
-# --- what a record means
-
-
-def _counter(source: _Source, at: int, cells: list[str], in_4_6: bool) -> Counter:
+def _parse_row(cells: list[str]) -> Counter:
     if len(cells) != 3:
-        raise source.refusal(at, _wrong_count(cells))
-    try:
-        name, asked, help_text = (cell.strip(" \t") for cell in cells)
-        return make_counter(name, asked, help_text, in_4_6)
-    except UsageError as e:
-        raise source.refusal(at, str(e)) from None
+        raise UsageError(_wrong_count(cells))
+    name, kind, help_text = (cell.strip(" \t") for cell in cells)
+    return make_counter(name, kind, help_text)
 
 
-def make_counter(name: str, asked: str, help_text: str, in_4_6: bool = False) -> Counter:
-    """One row's; raises UsageError, which says what is wrong but not where."""
-    field = field_named(name, in_4_6=in_4_6)
+def make_counter(name: str, kind: str, help_text: str) -> Counter:
+    """Raises UsageError."""
+    field = field_named(name)
     if field is None:
         raise UsageError(_unknown_field(name))
-    printed = _PRINTED_AS.get(asked)
+    printed = _PRINTED_AS.get(kind)
     if printed is None and name.startswith("DCGM_EXP_"):
-        printed = "gauge"  # dcgm-exporter does not look at the type of its own collectors' rows
+        printed = "gauge"  # dcgm-exporter ignores the type of these rows
     if printed is None:
         raise UsageError(
-            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, untyped, histogram, summary or label"
+            f"{name} has the unknown type {_shorten(kind)}: use gauge, counter, untyped, histogram, summary or label"
         )
     if field.type in ("blob", "time"):
         raise UsageError(f"{name} cannot be exported, its values are not numbers or text: remove the row")
     if field.type == "text" and printed != "label":
-        raise UsageError(f"{name} is a text and cannot be of type {asked}: use label as its type")
+        raise UsageError(f"{name} is a text and cannot be of type {kind}: use label as its type")
     return Counter(field, name, printed, help_text)
 
 
@@ -200,9 +144,11 @@ def _wrong_count(cells: list[str]) -> str:
         return expected + "blank cell(s): leave the line empty, or remove it"
     if cells[0].lstrip().startswith("#"):
         return expected + "cell(s): a comment needs its # in the first column"
+    if any(cell.lstrip().startswith('"') for cell in cells):
+        return expected + f"cell(s): {_QUOTES}"
     if len(cells) > 3:
         return expected + "cells: put a help text that has commas between double quotes"
-    return expected + "cell(s): add what is missing"
+    return expected + "cell(s): add the missing ones"
 
 
 def _unknown_field(name: str) -> str:
@@ -211,9 +157,100 @@ def _unknown_field(name: str) -> str:
     upper = name.upper()
     near = [upper] if field_named(upper) else nearest_names(name[:100])
     advice = f"did you mean {near[0]}?" if near else "use a DCGM_FI_*, DCGM_EXP_* or 1.x name that DCGM knows"
-    return f"unknown field {_shown(name)}: {advice}"
+    return f"unknown field {_shorten(name)}: {advice}"
 
 
-def _shown(cell: str) -> str:
-    """A cell as it can stand in a one-line message."""
+def _shorten(cell: str) -> str:
     return ascii(cell if len(cell) <= 80 else cell[:80] + "...")
+
+
+# Names of 4.8 and 4.9
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """`--dcgm-names`. Shipped files follow it. A row of the user's file keeps its name, and its other name is added
+    with `both`."""
+
+    names: NameSet = "4.8"
+
+    @property
+    def host_labels(self) -> tuple[str, ...]:
+        return HOST_LABELS[self.names]
+
+    def shipped(self, short: str) -> tuple[Counter, ...] | None:
+        """The counters of a shipped file, by short name or file name; None: there is no such file."""
+        counters = shipped_counters(short)
+        if counters is None or self.names == "4.8":
+            return counters
+        if SHIPPED.get(short, short) == SHIPPED["1.x"]:
+            return counters  # its names belong to neither generation
+        renamed = map(_rename, counters) if self.names == "4.9" else _add_other_names(counters)
+        added = parse_counters(table_text(_ADDED), _ADDED)
+        return _unique((*renamed, *added))
+
+    def parse(self, text: str, origin: str) -> tuple[Counter, ...]:
+        """The counters of a user's file, or of a copy of a shipped one. Raises UsageError."""
+        counters = parse_counters(text, origin)
+        name = origin.rpartition("/")[2]
+        if counters == shipped_counters(name):
+            return self.shipped(name) or counters
+        return self.of_user(counters)
+
+    def of_user(self, counters: tuple[Counter, ...]) -> tuple[Counter, ...]:
+        return _unique(_add_other_names(counters)) if self.names == "both" else counters
+
+    def remarks(self, counters: Iterable[Counter]) -> list[str]:
+        """Hints about a user's file."""
+        old = [c.name for c in counters if (rename := rename_of(c.name)) is not None and c.name != rename.new_name]
+        if self.names != "4.9" or not old:
+            return []
+        return [
+            f"{len(old)} rows have dcgm-exporter 4.8's names ({old[0]}, ...) and keep them and their units, because "
+            "--dcgm-names does not rename rows of your file; write 4.9's names, or use --dcgm-names both"
+        ]
+
+
+def _add_other_names(counters: Iterable[Counter]) -> Iterator[Counter]:
+    """A name that a row has itself is not added."""
+    written = list(counters)
+    names = {counter.name for counter in written}
+    for counter in written:
+        yield counter
+        other = _other_name(counter)
+        if other.name not in names:
+            yield other
+
+
+def _unique(counters: Iterable[Counter]) -> tuple[Counter, ...]:
+    found: dict[str, Counter] = {}
+    for counter in counters:
+        found.setdefault(counter.name, counter)
+    return tuple(found.values())
+
+
+def _rename(counter: Counter) -> Counter:
+    """The counter under 4.9's name."""
+    rename = rename_of(counter.name)
+    if rename is None or counter.name == rename.new_name:
+        return counter
+    new = rename.new
+    # NVLink's bandwidth is a rate: dcgm-exporter declares it as a counter up to 4.8.2, and as a gauge since.
+    kind = "gauge" if new.unit == "B/s" and counter.type == "counter" else counter.type
+    return Counter(new, rename.new_name, kind, _help_in_unit(counter, new))
+
+
+def _other_name(counter: Counter) -> Counter:
+    """The counter under the name of the other generation, or unchanged if it has only one."""
+    rename = rename_of(counter.name)
+    if rename is None or counter.name != rename.new_name:
+        return _rename(counter)
+    return Counter(rename.old, rename.old_name, counter.type, _help_in_unit(counter, rename.old))
+
+
+def _help_in_unit(counter: Counter, field: Field) -> str:
+    if field.unit == counter.field.unit:
+        return counter.help
+    unit = f"({_UNIT_WORDS.get(field.unit) or f'in {field.unit.split()[0]}'})"
+    sentence = _IN_UNIT.sub("", counter.help).rstrip(". ")
+    return f"{sentence} {unit}." if sentence else unit

@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from podgpu.metrics.conditions import xid_text
 from podgpu.metrics.counters import Counter
+from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import CLOCK_EVENTS
-from podgpu.metrics.fields import XID_FIELD, fields, xid_text
+from podgpu.metrics.fields import XID_FIELD, fields
 from podgpu.metrics.labels import (
+    DeviceNames,
     Pairs,
     Policy,
-    Target,
     assigned_holders,
     device_labels,
     holder_pairs,
-    is_instance,
     model_name,
     visible_slots,
     with_attributes,
 )
-from podgpu.node_state import EntityState, Holder, HolderUsage, NodeState, Slot
-from podgpu.series import Family, Labels, Sample
+from podgpu.node_state import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot
 
 Value = int | float | str
 Values = Mapping[str, Value]
@@ -45,7 +45,7 @@ _MJ = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _LabelledSlot:
     """Values of one device under one set of labels."""
 
     slot: Slot
@@ -71,9 +71,9 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
     ]
 
 
-def _rows(state: NodeState, policy: Policy) -> Iterator[_Row]:
+def _rows(state: NodeState, policy: Policy) -> Iterator[_LabelledSlot]:
     label_counters = [c for c in policy.counters if c.is_label]
-    for target, gpu, slot in visible_slots(state):
+    for names, gpu, slot in visible_slots(state):
         values = slot.fields
         if values is None:
             continue
@@ -81,24 +81,24 @@ def _rows(state: NodeState, policy: Policy) -> Iterator[_Row]:
         texts = _label_values(label_counters, values, parent)
         holders = assigned_holders(slot)
         if policy.virtual_gpus and holders:
-            labels = device_labels(target, texts, (), (), policy)
-            yield _Row(slot, values, labels, parent, _ALSO_OF_DEVICE, slot.details)
+            labels = device_labels(names, texts, (), (), policy)
+            yield _LabelledSlot(slot, values, labels, parent, _ALSO_OF_DEVICE, slot.details)
             for holder in holders:
-                labels = _held_labels(target, texts, holder, state, policy)
-                yield _Row(slot, attributed_values(values, holder.usage), labels, parent)
+                labels = _held_labels(names, texts, holder, state, policy)
+                yield _LabelledSlot(slot, attributed_values(values, holder.usage), labels, parent)
         elif holders and all(holder.key == holders[0].key for holder in holders):
-            labels = _held_labels(target, texts, holders[0], state, policy)
-            yield _Row(slot, values, labels, parent, None, slot.details)
+            labels = _held_labels(names, texts, holders[0], state, policy)
+            yield _LabelledSlot(slot, values, labels, parent, None, slot.details)
         else:
-            yield _Row(slot, values, device_labels(target, texts, (), (), policy), parent, None, slot.details)
+            yield _LabelledSlot(slot, values, device_labels(names, texts, (), (), policy), parent, None, slot.details)
 
 
-def _held_labels(target: Target, texts: Pairs, holder: Holder, state: NodeState, policy: Policy) -> Labels:
+def _held_labels(names: DeviceNames, texts: Pairs, holder: Holder, state: NodeState, policy: Policy) -> Labels:
     pod_labels = state.pod_labels.get(f"{holder.namespace}/{holder.pod}", {})
     attributes = (*holder_pairs(holder, policy), *holder.labels.items())
     if policy.virtual_gpus and holder.replica:
         attributes += (("vgpu", holder.replica),)
-    return device_labels(target, texts, tuple(pod_labels.items()), attributes, policy)
+    return device_labels(names, texts, tuple(pod_labels.items()), attributes, policy)
 
 
 def _label_values(counters: Iterable[Counter], values: Values, parent: Values) -> Pairs:
@@ -108,7 +108,7 @@ def _label_values(counters: Iterable[Counter], values: Values, parent: Values) -
 
 
 def _samples(
-    counter: Counter, rows: Sequence[_Row], entities: Sequence[EntityState], policy: Policy
+    counter: Counter, rows: Sequence[_LabelledSlot], entities: Sequence[EntityState], policy: Policy
 ) -> Iterator[Sample]:
     collector = _COLLECTORS.get(counter.field.id)
     if collector is not None:
@@ -128,10 +128,10 @@ def _samples(
             yield Sample(_entity_labels(entity, policy), number)
 
 
-def _field_samples(field: str, rows: Sequence[_Row], policy: Policy) -> Iterator[Sample]:
+def _field_samples(field: str, rows: Sequence[_LabelledSlot], policy: Policy) -> Iterator[Sample]:
     for row in rows:
         value = row.values.get(field) if row.has(field) else None
-        if value is None and policy.copy_parent_values and is_instance(row.slot):
+        if value is None and policy.copy_parent_values and isinstance(row.slot, MigInstance):
             value = row.parent_values.get(field)
         if value is not None and not isinstance(value, str):
             yield Sample(row.labels, value)

@@ -1,37 +1,37 @@
-"""This module says what DCGM's numbers mean: every field once, its names, type, unit, level and how NVML gives it.
+"""DCGM's fields: names, types, units, how NVML provides them (fields.csv), and the conversion of NVML's values.
 
-The tables are CSV files beside this: fields.csv, xids.csv for the texts of XID errors, health_codes.csv for what DCGM's
-health checks find, details.csv for what a GPU's own view shows.
-
-The `nvml` column is a small language, parsed here and carried out in `gpu/nvml/plan.py`:
+The column `nvml` is a small language, parsed here and executed in `gpu/nvml/plan.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
     nvmlDeviceGetUtilizationRates().gpu        ... of which one member is taken
     nvmlDeviceGetMigMode()[0]                  ... or one element
     field 82        field 139+138@all          nvmlDeviceGetFieldValues, summed over ids, with a scope
     gpm 1                                      a GPM metric between two samples
-    event xid       window clock_events        kept by the exporter from events or past samples
+    event xid       window clock_events        recorded by the exporter from events or past samples
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from sys import intern
+from typing import Any
+
+from podgpu.model import Value
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
 DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
-UNKNOWN_XID = "unknown error"
 XID_FIELD = 230
-"""The number of the newest XID."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NvmlCall:
     function: str
     arguments: tuple[int | str, ...]
     member: str = ""
@@ -54,13 +54,13 @@ class Gpm:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Not asked of the driver in a tick: the exporter keeps it (XID events, sample windows)."""
+class Recorded:
+    """A value that the exporter records itself: XID events, sample windows."""
 
     what: str
 
 
-Recipe = Call | FieldValue | Gpm | Kept
+Recipe = NvmlCall | FieldValue | Gpm | Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +74,19 @@ class Field:
     """int, float, text, blob or time."""
     unit: str
     level: str
-    """The entity DCGM declares it for: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX, VGPU."""
+    """The entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU."""
     recipe: Recipe | None
-    """None: NVML does not give it."""
+    """None: NVML does not provide it."""
     convert: str
-    """Name of a function in `conversions`; empty: as is."""
+    """Key of `CONVERSIONS`."""
     once: bool
-    """Does not change while the topology stands: read once, not every tick."""
-    name_in_4_6: str = ""
-    """What DCGM 4.6 called it and no other version does: from 4.7 on the name is another field's."""
+    """Constant while the topology is unchanged: read once, not in every turn."""
     legacy: int | None = None
-    """The field that has the same figure in DCGM's older unit."""
+    """Id of the field with the same value in DCGM's older unit."""
     factor: float = 1.0
-    """Of that unit to this one: the legacy field's number times this is this field's."""
+    """The legacy field's value times this is this field's value."""
     seen: str = ""
-    """Where its newest name was found, of fields whose names came with DCGM 4.6.1 and later; `inferred`: nowhere."""
+    """Where the newest name was found, for names of DCGM 4.6.1 and later; `inferred`: in no document."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +94,7 @@ class Field:
 
     @property
     def per_instance(self) -> bool:
-        """A MIG instance has its own value; other fields exist once per physical GPU."""
+        """A MIG instance has its own value. Other fields exist once per physical GPU."""
         return self.level in INSTANCE_LEVELS
 
     @property
@@ -113,7 +111,7 @@ def parse_recipe(text: str) -> Recipe | None:
         return None
     if m := _CALL.fullmatch(text):
         arguments = tuple(int(a) if a.isdigit() else a for a in m[2].split(",") if a)
-        return Call(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
+        return NvmlCall(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
     if m := _FIELD.fullmatch(text):
         scope = {None: 0, "all": ALL_SCOPES}.get(m[2])
         return FieldValue(tuple(int(i) for i in m[1].split("+")), int(m[2]) if scope is None else scope)
@@ -121,8 +119,8 @@ def parse_recipe(text: str) -> Recipe | None:
     if kind == "gpm":
         return Gpm(int(rest))
     if kind in ("event", "window"):
-        return Kept(text)
-    raise ValueError(f"fields.csv: no such recipe: {text!r}")
+        return Recorded(text)
+    raise ValueError(f"fields.csv: unknown recipe {text!r}")
 
 
 @cache
@@ -131,7 +129,7 @@ def fields() -> Mapping[int, Field]:
 
 
 def table_text(*names: str) -> str:
-    """Of a file beside this one: `importlib.resources` would bring zipfile and more with it, half a MiB."""
+    """Reads a file of this package. `importlib.resources` would load zipfile and more: half a MiB."""
     folder, _, _ = __file__.rpartition("/")
     with open("/".join((folder, *names)), encoding="utf-8") as file:
         return file.read()
@@ -142,7 +140,7 @@ def table_rows(table: str) -> Iterator[dict[str, str]]:
 
 
 def _field(row: Mapping[str, str]) -> Field:
-    """With one text for what stands in hundreds of rows: 0.1 MiB."""
+    """Interns texts that repeat in hundreds of rows, which saves 0.1 MiB."""
     return Field(
         id=int(row["id"]),
         name=row["name"],
@@ -155,7 +153,6 @@ def _field(row: Mapping[str, str]) -> Field:
         recipe=parse_recipe(row["nvml"]),
         convert=intern(row["convert"]),
         once=row["when"] == "once",
-        name_in_4_6=row["name_in_4_6"],
         legacy=int(row["legacy"]) if row["legacy"] else None,
         factor=float(row["factor"] or 1),
         seen=intern(row["seen"]),
@@ -167,17 +164,9 @@ def _by_name() -> Mapping[str, Field]:
     return {name: field for field in fields().values() for name in field.names}
 
 
-def field_named(name: str, *, in_4_6: bool = False) -> Field | None:
-    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias.
-
-    `in_4_6`: as DCGM 4.6 has it, in which DCGM_FI_DEV_GPU_UTIL_RATIO is field 203, in percent.
-    """
-    return (_by_name_in_4_6().get(name) if in_4_6 else None) or _by_name().get(name)
-
-
-@cache
-def _by_name_in_4_6() -> Mapping[str, Field]:
-    return {field.name_in_4_6: field for field in fields().values() if field.name_in_4_6}
+def field_named(name: str) -> Field | None:
+    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias."""
+    return _by_name().get(name)
 
 
 @cache
@@ -186,51 +175,200 @@ def _by_folded_name() -> Mapping[str, str]:
 
 
 def nearest_names(name: str, n: int = 1) -> list[str]:
-    """Real names close to a mistyped one, upper and lower case taken as the same."""
-    import difflib  # not needed until there is something to say
-
+    """Names that are similar to a mistyped one, ignoring case."""
     close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
     return [_by_folded_name()[folded] for folded in close]
 
 
-# Words for numbers that are values of a field
-
-
-def xid_text(xid: int) -> str:
-    """What an XID number means in a few words; unused, reserved and newer numbers are unknown errors."""
-    return _xid_texts().get(xid, UNKNOWN_XID)
-
-
-@dataclass(frozen=True, slots=True)
-class HealthCode:
-    """What a health check found, how bad DCGM thinks it is and of what kind."""
-
-    name: str
-    severity: str
-    category: str
-
-
-def health_code(number: int) -> HealthCode:
-    """Where DCGM 4 renamed a code (10, 12, 43) the name is what dcgm-exporter still prints."""
-    return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")
-
-
-@cache
-def _xid_texts() -> Mapping[int, str]:
-    return {int(row["number"]): row["text"] for row in table_rows("xids.csv")}
-
-
-@cache
-def _health_codes() -> Mapping[int, HealthCode]:
-    rows = table_rows("health_codes.csv")
-    return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}
-
-
 @cache
 def detail_helps() -> Mapping[int, str]:
-    """What a GPU's own view shows beside the counters: field id -> what it is, in the order in which they are shown."""
+    """Additional fields of a GPU's own view (details.csv): field id -> description, in display order."""
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
 def detail_fields() -> tuple[Field, ...]:
     return tuple(fields()[number] for number in detail_helps())
+
+
+# Conversion of values
+
+BRANDS = (
+    "Unknown",
+    "Quadro",
+    "Tesla",
+    "NVS",
+    "Grid",
+    "GeForce",
+    "Titan",
+    "NVIDIA Virtual Applications",
+    "NVIDIA Virtual PC",
+    "NVIDIA Virtual Compute Server",
+    "NVIDIA RTX Virtual Workstation",
+    "NVIDIA vGaming",
+    "Quadro RTX",
+    "NVIDIA RTX",
+    "NVIDIA",
+    "GeForce RTX",
+    "Titan RTX",
+)
+_MIB = 1024 * 1024
+_FABRIC_COMPLETED = 3
+_VGPU_FEATURE = 1
+_MAX_TEMPERATURE = 200
+_RATIO_ROUNDING = 1.01  # GPM slightly exceeds 100 % at full load
+
+
+class Blank(ValueError):
+    """The driver returned something that is no value: a sentinel, NaN, or an impossible number."""
+
+
+def _temperature(raw: int) -> int:
+    if raw > _MAX_TEMPERATURE:
+        raise Blank(f"{raw} degrees")
+    return raw
+
+
+def _unless_255(raw: int) -> int:
+    if raw == 255:
+        raise Blank("255")
+    return raw
+
+
+def _used_ratio(memory: Any) -> float:
+    usable = memory.total - memory.reserved
+    if usable <= 0:
+        raise Blank("no usable memory")
+    return float(memory.used / usable)
+
+
+def _fabric_status(info: Any) -> int:
+    """DcgmFMStatus: 0 not supported, 1 not started, 2 in progress, 3 success, 4 failure, 5 unrecognised."""
+    if info.state < _FABRIC_COMPLETED:
+        return int(info.state)
+    if info.state > _FABRIC_COMPLETED:
+        return 5
+    return 3 if info.status == 0 else 4
+
+
+def _fabric_error(info: Any) -> int:
+    if info.state != _FABRIC_COMPLETED:
+        raise Blank("fabric not up")
+    return int(info.status)
+
+
+def _guid(raw: Any) -> str:
+    text = bytes(raw).hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _vgpu_license(features: Any) -> int:
+    if not features.isGridLicenseSupported:
+        return 0
+    listed = features.gridLicensableFeatures[: features.licensableFeaturesCount]
+    return int(any(f.featureCode == _VGPU_FEATURE and f.featureState > 0 for f in listed))
+
+
+def _bit_error_ratio(raw: int) -> float:
+    return float(((raw >> 8) & 0xF) * 10.0 ** -(raw & 0xFF))
+
+
+CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda raw: raw,
+    "milli": lambda raw: raw / 1000.0,
+    "milli_whole": lambda raw: raw // 1000,
+    "bytes_to_mib": lambda raw: raw // _MIB,
+    "mib_to_bytes": lambda raw: int(raw * _MIB),
+    "mhz_to_hertz": lambda raw: raw * 1_000_000,
+    "mega": lambda raw: raw * 1_000_000,
+    "nano": lambda raw: raw / 1_000_000_000,
+    "percent_to_ratio": lambda raw: raw / 100.0,
+    "kib_rate": lambda raw: int(raw / 1000),  # raw is already KiB per second
+    "kib_rate_bytes": lambda raw: int(raw * 1024),
+    "temperature": _temperature,
+    "unless_255": _unless_255,
+    "used_ratio": _used_ratio,
+    "count": len,
+    "brand": lambda raw: BRANDS[raw] if 0 <= raw < len(BRANDS) else BRANDS[0],
+    "compute_mode": lambda raw: {0: 0, 2: 1, 3: 2}[raw],
+    "compute_capability": lambda raw: (raw[0] << 16) | raw[1],
+    "inforom_valid": int,
+    "fabric_status": _fabric_status,
+    "fabric_error": _fabric_error,
+    "guid": _guid,
+    "hex64": lambda raw: f"0x{int.from_bytes(bytes(raw), 'big'):016x}",
+    "vgpu_license": _vgpu_license,
+    "bit_error_ratio": _bit_error_ratio,
+}
+
+# NVML sets all bits for "not available". DCGM uses 16 codes at the top of each signed range.
+_UNSIGNED_BLANKS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
+_DCGM_BLANKS = frozenset(range(0x7FFFFFF0, 0x80000000)) | frozenset(range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000))
+_DCGM_FLOAT_BLANK = 140737488355328.0
+_NEVER_NEGATIVE = frozenset(
+    {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"}
+    | {"banks", "pages", "rows", "lanes", "ratio"}
+)
+_TOO_MUCH_FOR_64_BITS = 2.0**63
+
+
+def value_of(field: Field, raw: Any) -> Value:
+    """Converts NVML's value. Raises Blank."""
+    if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
+        raw = raw[0]  # pynvml returns single-byte numbers as bytes
+    try:
+        converted = CONVERSIONS[field.convert](raw)
+    except (LookupError, TypeError, ValueError, OverflowError) as e:
+        raise Blank(f"{raw!r}") from e
+    if field.type == "text":
+        return _text(converted)
+    if not isinstance(converted, int | float):
+        raise Blank(f"{converted!r} is not a number")
+    return _number(field, raw, converted)
+
+
+def value_printed(field: Field, number: float) -> int | float:
+    """Checks a number that an exporter printed. Raises Blank.
+
+    dcgm-exporter 2.x prints DCGM's blanks. The 64-bit ones are parsed as 2**63.
+    """
+    if not math.isfinite(number) or number >= _TOO_MUCH_FOR_64_BITS:
+        raise Blank(str(number))
+    if field.type != "float" and number.is_integer():
+        return _number(field, int(number), int(number))
+    return _number(field, number, number)
+
+
+def _text(raw: Any) -> str:
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+    if not text:
+        raise Blank("empty text")
+    return text
+
+
+def _number(field: Field, raw: Any, converted: int | float) -> int | float:
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise Blank(str(converted))
+    if not field.unit.startswith("bitmask") and _is_sentinel(raw, converted):
+        raise Blank(f"sentinel {raw}")
+    number = float(converted) if field.type == "float" else int(converted)
+    return within_unit(field, number)
+
+
+def _is_sentinel(raw: Any, converted: int | float) -> bool:
+    for value in (raw, converted):
+        if isinstance(value, int) and (value in _UNSIGNED_BLANKS or value in _DCGM_BLANKS):
+            return True
+    return isinstance(converted, float) and converted >= _DCGM_FLOAT_BLANK
+
+
+def within_unit(field: Field, number: int | float) -> int | float:
+    """Raises Blank if the number is impossible in the field's unit."""
+    if field.unit in _NEVER_NEGATIVE and number < 0:
+        raise Blank(f"{number} {field.unit}")
+    if field.unit.startswith("%") and not 0 <= number <= 100:
+        raise Blank(f"{number} %")
+    if field.unit == "ratio 0-1":
+        if not 0 <= number <= _RATIO_ROUNDING:
+            raise Blank(f"ratio {number}")
+        return min(number, 1.0)
+    return number

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from podgpu.metrics.counters import Counter
+from podgpu.metrics.encode import Labels
 from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.model import Workload
 from podgpu.node_state import DeviceState, Holder, MigInstance, NodeState, Slot
-from podgpu.series import Labels
 
 Pairs = tuple[tuple[str, str], ...]
 _RESERVED = HOLDER_LABELS | {
@@ -45,8 +45,8 @@ class Policy:
         return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, like Policy: `_make_target` returns one object per device
-class Target:
+@dataclass(frozen=True, eq=False)  # compared by identity, like Policy: `_make_names` returns one object per device
+class DeviceNames:
     """Names of a GPU or a MIG instance as labels show them."""
 
     gpu: str
@@ -58,6 +58,14 @@ class Target:
     profile: str = ""
 
     @property
+    def gpu_labels(self) -> Pairs:
+        return ("gpu", self.gpu), ("UUID", self.uuid), ("pci_bus_id", self.pci_bus_id), ("device", self.device)
+
+    @property
+    def short_labels(self) -> Pairs:
+        return ("gpu", self.gpu), ("UUID", self.uuid), ("device", self.device)
+
+    @property
     def instance_id(self) -> Pairs:
         return (("GPU_I_ID", self.instance),) if self.instance else ()
 
@@ -66,32 +74,28 @@ class Target:
         return (("GPU_I_PROFILE", self.profile), *self.instance_id) if self.instance else ()
 
 
-def target_of(gpu: DeviceState, instance: MigInstance | None = None) -> Target:
+def names_of_device(gpu: DeviceState, instance: MigInstance | None = None) -> DeviceNames:
     own = (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.maker, gpu.model)
-    return _make_target(*own) if instance is None else _make_target(*own, instance.id, instance.profile)
+    return _make_names(*own) if instance is None else _make_names(*own, instance.id, instance.profile)
 
 
 @lru_cache(maxsize=4096)
-def _make_target(
+def _make_names(
     index: int | None, uuid: str, bus_id: str, maker: str, model: str, instance: int | None = None, profile: str = ""
-) -> Target:
+) -> DeviceNames:
     gpu, device = ("", "") if index is None else (str(index), f"{maker}{index}")
-    return Target(gpu, uuid, bus_id, device, model, "" if instance is None else str(instance), profile)
+    return DeviceNames(gpu, uuid, bus_id, device, model, "" if instance is None else str(instance), profile)
 
 
-def all_slots(state: NodeState) -> Iterator[tuple[Target, DeviceState, Slot]]:
+def all_slots(state: NodeState) -> Iterator[tuple[DeviceNames, DeviceState, Slot]]:
     for gpu in state.devices:
-        yield target_of(gpu), gpu, gpu
+        yield names_of_device(gpu), gpu, gpu
         for instance in gpu.instances:
-            yield target_of(gpu, instance), gpu, instance
+            yield names_of_device(gpu, instance), gpu, instance
 
 
-def visible_slots(state: NodeState) -> list[tuple[Target, DeviceState, Slot]]:
+def visible_slots(state: NodeState) -> list[tuple[DeviceNames, DeviceState, Slot]]:
     return [entry for entry in all_slots(state) if not entry[2].hidden]
-
-
-def is_instance(slot: Slot) -> bool:
-    return isinstance(slot, MigInstance)
 
 
 def assigned_holders(slot: Slot) -> list[Holder]:
@@ -124,15 +128,17 @@ def holder_names(holder: Workload) -> list[tuple[str, str]]:
 
 
 @lru_cache(maxsize=4096)
-def device_labels(target: Target, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy) -> Labels:
+def device_labels(
+    names: DeviceNames, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy
+) -> Labels:
     """dcgm-exporter's labels in dcgm-exporter's order."""
     pairs = [
-        ("gpu", target.gpu),
-        ("uuid" if policy.old_namespace else "UUID", target.uuid),
-        ("pci_bus_id", target.pci_bus_id),
-        ("device", target.device),
-        ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
-        *target.instance_labels,
+        ("gpu", names.gpu),
+        ("uuid" if policy.old_namespace else "UUID", names.uuid),
+        ("pci_bus_id", names.pci_bus_id),
+        ("device", names.device),
+        ("modelName", model_name(names.model, policy.replace_blanks_in_model_name)),
+        *names.instance_labels,
         *policy.host,
     ]
     taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))

@@ -1,50 +1,45 @@
-"""This module parses text format 0.0.4 into families: the encoder's way back, and anybody else's exposition. Pure.
+"""Parses and writes families of any exporter in text format 0.0.4. Pure.
 
-What breaks the format is refused with its line and the reason. Three things it forbids are taken all the same, because
-exporters do them and Prometheus takes them: a family whose samples are not in one group, a series that comes twice, and
-a backslash that escapes nothing (dcgm-exporter escapes no label values), which stands for itself.
-
-Every line has one meaning: blank lines and comments say nothing, wherever the `#` stands; `# HELP` and `# TYPE` of a
-name that is none (`# HELP x{a="b"} 1`) break the text, as they do for Prometheus; all else is a sample, or refused.
-
-There are two ways through a text. `_Text.take` is exact and reads every line there can be. `_Text.take_plain` reads
-`name{labels} number` with a name met before and labels written like some met before, which is nearly every line, ten
-times as fast; what it is not sure of it leaves to `take`, so that both say the same of every text.
+A text that breaks the format is refused with the line and the reason. Three violations are accepted, because exporters
+commit them and Prometheus accepts them: a family whose samples are not in one group, a series that occurs twice, and
+a backslash that escapes nothing (dcgm-exporter does not escape label values).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from podgpu.errors import SourceError
-from podgpu.metrics.lines import (
-    SAMPLE,
-    SHORT,
-    Refused,
-    comment_parts,
-    complaint_of,
-    labels_by_form,
-    milliseconds_of,
-    number_of,
-    parse_labels,
-    read_comment,
-    shown,
-    unescape,
-)
+from podgpu.metrics.encode import Labels, escape_help, format_float
 
 TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _PARTS = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}
-_NO_NAME = "{"
-_BLOCK = 1 << 16
-_FEW = 1000
-_BLANKS_TO_FLOAT = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f"
-"""What Python's float() skips around a number, ASCII's part of it."""
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_QUOTED = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_COMMENT = re.compile(rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})(?:[ \t]++|\Z))?)?(.*)", re.DOTALL)
+_SAMPLE = re.compile(
+    rf"[ \t]*+({_NAME})[ \t]*+"
+    rf'(?:(?<=[ \t])(?=[^{{])|\{{([^"}}]*+(?:{_QUOTED}[^"}}]*+)*+)\}}[ \t]*+)'
+    r"([^ \t{]++)(?:[ \t]++([^ \t]++))?[ \t]*+"
+)
+_LABEL = re.compile(rf"[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+({_QUOTED})[ \t]*+(?:,|\Z)")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[+-]?inf(?:inity)?|nan", re.IGNORECASE)
+_TIMESTAMP = re.compile(r"[+-]?[0-9]{1,19}")
+_ESCAPE = re.compile(r'\\[\\n"]')
+_ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
+_CACHED_LENGTH = 1024  # longer comments and label forms are not cached
+_BLANKS_TO_FLOAT = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f"  # ASCII characters that float() skips around a number
+_LARGEST_PLAIN = 2.0**53  # up to here every whole number is a float of its own
 
 
 class BadExposition(SourceError):
-    """An exposition that is no text format 0.0.4."""
+    """The text is not in format 0.0.4, or has too many lines."""
 
     def __init__(self, line: int, why: str) -> None:
         super().__init__("malformed", f"line {line}: {why}")
@@ -52,209 +47,245 @@ class BadExposition(SourceError):
         self.why = why
 
 
-class TooMuch(BadExposition):
-    """An exposition with more in it than is taken."""
-
-
-class ParsedSample(NamedTuple):  # a tuple: made once per line, and a frozen dataclass takes four times as long
+class ParsedSample(NamedTuple):  # a tuple: a frozen dataclass takes four times as long to create
     name: str
     labels: Mapping[str, str]
-    """Not to be changed: samples with the same label text share it."""
+    """Read-only: samples with the same label text share it."""
     value: float
     timestamp: int | None = None
-    """Milliseconds since 1970, where the line has one."""
+    """Milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFamily:
-    """`type` is `untyped` and `help` empty where the exposition does not say."""
-
     name: str
     type: str = "untyped"
     help: str = ""
     samples: tuple[ParsedSample, ...] = ()
 
 
-def _nothing() -> None:
-    """Between the parts of a text, for a caller who has nobody else to think of."""
-
-
-def parse_text(text: str, most: int | None = None, between: Callable[[], object] = _nothing) -> list[ParsedFamily]:
-    """The families in the order they first appear, their samples in the exposition's order. Raises BadExposition.
-
-    `most`: lines and different labels that are taken in all, each of which costs up to a kilobyte; None: any number.
-    `between` is called after each part of the text, for a caller who has others to think of.
-    """
-    if text and not text.endswith("\n"):
-        raise BadExposition(text.count("\n") + 1, "the text ends in the middle of this line")
-    taken = _Text(most)
-    take = taken.take_plain if text.isascii() and not any(b in text for b in _BLANKS_TO_FLOAT) else taken.take_all
-    first = 1
-    try:
-        for lines in _blocks(text):
-            take(lines, first)
-            first += len(lines)
-            between()
-    except BadExposition:
-        taken.let_go()
-        raise
-    return taken.families()
-
-
-def _blocks(text: str) -> Iterator[list[str]]:
-    """The lines, a part of the text at a time: a text of 100 MB is not there twice, and a part stays in the cache."""
-    start = 0
-    while start < len(text):
-        end = text.rfind("\n", start, start + _BLOCK) if len(text) - start > _BLOCK else len(text) - 1
-        if end < 0:
-            end = text.index("\n", start)
-        yield text[start:end].split("\n")
-        start = end + 1
+def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
+    """The families in the order of their first line, samples in the order of the text. Raises BadExposition."""
+    lines = text.split("\n")
+    if lines.pop():
+        raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")
+    if max_lines is not None and len(lines) > max_lines:
+        raise BadExposition(max_lines + 1, f"the text has more than {max_lines} lines")
+    parser = _Parser()
+    if text.isascii() and not any(blank in text for blank in _BLANKS_TO_FLOAT):
+        parser.read_quickly(lines)
+    else:
+        for number, line in enumerate(lines, 1):
+            parser.read_line(line, number)
+    return parser.families()
 
 
 @dataclass(slots=True)
-class _Growing:
+class _OpenFamily:
     name: str
     type: str | None = None
     help: str | None = None
     samples: list[ParsedSample] = field(default_factory=list)
 
 
-class _Text:
-    """What was read so far."""
+class _LineError(Exception):
+    """The reason why a line is refused."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
-        self._taken = 0
-        self._families: dict[str, _Growing] = {}
-        self._of_sample: dict[str, _Growing] = {}
+
+class _Parser:
+    def __init__(self) -> None:
+        self._families: dict[str, _OpenFamily] = {}
+        self._by_sample_name: dict[str, _OpenFamily] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
-        """By their text with the closing brace, which a line without braces cannot have."""
+        """By their text with the closing brace."""
 
-    def take_all(self, lines: Sequence[str], first: int = 1) -> None:
-        """`first` is the number of the first line."""
-        self._make_room(lines, first)
-        for number, line in enumerate(lines, first):
-            self._take_numbered(line, number)
+    def read_quickly(self, lines: Iterable[str]) -> None:
+        """Same result as `read_line` for each line, ten times as fast.
 
-    def take_plain(self, lines: Sequence[str], first: int = 1) -> None:
-        """The same for lines of ASCII without blanks that float() would skip, those it knows in one go."""
-        self._make_room(lines, first)
-        labels_of, family_of, new = self._labels, self._of_sample, tuple.__new__
-        last, append = _NO_NAME, list[ParsedSample]().append
-        for number, line in enumerate(lines, first):
+        Handles `name{labels} number` with a known name. Everything else goes to `read_line`. The caller guarantees
+        ASCII text without blanks that float() ignores.
+        """
+        labels_of, family_of, new = self._labels, self._by_sample_name, tuple.__new__
+        last_name, append = "", list[ParsedSample]().append
+        for number, line in enumerate(lines, 1):
             head, _, value_text = line.rpartition(" ")
             name, _, label_text = head.partition("{")
             labels = labels_of.get(label_text)
             if labels is None and label_text.endswith("}"):
-                labels = labels_by_form(label_text)
+                labels = _labels_by_form(label_text)
                 if labels is not None:
-                    self._keep_labels(label_text, labels)
-            if labels is not None:
+                    labels_of[label_text] = labels
+            if labels is not None and name:
                 try:
                     value = float(value_text)
-                    if name != last:
-                        append, last = family_of[name].samples.append, name
+                    if name != last_name:
+                        append, last_name = family_of[name].samples.append, name
                 except (KeyError, ValueError):
                     pass
                 else:
-                    # 1_000 is a number to Python only; infinity may have been written as 1e999.
+                    # Python accepts 1_000, and 1e999 as infinity.
                     if value - value == 0.0 and "_" not in value_text:
-                        append(new(ParsedSample, (last, labels, value, None)))
+                        append(new(ParsedSample, (name, labels, value, None)))
                         continue
-            self._take_numbered(line, number)
-            last = _NO_NAME  # what has just been read may say that the name is another family's
+            self.read_line(line, number)
+            last_name = ""  # the line may have assigned the name to another family
 
-    def _make_room(self, lines: Sequence[str], first: int) -> None:
-        """Before a part of the exposition is taken. What that part goes over by is a block's worth, so small."""
-        if self._most is None:
-            return
-        if len(lines) == 1 and len(lines[0]) > _BLOCK:
-            raise TooMuch(first, f"a line of more than {_BLOCK} bytes")
-        self._taken += len(lines)
-        if self._taken > self._most:
-            raise TooMuch(first, f"by here more than {self._most} lines and labels, which is all that is taken")
-
-    def _keep_labels(self, closed: str, labels: Mapping[str, str]) -> None:
-        self._taken += len(labels)
-        self._labels[closed] = labels
-
-    def let_go(self) -> None:
-        """A little at a time: 60,000 lines freed in one go are 25 ms in which no other thread runs."""
-        for family in self._families.values():
-            while family.samples:
-                del family.samples[-_FEW:]
-        while self._labels:
-            self._labels.popitem()
-
-    def _take_numbered(self, line: str, number: int) -> None:
+    def read_line(self, line: str, number: int) -> None:
         try:
-            self.take(line)
-        except Refused as refused:
-            raise BadExposition(number, str(refused)) from None
-
-    def take(self, line: str) -> None:
-        if comment := comment_parts(line) if len(line) <= SHORT else read_comment(line):
-            self._take_comment(*comment)
-        elif sample := SAMPLE.fullmatch(line):
-            self._take_sample(*sample.groups())
-        elif rest := line.strip(" \t"):
-            raise Refused(complaint_of(rest))
+            if comment := _cached_comment(line) if len(line) <= _CACHED_LENGTH else _parse_comment(line):
+                self._add_comment(*comment)
+            elif sample := _SAMPLE.fullmatch(line):
+                self._add_sample(*sample.groups())
+            elif line.strip(" \t"):
+                raise _LineError(f"neither a comment nor a sample: {_shorten(line)}")
+        except _LineError as error:
+            raise BadExposition(number, str(error)) from None
 
     def families(self) -> list[ParsedFamily]:
         found = self._families.values()
         return [ParsedFamily(f.name, f.type or "untyped", f.help or "", tuple(f.samples)) for f in found]
 
-    # Samples
-
-    def _take_sample(self, name: str, label_text: str | None, value: str, timestamp: str | None) -> None:
+    def _add_sample(self, name: str, label_text: str | None, value: str, timestamp: str | None) -> None:
         closed = f"{label_text or ''}}}"
         labels = self._labels.get(closed)
         if labels is None:
-            labels = labels_by_form(closed) or parse_labels(label_text or "")
-            self._keep_labels(closed, labels)
-        family = self._of_sample.get(name) or self._family_of(name)
-        family.samples.append(ParsedSample(name, labels, number_of(value), milliseconds_of(timestamp)))
+            labels = self._labels[closed] = _labels_by_form(closed) or _parse_labels(label_text or "")
+        family = self._by_sample_name.get(name) or self._family_of_sample(name)
+        family.samples.append(ParsedSample(name, labels, _parse_number(value), _parse_timestamp(timestamp)))
 
-    def _family_of(self, name: str) -> _Growing:
-        """A histogram's and a summary's series have names of their own."""
+    def _family_of_sample(self, name: str) -> _OpenFamily:
+        """Series of histograms and summaries have the name of their family with a suffix."""
         stem, underscore, part = name.rpartition("_")
         owner = self._families.get(stem) if underscore else None
         family = owner if owner and part in _PARTS.get(owner.type or "", ()) else self._family(name)
-        self._of_sample[name] = family
+        self._by_sample_name[name] = family
         return family
 
-    def _family(self, name: str) -> _Growing:
-        return self._families.setdefault(name, _Growing(name))
+    def _family(self, name: str) -> _OpenFamily:
+        return self._families.setdefault(name, _OpenFamily(name))
 
-    # Comments
-
-    def _take_comment(self, keyword: str | None, name: str | None, rest: str) -> None:
-        """`# EOF`, OpenMetrics' last line, is a comment like any other here."""
+    def _add_comment(self, keyword: str | None, name: str | None, rest: str) -> None:
         if keyword is None:
             return
         if name is None:
-            raise Refused(f"{keyword} names no metric: {shown(rest)}")
-        if keyword == "HELP":
-            self._take_help(name, rest)
-        else:
-            self._take_type(name, rest)
-
-    def _take_help(self, name: str, text: str) -> None:
+            raise _LineError(f"{keyword} without the name of a metric: {_shorten(rest)}")
+        if keyword == "TYPE":
+            self._set_type(name, rest)
+            return
         family = self._family(name)
         if family.help is not None:
-            raise Refused(f"a second HELP of {name}")
-        family.help = unescape(text)
+            raise _LineError(f"second HELP of {name}")
+        family.help = _unescape(rest)
 
-    def _take_type(self, name: str, kind: str) -> None:
+    def _set_type(self, name: str, kind: str) -> None:
         if kind not in TYPES:
-            raise Refused(f"the type of {name} is none of {', '.join(sorted(TYPES))}: {shown(kind)}")
+            raise _LineError(f"unknown type of {name}: {_shorten(kind)}")
         family = self._family(name)
         if family.type is not None:
-            raise Refused(f"a second TYPE of {name}")
+            raise _LineError(f"second TYPE of {name}")
         if family.samples:
-            raise Refused(f"the TYPE of {name} comes after its samples")
+            raise _LineError(f"TYPE of {name} after its samples")
         family.type = kind
         for part in _PARTS.get(kind, ()):
-            self._of_sample.pop(f"{name}_{part}", None)  # this one's from now on
-        self._family_of(name)
+            self._by_sample_name.pop(f"{name}_{part}", None)
+        self._family_of_sample(name)
+
+
+def _parse_comment(line: str) -> tuple[str | None, str | None, str] | None:
+    """HELP or TYPE, the name of the metric, the rest; None: not a comment."""
+    match = _COMMENT.match(line)
+    return (match[1], match[2], match[3].rstrip(" \t")) if match else None
+
+
+_cached_comment = lru_cache(maxsize=1024)(_parse_comment)
+
+
+def _parse_labels(text: str) -> dict[str, str]:
+    """Parses the text between the braces."""
+    labels: dict[str, str] = {}
+    text, at = text.strip(" \t"), 0
+    while at < len(text):
+        match = _LABEL.match(text, at)
+        if match is None:
+            raise _LineError(f"not a label: {_shorten(text[at:].strip())}")
+        name = match[1]
+        if name in labels:
+            raise _LineError(f"the label {name} occurs twice")
+        if name == "__name__":
+            raise _LineError("the label __name__ is reserved")
+        labels[name] = _unescape(match[2][1:-1])
+        at = match.end()
+    return labels
+
+
+def _labels_by_form(closed: str) -> Mapping[str, str] | None:
+    """Parses labels up to the closing brace by their form, which is the text without the values.
+
+    An exporter has a few dozen forms. None: the text needs `_parse_labels`.
+    """
+    if "\\" in closed:
+        return None
+    pieces = closed.split('"')
+    form = '"'.join(pieces[::2])
+    names = _names_in_form(form) if len(form) <= _CACHED_LENGTH else None
+    # Unless there is one value per name, a quote is open.
+    return None if names is None or len(pieces) != 2 * len(names) + 1 else dict(zip(names, pieces[1::2], strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _names_in_form(form: str) -> tuple[str, ...] | None:
+    try:
+        return tuple(_parse_labels(form.removesuffix("}").replace('"', '""')))
+    except _LineError:
+        return None
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda escape: _ESCAPED[escape[0]], text) if "\\" in text else text
+
+
+def _parse_number(text: str) -> float:
+    """As Go parses it: no 1_000, no hexadecimal, no overflow to infinity."""
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        if math.isfinite(value):
+            return value
+    elif _NOT_FINITE.fullmatch(text):
+        return float(text)
+    raise _LineError(f"the value is not a number: {_shorten(text)}")
+
+
+def _parse_timestamp(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not _TIMESTAMP.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+        raise _LineError(f"the timestamp is not a whole number of milliseconds: {_shorten(text)}")
+    return int(text)
+
+
+def _shorten(text: str) -> str:
+    """For messages: short, and without control characters."""
+    return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"
+
+
+def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
+    """Writes parsed families. Timestamps are left out, because node_exporter's textfile collector refuses them."""
+    texts: dict[int, str] = {}
+    lines: list[str] = []
+    for family in families:
+        if family.help:
+            lines.append(f"# HELP {family.name} {escape_help(family.help)}\n")
+        if family.help or family.type != "untyped" or not family.samples:
+            lines.append(f"# TYPE {family.name} {family.type}\n")
+        for name, labels, value, _timestamp in family.samples:
+            text = texts.get(id(labels))
+            if text is None:
+                text = texts[id(labels)] = Labels(labels.items()).text
+            lines.append(f"{name}{text} {_shortest(value)}\n")
+    return "".join(lines).encode()
+
+
+def _shortest(value: float) -> str:
+    if -_LARGEST_PLAIN < value < _LARGEST_PLAIN and value == (whole := int(value)) and (whole or repr(value) == "0.0"):
+        return str(whole)
+    return format_float(value)

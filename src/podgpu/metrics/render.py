@@ -9,22 +9,23 @@ from typing import TypeVar
 
 from podgpu.metrics import families as f
 from podgpu.metrics.dcgm import render_dcgm
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import FamilySpec
 from podgpu.metrics.labels import (
+    DeviceNames,
     Pairs,
     Policy,
-    Target,
     assigned_holders,
     device_labels,
     holder_names,
     holder_pairs,
     model_name,
-    target_of,
+    names_of_device,
     visible_slots,
 )
 from podgpu.metrics.mig import billed_name
-from podgpu.node_state import DeviceState, Holder, HolderUsage, NamespaceUsage, NodeState, SlotUsage
-from podgpu.series import NO_LABELS, Family, Labels, Sample
+from podgpu.model import Workload
+from podgpu.node_state import DeviceState, HolderUsage, NamespaceUsage, NodeState, SlotUsage
 
 __all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
 
@@ -58,8 +59,8 @@ def render_self(state: NodeState) -> list[Family]:
         f.UNMAPPED.of([Sample(_reason_labels(name, reason), count) for name, reason, count in unmapped]),
         f.UNSUPPORTED.of(
             [
-                Sample(_unsupported_labels(target, field), 1)
-                for target, _, slot in visible_slots(state)
+                Sample(_unsupported_labels(names, field), 1)
+                for names, _, slot in visible_slots(state)
                 for field in slot.unsupported
             ]
         ),
@@ -82,8 +83,8 @@ def _build_labels(version: str) -> Labels:
 
 
 @lru_cache(maxsize=4096)
-def _unsupported_labels(target: Target, field: str) -> Labels:
-    return Labels([("gpu", target.gpu), ("UUID", target.uuid), *target.instance_id, ("field", field)])
+def _unsupported_labels(names: DeviceNames, field: str) -> Labels:
+    return Labels([("gpu", names.gpu), ("UUID", names.uuid), *names.instance_id, ("field", field)])
 
 
 # Usage: device and holder labels as on dcgm-exporter's series, base units
@@ -126,13 +127,13 @@ _NAMESPACE_FAMILIES: tuple[tuple[FamilySpec, Callable[[NamespaceUsage], Number]]
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
     slots = visible_slots(state)
     holders = [
-        (device_labels(target, (), (), tuple(holder_pairs(holder, policy)), policy), holder.usage)
-        for target, _, slot in slots
+        (device_labels(names, (), (), tuple(holder_pairs(holder, policy)), policy), holder.usage)
+        for names, _, slot in slots
         for holder in slot.holders
         if holder.usage is not None
     ]
     devices = [
-        (device_labels(target, (), (), (), policy), slot.usage) for target, _, slot in slots if slot.usage is not None
+        (device_labels(names, (), (), (), policy), slot.usage) for names, _, slot in slots if slot.usage is not None
     ]
     namespaces = [(_namespace_labels(usage, policy), usage) for usage in state.namespaces]
     return [
@@ -147,8 +148,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
 
 def _namespace_labels(usage: NamespaceUsage, policy: Policy) -> Labels:
     model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
-    name = model_name(model, policy.replace_blanks_in_model_name)
-    return _labels(("namespace", usage.namespace), ("modelName", name))
+    return _labels(("namespace", usage.namespace), ("modelName", _model_name(model, policy)))
 
 
 def _samples(rows: Iterable[tuple[Labels, T]], number_of: Callable[[T], Number]) -> list[Sample]:
@@ -164,43 +164,29 @@ def _health(state: NodeState, policy: Policy) -> list[Family]:
     since: list[Sample] = []
     last: list[Sample] = []
     for gpu in state.devices:
-        target = target_of(gpu)
+        names = names_of_device(gpu)
         for condition in gpu.conditions:
             name = ("condition", condition.name)
-            health.append(Sample(_health_labels(target, policy, name), 1))
+            health.append(Sample(_health_labels(names, policy, name), 1))
             detail = (("detail", condition.detail),) if condition.detail else ()
             if condition.since is not None:
-                since.append(Sample(_health_labels(target, policy, name, *detail), round(condition.since, 3)))
-        health += (Sample(_health_labels(target, policy, ("condition", name)), 0) for name in gpu.healthy)
-        last += (Sample(_last_holder_labels(target, policy, holder_names(holder)), 1) for holder in gpu.last_holders)
+                since.append(Sample(_health_labels(names, policy, name, *detail), round(condition.since, 3)))
+        health += (Sample(_health_labels(names, policy, ("condition", name)), 0) for name in gpu.healthy)
+        last += (Sample(_last_holder_labels(names, policy, holder), 1) for holder in gpu.last_holders)
     return [f.DEVICE_HEALTH.of(health), f.CONDITION_SINCE.of(since), f.LAST_HOLDER.of(last)]
 
 
 @lru_cache(maxsize=1024)
-def _health_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("pci_bus_id", target.pci_bus_id),
-            ("device", target.device),
-            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
-            *policy.host,
-            *more,
-        ]
-    )
+def _health_labels(names: DeviceNames, policy: Policy, *more: tuple[str, str]) -> Labels:
+    return Labels([*names.gpu_labels, ("modelName", _model_name(names.model, policy)), *policy.host, *more])
 
 
-def _last_holder_labels(target: Target, policy: Policy, holder: Iterable[tuple[str, str]]) -> Labels:
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("device", target.device),
-            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
-            *holder,
-        ]
-    )
+def _last_holder_labels(names: DeviceNames, policy: Policy, holder: Workload) -> Labels:
+    return Labels([*names.short_labels, ("modelName", _model_name(names.model, policy)), *holder_names(holder)])
+
+
+def _model_name(model: str, policy: Policy) -> str:
+    return model_name(model, policy.replace_blanks_in_model_name)
 
 
 # Devices and holders
@@ -209,32 +195,28 @@ def _last_holder_labels(target: Target, policy: Policy, holder: Iterable[tuple[s
 def _devices(state: NodeState, policy: Policy) -> list[Family]:
     counts = (("expected", state.gpus_expected), ("visible", state.gpus_visible), ("lost", state.gpus_lost))
     slots = visible_slots(state)
-    gpus = [(target, gpu) for target, gpu, slot in slots if slot is gpu]
-    xids = [(_device_labels(target, policy, ("xid", str(x.xid))), x) for target, _, slot in slots for x in slot.xids]
+    gpus = [(names, gpu) for names, gpu, slot in slots if slot is gpu]
+    xids = [(_device_labels(names, policy, ("xid", str(x.xid))), x) for names, _, slot in slots for x in slot.xids]
     holders = [
-        (_allocation_labels(target, tuple(holder_names(holder)), holder.source), holder)
-        for target, _, slot in slots
+        (_allocation_labels(names, tuple(holder_names(holder)), holder.source), holder)
+        for names, _, slot in slots
         for holder in assigned_holders(slot)
     ]
     return [
         f.DEVICE_COUNT.of([Sample(_labels(("state", s), *policy.host), n) for s, n in counts if n is not None]),
         f.THROTTLED.of(
             [
-                Sample(_device_labels(target, policy, ("reason", reason)), ns / _NS)
-                for target, gpu in gpus
+                Sample(_device_labels(names, policy, ("reason", reason)), ns / _NS)
+                for names, gpu in gpus
                 for reason, ns in gpu.throttled_ns.items()
             ]
         ),
-        f.DEVICE_XIDS.of([Sample(_device_labels(target, policy), _count_xids(gpu)) for target, gpu in gpus]),
+        f.DEVICE_XIDS.of([Sample(_device_labels(names, policy), _count_xids(gpu)) for names, gpu in gpus]),
         f.XIDS.of([Sample(labels, xid.total) for labels, xid in xids]),
         f.XID_LAST_SEEN.of([Sample(labels, xid.last_seen) for labels, xid in xids]),
         f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in holders]),
-        f.ALLOCATION_SHARE.of(_samples(holders, _share)),
+        f.ALLOCATION_SHARE.of(_samples(holders, lambda holder: holder.share_ratio)),
     ]
-
-
-def _share(holder: Holder) -> float | None:
-    return holder.share_ratio
 
 
 def _count_xids(gpu: DeviceState) -> int:
@@ -243,30 +225,11 @@ def _count_xids(gpu: DeviceState) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _device_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
+def _device_labels(names: DeviceNames, policy: Policy, *more: tuple[str, str]) -> Labels:
     """Without model name and label-type fields: a driver upgrade must not start a new counter."""
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("pci_bus_id", target.pci_bus_id),
-            ("device", target.device),
-            *target.instance_labels,
-            *policy.host,
-            *more,
-        ]
-    )
+    return Labels([*names.gpu_labels, *names.instance_labels, *policy.host, *more])
 
 
 @lru_cache(maxsize=4096)
-def _allocation_labels(target: Target, holder: Pairs, source: str) -> Labels:
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("device", target.device),
-            *target.instance_id,
-            *holder,
-            ("source", source),
-        ]
-    )
+def _allocation_labels(names: DeviceNames, holder: Pairs, source: str) -> Labels:
+    return Labels([*names.short_labels, *names.instance_id, *holder, ("source", source)])

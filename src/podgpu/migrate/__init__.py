@@ -1,2 +1,1 @@
-"""This room owns rewriting dashboards, rules and PromQL from one dcgm-exporter's names to the other's, units included.
-Pure."""
+"""Rewrites dashboards, rules and queries between dcgm-exporter 4.8's and 4.9's names and units."""

@@ -1,5 +1,4 @@
-"""This module rewrites a Grafana dashboard in place: only the strings that change are touched, every other letter
-stays. Pure."""
+"""Rewrites a Grafana dashboard. Only the strings that change are touched; the layout stays."""
 
 from __future__ import annotations
 
@@ -8,25 +7,29 @@ import re
 from dataclasses import dataclass
 
 from podgpu.errors import UsageError
-from podgpu.migrate.direction import Direction
-from podgpu.migrate.result import Change, Migrated, Rewritten, gather
-from podgpu.migrate.rewrite import PromqlError, rewrite_expression, rewrite_query
+from podgpu.migrate.promql import PromqlError
+from podgpu.migrate.rewrite import (
+    Direction,
+    FileChange,
+    MigratedFile,
+    RewriteResult,
+    apply_changes,
+    rewrite_expression,
+    rewrite_query,
+)
 
-_DEEPEST = 200
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"')
-_SPACE = re.compile(r"[ \t\r\n]*+")
-_PLAIN = re.compile(r"[^,\]}\s]++")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],]')
 _PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
 _OF_VARIABLES = frozenset({"repeat", "scopedVars"})
-"""What stands under these names the dashboard's variables, one of which may be called as a label is."""
+"""Keys whose values name dashboard variables, which may have the name of a label."""
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
 _PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """One string of the file, a key or a value, with the way to it."""
+class _JsonString:
+    """A string of the file, key or value, with its path."""
 
     path: tuple[str | int, ...]
     value: str
@@ -36,7 +39,7 @@ class _Text:
 
     @property
     def key(self) -> str:
-        """The nearest name on the way, numbers left out."""
+        """The last key of the path."""
         return next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
 
     @property
@@ -45,183 +48,134 @@ class _Text:
         return "".join(parts).lstrip(".")
 
 
-def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
-    """Raises UsageError for what is no JSON."""
+def migrate_dashboard(text: str, origin: str, direction: Direction) -> MigratedFile:
+    """Raises UsageError if the text is not a JSON object."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_place(error)}") from None
+        raise UsageError(
+            f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_error_position(error)}"
+        ) from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
-    texts = _texts(text, origin)
-    rewritten = {string: made for string in texts if (made := _rewritten(string, direction)) is not None}
-    settled = {_owner(string) for string, made in rewritten.items() if made.asks_both}
-    """Panels and variables that read either name: what stands beside their queries goes with those."""
-    theirs = {_owner(string) for string, made in rewritten.items() if made.is_theirs} - settled
-    """Those whose labels are the exporter's: legends, columns and patterns there name these."""
+    texts = _find_strings(text)
+    rewritten = {string: result for string in texts if (result := _rewrite_value(string, direction)) is not None}
+    reading_both = {_owner_of(string) for string, result in rewritten.items() if result.reads_both}
+    # Panels and variables that already read both names keep their legends, too.
+    of_exporter = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter} - reading_both
+    # In the others, legends, columns and patterns refer to the exporter's labels.
     for string in texts:
-        if _owner(string) in theirs and string not in rewritten:
-            rewritten[string] = _beside_query(string, direction)
-    for string in [string for string in rewritten if _owner(string) in settled]:
-        rewritten[string] = _beside_either(string, rewritten[string])
-    changes = (_change(string, made, text) for string, made in rewritten.items())
-    return gather(text, [change for change in changes if change is not None])
+        if _owner_of(string) in of_exporter and string not in rewritten:
+            rewritten[string] = _rewrite_beside_query(string, direction)
+    for string in [string for string in rewritten if _owner_of(string) in reading_both]:
+        rewritten[string] = _keep_beside_both(string, rewritten[string])
+    changes = (_make_change(string, result, text) for string, result in rewritten.items())
+    return apply_changes(text, [change for change in changes if change is not None])
 
 
-def _owner(string: _Text) -> tuple[str | int, ...]:
-    """The panel or the variable that a string belongs to."""
+def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
+    """Path of the panel or variable that contains the string."""
     for length in range(len(string.path), 0, -1):
         if isinstance(string.path[length - 1], int) and length > 1 and string.path[length - 2] in ("panels", "list"):
             return string.path[:length]
     return string.path
 
 
-def _place(error: Exception) -> str:
+def _error_position(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f", at {error.lineno}:{error.colno}"
     return ""
 
 
-def _change(string: _Text, rewritten: Rewritten, text: str) -> Change | None:
+def _make_change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange | None:
     if rewritten.text == string.value and not rewritten.left and not rewritten.notes:
         return None
     new = text[string.start : string.end]
     if rewritten.text != string.value:
         new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
-    return Change(string.start, string.end, new, string.shown, rewritten)
+    return FileChange(string.start, string.end, new, string.shown, rewritten)
 
 
-def _rewritten(string: _Text, direction: Direction) -> Rewritten | None:
-    """By itself: queries, and names of metrics where there should be none."""
+def _rewrite_value(string: _JsonString, direction: Direction) -> RewriteResult | None:
+    """Rewrites queries, and reports metric names elsewhere."""
     if _is_query(string):
-        return _as_promql(string, direction) if string.key == "expr" else _as_variable(string, direction)
+        return _rewrite_query(string, direction)
     names = direction.mentions(string.value)
     if not names:
         return None
     if string.key in _PROSE or string.path[:1] == ("templating",):
-        return Rewritten(string.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",))
-    return Rewritten(string.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
+        return RewriteResult(string.value, notes=(f"{', '.join(names)}: mentioned in a text, which stays unchanged",))
+    return RewriteResult(string.value, (f"{', '.join(names)}: mentioned outside of a query: check it by hand",))
 
 
-def _is_query(string: _Text) -> bool:
+def _is_query(string: _JsonString) -> bool:
     of_variable = string.path[:1] == ("templating",) and string.key in ("query", "definition")
     return not string.is_key and (string.key == "expr" or of_variable)
 
 
-def _beside_query(string: _Text, direction: Direction) -> Rewritten:
-    """In the panel or variable of a query: legends, columns by their labels' names, patterns of printed series."""
+def _rewrite_beside_query(string: _JsonString, direction: Direction) -> RewriteResult:
+    """Rewrites legends, columns named by labels, and patterns in the panel or variable of a query."""
     if not _OF_VARIABLES.isdisjoint(string.path):
-        return Rewritten(string.value)
+        return RewriteResult(string.value)
     if string.key == "regex" and not string.is_key:
-        return _as_pattern(string.value, direction)
+        return _rewrite_pattern(string.value, direction)
     if string.key in _LEGENDS or "${__" in string.value:
-        return _as_template(string.value, direction)
+        return _rewrite_legend(string.value, direction)
     if string.is_key or string.key not in _PROSE:
-        return Rewritten(direction.label(string.value) or string.value)
-    return Rewritten(string.value)
+        return RewriteResult(direction.label(string.value) or string.value)
+    return RewriteResult(string.value)
 
 
-def _beside_either(string: _Text, made: Rewritten) -> Rewritten:
-    """In a panel or variable that reads either name: legends and columns are shared, so another query stays as well."""
+def _keep_beside_both(string: _JsonString, result: RewriteResult) -> RewriteResult:
+    """Keeps other queries of a panel that reads both names, because they share its legends and columns."""
     if not _is_query(string):
-        return Rewritten(string.value)
-    said = "stands beside a query that reads either name: rewrite it by hand"
-    return Rewritten(string.value, made.left or ((said,) if made.text != string.value else ()))
+        return RewriteResult(string.value)
+    problem = "is beside a query that reads both names: rewrite it by hand"
+    return RewriteResult(string.value, result.left or ((problem,) if result.text != string.value else ()))
 
 
-def _as_promql(string: _Text, direction: Direction) -> Rewritten | None:
+def _rewrite_query(string: _JsonString, direction: Direction) -> RewriteResult | None:
+    rewrite = rewrite_expression if string.key == "expr" else rewrite_query
     try:
-        return rewrite_expression(string.value, direction)
-    except PromqlError as error:
-        return _unread(string, direction, error)
+        return rewrite(string.value, direction)
+    except PromqlError as error:  # the value of a variable may also be a list or a data source
+        names = direction.mentions(string.value)
+        problem = f"{', '.join(names)}: cannot be parsed as PromQL: {error}"
+        return RewriteResult(string.value, (problem,)) if names else None
 
 
-def _as_variable(string: _Text, direction: Direction) -> Rewritten | None:
-    """What is no query (a list of values, a data source) is no PromQL either."""
-    try:
-        return rewrite_query(string.value, direction)
-    except PromqlError as error:
-        return _unread(string, direction, error)
-
-
-def _unread(string: _Text, direction: Direction, error: PromqlError) -> Rewritten | None:
-    names = direction.mentions(string.value)
-    return Rewritten(string.value, (f"{', '.join(names)}: not PromQL that can be read: {error}",)) if names else None
-
-
-def _as_template(value: str, direction: Direction) -> Rewritten:
+def _rewrite_legend(value: str, direction: Direction) -> RewriteResult:
     def renamed(match: re.Match[str]) -> str:
         label = match[1] or match[2]
         return match[0].replace(label, direction.label(label) or label)
 
-    return Rewritten(_TEMPLATE.sub(renamed, value))
+    return RewriteResult(_TEMPLATE.sub(renamed, value))
 
 
-def _as_pattern(value: str, direction: Direction) -> Rewritten:
-    """A variable's regex works on series as they are printed: `Hostname="…"`."""
-    return Rewritten(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
+def _rewrite_pattern(value: str, direction: Direction) -> RewriteResult:
+    """A variable's regex applies to printed series: `Hostname="…"`."""
+    return RewriteResult(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
 
 
-# Where the strings stand
-
-
-def _texts(text: str, origin: str) -> list[_Text]:
-    """Every string of JSON that was read before: it is well formed."""
-    walk = _Walk(text, origin)
-    walk.value(0, 0)
-    return walk.found
-
-
-class _Walk:
-    """Goes through JSON from left to right; each method is given where a part begins and says where it ended."""
-
-    def __init__(self, text: str, origin: str) -> None:
-        self._text = text
-        self._origin = origin
-        self._path: list[str | int] = []
-        self.found: list[_Text] = []
-
-    def value(self, at: int, depth: int) -> int:
-        if depth > _DEEPEST:
-            raise UsageError(f"{self._origin}: nested too deep for a dashboard")
-        at = self._skip(at)
-        if self._text[at] == '"':
-            return self._string(at, is_key=False)[1]
-        if self._text[at] == "{":
-            return self._members(self._skip(at + 1), depth)
-        if self._text[at] == "[":
-            return self._items(self._skip(at + 1), depth)
-        match = _PLAIN.match(self._text, at)
-        assert match is not None
-        return match.end()
-
-    def _members(self, at: int, depth: int) -> int:
-        while self._text[at] != "}":
-            key, at = self._string(self._skip(at), is_key=True)
-            at = self._member(key, self._skip(at) + 1, depth)
-        return at + 1
-
-    def _items(self, at: int, depth: int) -> int:
-        number = 0
-        while self._text[at] != "]":
-            at = self._member(number, at, depth)
-            number += 1
-        return at + 1
-
-    def _member(self, name: str | int, at: int, depth: int) -> int:
-        """Its value, and the comma behind it."""
-        self._path.append(name)
-        at = self._skip(self.value(at, depth + 1))
-        self._path.pop()
-        return self._skip(at + 1) if self._text[at] == "," else at
-
-    def _string(self, at: int, *, is_key: bool) -> tuple[str, int]:
-        match = _STRING.match(self._text, at)
-        assert match is not None
-        value = json.loads(match[0], strict=False)
-        self.found.append(_Text(tuple(self._path), value, at, match.end(), is_key))
-        return value, match.end()
-
-    def _skip(self, at: int) -> int:
-        match = _SPACE.match(self._text, at)
-        return match.end() if match else at
+def _find_strings(text: str) -> list[_JsonString]:
+    """Finds all strings of valid JSON with their positions."""
+    strings: list[_JsonString] = []
+    path: list[str | int | None] = []
+    """Key or index in each open container; None where a key is expected."""
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "{[":
+            path.append(None if token == "{" else 0)
+        elif token in "}]":
+            path.pop()
+        elif token == ",":
+            last = path[-1]
+            path[-1] = last + 1 if isinstance(last, int) else None
+        elif token.startswith('"'):
+            value = json.loads(token, strict=False)
+            is_key = bool(path) and path[-1] is None
+            place = tuple(part for part in path if part is not None)
+            strings.append(_JsonString(place, value, match.start(), match.end(), is_key))
+            if is_key:
+                path[-1] = value
+    return strings

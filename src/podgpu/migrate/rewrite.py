@@ -1,47 +1,51 @@
-"""This module rewrites one PromQL expression: names, labels, and the unit of every figure, so that its result stays the
-same. Pure.
+"""Rewrites one PromQL expression between dcgm-exporter 4.8's and 4.9's names, so that its result stays the same.
 
-A figure whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range of it cannot be multiplied;
-then what the function makes of it is. An expression of which a part cannot be rewritten stays as it is, as a whole.
+A metric whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range cannot be multiplied, so the
+result of its function is. If a part cannot be rewritten, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
+from typing import Literal as OneOf
 
-from podgpu.migrate.direction import Direction, conversion
-from podgpu.migrate.questions import (
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.names import HOST_LABELS, renames
+from podgpu.migrate.promql import (
     LABEL_ARGUMENTS,
     LABEL_VALUES,
     NAME,
-    asked_for,
-    asked_label,
-    every_node,
-    is_named_by_variable,
-    makes_label,
-    name_in,
-    name_of,
-    selectors,
-    value_of,
-)
-from podgpu.migrate.result import Edit, Rewritten
-from podgpu.migrate.syntax import (
     Aggregation,
     Binary,
-    Call,
+    FunctionCall,
     Literal,
+    Modified,
     Node,
     Paren,
-    Selector,
-    Subquery,
-    Unary,
+    PromqlError,
+    VectorSelector,
     Word,
+    find_labels,
+    find_selectors,
+    is_named_by_variable,
+    name_of,
+    name_word,
     parse_promql,
+    requested_label,
+    unquote,
+    walk,
 )
-from podgpu.migrate.tokens import PromqlError, unquoted
 
+Generation = OneOf["4.9", "4.8"]
+Edit = tuple[int, int, str]
+"""Start, end, and the new text."""
+_EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
+"""Metrics with the exporter's labels: its own, and results of podgpu's rules."""
+_WORDS = re.compile(r"[A-Za-z_:][\w:]*")
 _LINEAR = frozenset(
     {
         *("rate", "irate", "increase", "delta", "idelta", "deriv", "predict_linear", "holt_winters"),
@@ -49,311 +53,424 @@ _LINEAR = frozenset(
         *("quantile_over_time", "stddev_over_time", "last_over_time", "first_over_time", "mad_over_time"),
     }
 )
-"""Functions of a range that give twice as much for figures twice as large."""
+"""Range functions whose result is proportional to the values."""
 _SQUARE = frozenset({"stdvar_over_time"})
-_BLIND = frozenset(
+_UNITLESS = frozenset(
     {
         *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
         *("ts_of_min_over_time", "ts_of_max_over_time", "ts_of_first_over_time", "ts_of_last_over_time"),
     }
 )
-"""Functions of a range that do not look at how large a figure is."""
-_BLIND_TO_ONE = frozenset({"absent", "timestamp", "count", "group"})
-"""The same of a vector; `absent` and `timestamp` mean something else of anything but a plain selector."""
+"""Range functions whose result does not depend on the unit."""
+_UNITLESS_INSTANT = frozenset({"absent", "timestamp", "count", "group"})
+"""The same for instant vectors. `absent` and `timestamp` need a plain selector as argument."""
 
 
-@dataclass
-class _Work:
+@dataclass(frozen=True, slots=True)
+class RenamedMetric:
+    name: str
+    factor: Fraction
+    """Old value = new value * factor."""
+    is_default: bool
+    """dcgm-exporter exports it without a custom counter file."""
+    is_inferred: bool
+    """The new name was not seen in a release yet."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    to: Generation
+
+    def metric(self, name: str) -> RenamedMetric | None:
+        return _renamed_metrics(self.to).get(name)
+
+    def label(self, name: str) -> str | None:
+        return _renamed_labels(self.to).get(name)
+
+    @property
+    def has_distinct_labels(self) -> bool:
+        """True if the old label names are hardly used by others: `Hostname`, unlike `hostname`."""
+        return self.to == "4.9"
+
+    @staticmethod
+    def has_labels(metric: str) -> bool:
+        """True if the metric has the exporter's labels."""
+        return _EXPORTER_METRICS.match(metric) is not None
+
+    def mentions(self, text: str) -> list[str]:
+        """Finds old names in any text. `Hostname` is too common to count."""
+        words = dict.fromkeys(_WORDS.findall(text))
+        return [w for w in words if self.metric(w) or (self.label(w) and w.startswith("DCGM_"))]
+
+
+@cache
+def _renamed_metrics(to: Generation) -> dict[str, RenamedMetric]:
+    default = {counter.name for counter in shipped_counters("default") or ()}
+    renamed: dict[str, RenamedMetric] = {}
+    for rename in renames():
+        if rename.old.type == "text" or rename.new_name == rename.old_name:
+            continue
+        factor = Fraction(str(rename.factor))
+        facts = rename.old_name in default, "infer" in rename.new.seen
+        if to == "4.9":
+            for name in rename.old_names:
+                renamed[name] = RenamedMetric(rename.new_name, 1 / factor, *facts)
+        else:
+            renamed[rename.new_name] = RenamedMetric(rename.old_name, factor, *facts)
+    return renamed
+
+
+@cache
+def _renamed_labels(to: Generation) -> dict[str, str]:
+    old, new = HOST_LABELS["4.8"][0], HOST_LABELS["4.9"][0]
+    pairs = {old: new} | {r.old_name: r.new_name for r in renames() if r.old.type == "text"}
+    return pairs if to == "4.9" else {b: a for a, b in pairs.items()}
+
+
+# Results
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteResult:
     text: str
-    direction: Direction
-    carriers: frozenset[str]
-    edits: list[Edit] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def carries(self, metric: str) -> bool:
-        return metric in self.carriers or self.direction.carries(metric)
-
-
-def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str] = frozenset()) -> Rewritten:
-    """`carriers`: recorded metrics that have the exporter's labels. Raises PromqlError for what cannot be read."""
-    try:
-        return _rewritten(text, direction, carriers)
-    except RecursionError:  # operators in a row are a tree as deep as they are many
-        raise PromqlError("nested too deep") from None
+    """Unchanged if a part could not be rewritten."""
+    left: tuple[str, ...] = ()
+    """Messages about parts that could not be rewritten."""
+    notes: tuple[str, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """Changes by position in the old text."""
+    reads_both: bool = False
+    """It already reads both names and stays unchanged."""
+    is_exporter: bool = False
+    """It reads the exporter's series, so labels beside it are the exporter's."""
 
 
-def _rewritten(text: str, direction: Direction, carriers: frozenset[str]) -> Rewritten:
-    tree = parse_promql(text)
-    both, alone = asked_for(tree, direction)
-    if both:
-        said = "under one name only, beside what is asked for under both: rewrite it by hand"
-        return Rewritten(text, tuple(f"{name}: {said}" for name in alone), asks_both=not alone)
-    work = _Work(text, direction, carriers)
-    is_theirs = any(work.carries(name_in(s)) for s in selectors(tree))
-    if is_theirs:
-        _rewrite(tree, work)
-    else:
-        _look_for_labels(tree, work)
-    if work.left:
-        return Rewritten(text, tuple(dict.fromkeys(work.left)), is_theirs=is_theirs)
-    edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
-    made = edited(text, edits)
-    try:
-        parse_promql(made)
-    except PromqlError as error:
-        return Rewritten(text, (f"{_shown(tree, work)}: would be no PromQL: {error}",), is_theirs=is_theirs)
-    return Rewritten(made, notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    start: int
+    end: int
+    text: str
+    place: str
+    """Position in the file, for messages."""
+    result: RewriteResult
 
 
-def rewrite_query(text: str, direction: Direction) -> Rewritten:
-    """A query of a Grafana variable: label_values(…), query_result(…), metrics(…), or plain PromQL."""
-    stripped = text.strip()
-    if stripped.startswith("label_names("):
-        return Rewritten(text)
-    if stripped.startswith("metrics("):
-        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: rewrite it by hand",))
-    return rewrite_expression(text, direction)
+@dataclass(frozen=True, slots=True)
+class MigratedFile:
+    text: str
+    changed: int = 0
+    """Number of rewritten parts."""
+    left: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def edited(text: str, edits: Sequence[Edit]) -> str:
-    """Of edits at one place, the later made comes behind: brackets open before what they hold."""
+def apply_changes(text: str, changes: Sequence[FileChange]) -> MigratedFile:
+    parts: list[str] = []
+    position = changed = 0
+    for change in sorted(changes, key=lambda c: c.start):
+        changed += text[change.start : change.end] != change.text
+        parts += (text[position : change.start], change.text)
+        position = change.end
+    return MigratedFile(
+        "".join((*parts, text[position:])),
+        changed,
+        tuple(f"{c.place}: {message}" for c in changes for message in c.result.left),
+        tuple(f"{c.place}: {message}" for c in changes for message in c.result.notes),
+    )
+
+
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
+    """Of insertions at one position, the later one is placed behind: parentheses open before their content."""
     for start, end, new in sorted(edits, key=lambda e: (e[0], e[1]), reverse=True):
         text = text[:start] + new + text[end:]
     return text
 
 
-# The tree, from the top
+# Entry points
 
 
-def _rewrite(node: Node, work: _Work) -> None:
-    match node:
-        case Selector():
-            _rewrite_selector(node, work, wrap=node)
-        case Call():
-            _rewrite_call(node, work)
-        case Aggregation():
-            for word in node.labels:
-                if work.direction.label(word.text) and not _has(node, word.text, work):
-                    work.left.append(
-                        f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is"
-                    )
-            _rewrite_labels(node.labels, work)
-            if NAME in (word.text for word in node.labels) and _renamed_inside(node, work):
-                work.left.append(f"{_shown(node, work)}: groups by {NAME}, which is another")
-            for argument in node.arguments:
-                _rewrite_operand(argument, work, blind=node.function in _BLIND_TO_ONE)
-        case Binary():
-            _rewrite_binary(node, work)
-        case Paren():
-            if not _undone(node.of, work, node):
-                _rewrite(node.of, work)
-        case Subquery() | Unary():
-            _rewrite(node.of, work)
+def rewrite_expression(text: str, direction: Direction, recorded: frozenset[str] = frozenset()) -> RewriteResult:
+    """`recorded`: recorded metrics that have the exporter's labels. Raises PromqlError."""
+    try:
+        return _Rewriter(text, direction, recorded).rewrite()
+    except RecursionError:  # many operators in a row make a deep tree
+        raise PromqlError("nested too deep") from None
 
 
-def _rewrite_operand(node: Node, work: _Work, *, blind: bool) -> None:
-    """One whose size nobody looks at needs no conversion."""
-    inner = node
-    while isinstance(inner, Paren):
-        inner = inner.of
-    if blind and isinstance(inner, Selector):
-        _rewrite_selector(inner, work, wrap=None)
-    else:
-        _rewrite(node, work)
+def rewrite_query(text: str, direction: Direction) -> RewriteResult:
+    """A query of a Grafana variable: label_values(…), query_result(…), metrics(…), or PromQL."""
+    stripped = text.strip()
+    if stripped.startswith("label_names("):
+        return RewriteResult(text)
+    if stripped.startswith("metrics("):
+        return RewriteResult(text, (f"{stripped}: selects metrics by a pattern: rewrite it by hand",))
+    return rewrite_expression(text, direction)
 
 
-def _rewrite_binary(node: Binary, work: _Work) -> None:
-    if _undone(node, work, node):
-        return
-    for word in node.labels:
-        if work.direction.label(word.text) and not all(_has(side, word.text, work) for side in (node.left, node.right)):
-            work.left.append(f"{_shown(node, work)}: joins by {word.text} with what is not the exporter's")
-    _rewrite_labels(node.labels, work)
-    _rewrite(node.left, work)
-    _rewrite_operand(node.right, work, blind=node.operator in ("and", "unless"))
+@dataclass
+class _Rewriter:
+    text: str
+    direction: Direction
+    recorded: frozenset[str]
+    edits: list[Edit] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
+    def rewrite(self) -> RewriteResult:
+        tree = parse_promql(self.text)
+        reads_both, single = self._compare_names(tree)
+        if reads_both:
+            problem = "has one name only, beside parts that read both: rewrite it by hand"
+            return RewriteResult(self.text, tuple(f"{name}: {problem}" for name in single), reads_both=not single)
+        is_exporter = any(self._has_labels(name_of(s)) for s in find_selectors(tree))
+        if is_exporter:
+            self._rewrite(tree)
+        else:
+            self._check_labels(tree)
+        if self.left:
+            return RewriteResult(self.text, tuple(dict.fromkeys(self.left)), is_exporter=is_exporter)
+        edits = tuple(edit for edit in self.edits if edit[0] != edit[1] or edit[2])
+        rewritten = apply_edits(self.text, edits)
+        try:
+            parse_promql(rewritten)
+        except PromqlError as error:
+            problem = f"{self._show(tree)}: the result would not be PromQL: {error}"
+            return RewriteResult(self.text, (problem,), is_exporter=is_exporter)
+        notes = tuple(dict.fromkeys(self.notes))
+        return RewriteResult(rewritten, notes=notes, edits=edits, is_exporter=is_exporter)
 
-def _has(node: Node, label: str, work: _Work) -> bool:
-    """It is the exporter's label: of its metrics, or put on to be joined with them; or there are no series at all."""
-    found = list(selectors(node))
-    if not found or any(work.carries(name_in(s)) for s in found):
-        return True
-    return any(
-        isinstance(call, Call) and call.function in LABEL_ARGUMENTS and makes_label(call, label)
-        for call in every_node(node)
-    )
+    def _compare_names(self, tree: Node) -> tuple[bool, list[str]]:
+        """Returns True if both names of something are read, and the names that are read alone."""
+        metrics = dict.fromkeys(map(name_of, find_selectors(tree)))
+        labels = dict.fromkeys(find_labels(tree))
+        has_new = {name: new.name in metrics for name in metrics if (new := self.direction.metric(name)) is not None}
+        has_new |= {label: name in labels for label in labels if (name := self.direction.label(label)) is not None}
+        return any(has_new.values()), [name for name, has in has_new.items() if not has]
 
+    def _has_labels(self, metric: str) -> bool:
+        return metric in self.recorded or self.direction.has_labels(metric)
 
-def _rewrite_call(node: Call, work: _Work) -> None:
-    if node.function == LABEL_VALUES:
-        _rewrite_label_values(node, work)
-        return
-    if node.function in LABEL_ARGUMENTS:
-        _rewrite_label_arguments(node, work)
-    ranges = [a for a in node.arguments if isinstance(a, Selector) and a.is_range]
-    for argument in node.arguments:
-        if argument not in ranges:
-            _rewrite_operand(argument, work, blind=node.function in _BLIND_TO_ONE)
-    for selector in ranges:
-        _rewrite_range(node, selector, work)
+    def _fail(self, node: Node, problem: str) -> None:
+        self.left.append(f"{self._show(node)}: {problem}")
 
+    def _show(self, node: Node) -> str:
+        text = " ".join(self.text[node.start : node.end].split())
+        return text if len(text) <= 100 else f"{text[:99]}…"
 
-def _rewrite_range(call: Call, selector: Selector, work: _Work) -> None:
-    worth = _worth(selector, work)
-    name = call.function
-    if worth == 1 or name in _BLIND:
-        _rewrite_selector(selector, work, wrap=None)
-    elif name in _LINEAR:
-        _rewrite_selector(selector, work, wrap=call)
-    elif name in _SQUARE:
-        _rewrite_selector(selector, work, wrap=call, power=2)
-    else:
-        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it is not known")
+    # The tree
 
+    def _rewrite(self, node: Node) -> None:
+        match node:
+            case VectorSelector():
+                self._rewrite_selector(node, wrap=node)
+            case FunctionCall():
+                self._rewrite_call(node)
+            case Aggregation():
+                self._rewrite_aggregation(node)
+            case Binary():
+                self._rewrite_binary(node)
+            case Paren():
+                if not self._remove_conversion(node.of, node):
+                    self._rewrite(node.of)
+            case Modified():
+                self._rewrite(node.of)
 
-def _rewrite_label_values(node: Call, work: _Work) -> None:
-    for series in node.arguments[:-1]:
-        _rewrite_operand(series, work, blind=True)
-    _rewrite_labels(asked_label(node), work)
+    def _rewrite_aggregation(self, node: Aggregation) -> None:
+        for word in node.labels:
+            if self.direction.label(word.text) and not self._has_exporter_label(node, word.text):
+                self._fail(node, f"has the label {word.text}, which may belong to another exporter")
+        self._rewrite_labels(node.labels)
+        if NAME in (word.text for word in node.labels) and self._has_renamed(node):
+            self._fail(node, f"groups by {NAME}, which changes")
+        for argument in node.arguments:
+            self._rewrite_operand(argument, unitless=node.function in _UNITLESS_INSTANT)
 
+    def _rewrite_operand(self, node: Node, *, unitless: bool) -> None:
+        """An operand whose values do not matter needs no conversion."""
+        inner = node
+        while isinstance(inner, Paren):
+            inner = inner.of
+        if unitless and isinstance(inner, VectorSelector):
+            self._rewrite_selector(inner, wrap=None)
+        else:
+            self._rewrite(node)
 
-def _rewrite_label_arguments(node: Call, work: _Work) -> None:
-    one, others = LABEL_ARGUMENTS[node.function]
-    last = others + 1 if node.function == "label_replace" else len(node.arguments)
-    for number, argument in enumerate(node.arguments):
-        if isinstance(argument, Literal) and argument.kind == "string" and (number == one or others <= number < last):
-            if unquoted(argument.text) == NAME and _renamed_inside(node, work):
-                work.left.append(f"{_shown(node, work)}: works on {NAME}, which is another")
-            _rewrite_labels((Word(unquoted(argument.text), argument.start + 1, argument.end - 1),), work)
-
-
-def _rewrite_labels(words: Sequence[Word], work: _Work) -> None:
-    for word in words:
-        new = work.direction.label(word.text.strip("\"'`"))
-        if new is not None:
-            quote = 1 if word.text[:1] in "\"'`" else 0
-            work.edits.append((word.start + quote, word.end - quote, new))
-
-
-# One selector
-
-
-def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int = 1) -> None:
-    if is_named_by_variable(node):
-        work.left.append(_by_variable(node, work))
-        return
-    for matcher in node.matchers:
-        if matcher.label.text == NAME and matcher.operator != "=":
-            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
+    def _rewrite_binary(self, node: Binary) -> None:
+        if self._remove_conversion(node, node):
             return
-    name = name_of(node)
-    if node.is_range and wrap is node and name is not None and _worth(node, work) != 1:
-        work.left.append(f"{_shown(node, work)}: a range by itself cannot be converted to another unit")
-        return
-    if name is not None and (renamed := work.direction.metric(name.text)) is not None:
-        work.edits.append((name.start, name.end, renamed.name))
+        for word in node.labels:
+            sides = (node.left, node.right)
+            if self.direction.label(word.text) and not all(self._has_exporter_label(s, word.text) for s in sides):
+                self._fail(node, f"joins by {word.text} with metrics of another exporter")
+        self._rewrite_labels(node.labels)
+        self._rewrite(node.left)
+        self._rewrite_operand(node.right, unitless=node.operator in ("and", "unless"))
+
+    def _has_exporter_label(self, node: Node, label: str) -> bool:
+        """True if the label is the exporter's, was added to join with it, or there are no series at all."""
+        selectors = list(find_selectors(node))
+        if not selectors or any(self._has_labels(name_of(s)) for s in selectors):
+            return True
+        return any(isinstance(call, FunctionCall) and _sets_label(call, label) for call in walk(node))
+
+    def _rewrite_call(self, node: FunctionCall) -> None:
+        if node.function == LABEL_VALUES:
+            for series in node.arguments[:-1]:
+                self._rewrite_operand(series, unitless=True)
+            self._rewrite_labels(requested_label(node))
+            return
+        if node.function in LABEL_ARGUMENTS:
+            self._rewrite_label_arguments(node)
+        for argument in node.arguments:
+            if not (isinstance(argument, VectorSelector) and argument.is_range):
+                self._rewrite_operand(argument, unitless=node.function in _UNITLESS_INSTANT)
+        for selector in _ranges(node):
+            if self._factor(selector) == 1 or node.function in _UNITLESS:
+                self._rewrite_selector(selector, wrap=None)
+            elif node.function in _LINEAR | _SQUARE:
+                self._rewrite_selector(selector, wrap=node, power=2 if node.function in _SQUARE else 1)
+            else:
+                self._fail(node, f"a range in another unit; the effect on {node.function}() is unknown")
+
+    def _rewrite_label_arguments(self, node: FunctionCall) -> None:
+        target, sources = LABEL_ARGUMENTS[node.function]
+        last = sources + 1 if node.function == "label_replace" else len(node.arguments)
+        for number, argument in enumerate(node.arguments):
+            is_label = number == target or sources <= number < last
+            if is_label and isinstance(argument, Literal) and argument.kind == "string":
+                if unquote(argument.text) == NAME and self._has_renamed(node):
+                    self._fail(node, f"uses {NAME}, which changes")
+                self._rewrite_labels((Word(unquote(argument.text), argument.start + 1, argument.end - 1),))
+
+    def _rewrite_labels(self, words: Sequence[Word]) -> None:
+        for word in words:
+            new = self.direction.label(word.text.strip("\"'`"))
+            if new is not None:
+                quote = 1 if word.text[:1] in "\"'`" else 0
+                self.edits.append((word.start + quote, word.end - quote, new))
+
+    def _rewrite_selector(self, node: VectorSelector, wrap: Node | None, power: int = 1) -> None:
+        """`wrap`: the node to which a conversion applies; None if none is needed."""
+        if is_named_by_variable(node):
+            self._fail(node, "the metric's name is a dashboard variable, in whole or in part")
+            return
+        if any(matcher.label.text == NAME and matcher.operator != "=" for matcher in node.matchers):
+            self._fail(node, "selects metrics by a pattern of names: rewrite it by hand")
+            return
+        name = name_word(node)
+        if node.is_range and wrap is node and name is not None and self._factor(node) != 1:
+            self._fail(node, "a range by itself cannot be converted to another unit")
+            return
+        if name is not None and (renamed := self.direction.metric(name.text)) is not None:
+            self._rename(name, renamed)
+            if wrap is not None and renamed.factor != 1:
+                self.edits.append((wrap.start, wrap.start, "("))
+                self.edits.append((wrap.end, wrap.end, f"{_format_factor(renamed.factor**power)})"))
+        if name is None or self._has_labels(name.text):
+            self._rewrite_labels([m.label for m in node.matchers])
+        elif self.direction.has_distinct_labels and any(self.direction.label(m.label.text) for m in node.matchers):
+            self._fail(node, "has a label that the exporter uses elsewhere; check where it comes from")
+
+    def _rename(self, name: Word, renamed: RenamedMetric) -> None:
+        self.edits.append((name.start, name.end, renamed.name))
         if not renamed.is_default:
-            work.notes.append(
-                f"{name.text} is none of dcgm-exporter's default counters: call it {renamed.name} in your counter"
-                " file too"
+            self.notes.append(
+                f"{name.text} is not a default counter of dcgm-exporter: rename it to {renamed.name} in your counter"
+                " file, too"
             )
         if renamed.is_inferred:
-            work.notes.append(f"{renamed.name}: nobody has seen this name yet, it is inferred from the others")
-        if wrap is not None and renamed.worth != 1:
-            work.edits.append((wrap.start, wrap.start, "("))
-            work.edits.append((wrap.end, wrap.end, f"{conversion(renamed.worth**power)})"))
-    if name is None or work.carries(name.text):
-        _rewrite_labels([m.label for m in node.matchers], work)
-    elif work.direction.is_telling and any(work.direction.label(m.label.text) for m in node.matchers):
-        work.left.append(f"{_shown(node, work)}: has a label that is the exporter's elsewhere; look whose it is")
+            self.notes.append(f"{renamed.name}: this name is inferred; no release with it was seen yet")
+
+    def _factor(self, node: VectorSelector) -> Fraction:
+        renamed = self.direction.metric(name_of(node))
+        return Fraction(1) if renamed is None else renamed.factor
+
+    def _has_renamed(self, node: Node) -> bool:
+        return any(self.direction.metric(name_of(s)) for s in find_selectors(node))
+
+    def _remove_conversion(self, node: Node, whole: Node) -> bool:
+        """Rewrites `X * 1000000` to `Y` if Y has that unit. This also reverts conversions added by this module."""
+        if not isinstance(node, Binary) or node.operator not in "*/" or node.labels:
+            return False
+        operand, number = node.left, node.right
+        if node.operator == "*" and isinstance(operand, Literal):
+            operand, number = number, operand
+        if not isinstance(number, Literal) or number.kind != "number":
+            return False
+        selector, value = _converted_selector(operand), _parse_number(number.text)
+        if selector is None or value is None or selector.is_variable:
+            return False
+        factor = self._factor(selector) ** (
+            2 if isinstance(operand, FunctionCall) and operand.function in _SQUARE else 1
+        )
+        if factor == 1 or factor * (value if node.operator == "*" else 1 / value) != 1:
+            return False
+        before, after = self.text[whole.start : operand.start], self.text[operand.end : whole.end]
+        if "#" in before + after:
+            return False
+        self.edits.append((whole.start, operand.start, _separator(before, self.text[whole.start - 1 : whole.start])))
+        if isinstance(operand, FunctionCall):
+            for argument in operand.arguments:
+                if argument is not selector:
+                    self._rewrite(argument)
+        self._rewrite_selector(selector, wrap=None)
+        self.edits.append((operand.end, whole.end, _separator(after, self.text[whole.end : whole.end + 1])))
+        return True
+
+    def _check_labels(self, tree: Node) -> None:
+        """Reports labels in expressions without the exporter's metrics: a rule may have copied them."""
+        for node in walk(tree):
+            words: Sequence[Word] = ()
+            if isinstance(node, Aggregation | Binary):
+                words = node.labels
+            elif isinstance(node, FunctionCall):
+                words = requested_label(node)
+            elif isinstance(node, VectorSelector):
+                words = [m.label for m in node.matchers]
+                if is_named_by_variable(node):
+                    self._fail(node, "the metric's name is a dashboard variable, in whole or in part")
+                if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
+                    self._fail(node, "selects metrics by a pattern of names: rewrite it by hand")
+            for word in words:
+                if self.direction.has_distinct_labels and self.direction.label(word.text):
+                    self._fail(node, f"has the label {word.text}, which may belong to another exporter")
 
 
-def _by_variable(node: Selector, work: _Work) -> str:
-    return f"{_shown(node, work)}: the metric's name is a variable of the dashboard's, in whole or in part"
+def _ranges(call: FunctionCall) -> list[VectorSelector]:
+    return [a for a in call.arguments if isinstance(a, VectorSelector) and a.is_range]
 
 
-def _worth(node: Selector, work: _Work) -> Fraction:
-    renamed = work.direction.metric(name_in(node))
-    return Fraction(1) if renamed is None else renamed.worth
+def _sets_label(call: FunctionCall, label: str) -> bool:
+    target = call.arguments[1] if call.function in LABEL_ARGUMENTS and len(call.arguments) > 1 else call
+    return isinstance(target, Literal) and target.kind == "string" and unquote(target.text) == label
 
 
-def _renamed_inside(node: Node, work: _Work) -> bool:
-    return any(work.direction.metric(name_in(s)) for s in selectors(node))
-
-
-# A conversion that is there already, the other way round
-
-
-def _undone(node: Node, work: _Work, whole: Node) -> bool:
-    """`X * 1000000`, where the new name is in that unit, becomes `Y`; so does what this module itself wrapped."""
-    if not isinstance(node, Binary) or node.operator not in "*/" or node.labels:
-        return False
-    figure, number = node.left, node.right
-    if node.operator == "*" and isinstance(figure, Literal):
-        figure, number = number, figure
-    if not isinstance(number, Literal) or number.kind != "number":
-        return False
-    selector = _converted(figure)
-    factor = value_of(number.text)
-    if selector is None or factor is None or selector.is_variable:
-        return False
-    power = 2 if isinstance(figure, Call) and figure.function in _SQUARE else 1
-    worth = _worth(selector, work) ** power
-    if worth == 1 or worth * (factor if node.operator == "*" else 1 / factor) != 1:
-        return False
-    before, after = work.text[whole.start : figure.start], work.text[figure.end : whole.end]
-    if "#" in before + after:
-        return False
-    work.edits.append((whole.start, figure.start, _apart(before, work.text[whole.start - 1 : whole.start])))
-    if isinstance(figure, Call):
-        for argument in figure.arguments:
-            if argument is not selector:
-                _rewrite(argument, work)
-    _rewrite_selector(selector, work, wrap=None)
-    work.edits.append((figure.end, whole.end, _apart(after, work.text[whole.end : whole.end + 1])))
-    return True
-
-
-def _apart(taken: str, neighbour: str) -> str:
-    """What stands instead of what is taken away: a blank where a word came right up to it, as in `and(X / 100)`."""
-    return " " if taken and (neighbour.isalnum() or neighbour in ("_", ":", "$")) else ""
-
-
-def _converted(figure: Node) -> Selector | None:
-    if isinstance(figure, Selector) and not figure.is_range:
-        return figure
-    if isinstance(figure, Call) and figure.function in _LINEAR | _SQUARE:
-        ranges = [a for a in figure.arguments if isinstance(a, Selector) and a.is_range]
+def _converted_selector(operand: Node) -> VectorSelector | None:
+    if isinstance(operand, VectorSelector) and not operand.is_range:
+        return operand
+    if isinstance(operand, FunctionCall) and operand.function in _LINEAR | _SQUARE:
+        ranges = _ranges(operand)
         return ranges[0] if len(ranges) == 1 else None
     return None
 
 
-# Expressions that read nothing of the exporter's by name
+def _parse_number(text: str) -> Fraction | None:
+    """Returns None for numbers that are no conversion factor: zero, infinite, hexadecimal or huge."""
+    try:
+        is_plausible = len(text) <= 40 and 1e-30 < abs(float(text)) < 1e30
+    except ValueError:
+        return None
+    return Fraction(text.replace("_", "")) if is_plausible else None
 
 
-def _look_for_labels(tree: Node, work: _Work) -> None:
-    """What another rule or program made of it may have the exporter's labels; that cannot be seen here."""
-    for node in every_node(tree):
-        words: Sequence[Word] = ()
-        if isinstance(node, Aggregation | Binary):
-            words = node.labels
-        elif isinstance(node, Call):
-            words = asked_label(node)
-        elif isinstance(node, Selector):
-            words = [m.label for m in node.matchers]
-            if is_named_by_variable(node):
-                work.left.append(_by_variable(node, work))
-            if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
-                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
-        for word in words:
-            if work.direction.is_telling and work.direction.label(word.text):
-                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is")
+def _format_factor(factor: Fraction) -> str:
+    """` * 100`, ` / 1048576`, or nothing."""
+    if factor == 1:
+        return ""
+    operator, number = ("*", factor) if factor > 1 else ("/", 1 / factor)
+    return f" {operator} {number.numerator if number.denominator == 1 else f'{float(number):.17g}'}"
 
 
-def _shown(node: Node, work: _Work) -> str:
-    text = " ".join(work.text[node.start : node.end].split())
-    return text if len(text) <= 100 else f"{text[:99]}…"
-
-
-__all__ = ["Edit", "PromqlError", "Rewritten", "edited", "rewrite_expression", "rewrite_query"]
+def _separator(removed: str, neighbour: str) -> str:
+    """A space if the removed text separated two words, as in `and(X / 100)`."""
+    return " " if removed and (neighbour.isalnum() or neighbour in ("_", ":", "$")) else ""

@@ -1,7 +1,6 @@
-"""This module rewrites Prometheus rules in place, plain or in a PrometheusRule: comments, order and layout stay. Pure.
+"""Rewrites Prometheus rules, plain or in a PrometheusRule. Comments, order and layout stay.
 
-Expressions are changed where they stand in the file, in whichever of YAML's styles. What comes out is read again: every
-value must be what it was meant to be.
+Expressions are edited in place, in any of YAML's styles. The result is parsed again to verify every value.
 """
 
 from __future__ import annotations
@@ -14,22 +13,26 @@ from dataclasses import dataclass
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.migrate.direction import Direction
-from podgpu.migrate.questions import name_in, selectors
-from podgpu.migrate.result import Change, Edit, Migrated, Rewritten, gather
-from podgpu.migrate.rewrite import PromqlError, edited, rewrite_expression
-from podgpu.migrate.syntax import parse_promql
-from podgpu.strict_yaml import ShallowLoader, TooDeep
+from podgpu.migrate.promql import PromqlError, find_selectors, name_of, parse_promql
+from podgpu.migrate.rewrite import (
+    Direction,
+    Edit,
+    FileChange,
+    MigratedFile,
+    RewriteResult,
+    apply_changes,
+    apply_edits,
+    rewrite_expression,
+)
 
-_MOST_NODES = 200_000
-_ROUNDS = 10
-"""Recording rules of recording rules of recording rules."""
+_MAX_CHAIN = 10
+"""Recording rules may use recording rules."""
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"(?:\$labels|\.Labels)\.(\w+)|index\s+\$labels\s+\"(\w+)\"")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""An anchor or a tag before a value."""
+"""Anchors and tags before a value."""
 _RULE_KINDS = ("alert", "record")
-_READ = ("expr", "record")
+_USES = ("expr", "record")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,51 +40,52 @@ class _Scalar:
     node: yaml.ScalarNode
     path: str
     use: str
-    """expr, template, record, or nothing."""
+    """expr, template, record, or empty."""
     rule: str = ""
-    """Which it is part of."""
+    """The rule that contains it."""
 
 
-def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
-    """Raises UsageError for what is no YAML, or has no rules."""
-    scalars = _scalars(text, origin)
+def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
+    """Raises UsageError if the text is not YAML or has no rules."""
+    scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
-        raise UsageError(f"{origin}: no rules in it: what has an expr beside alert or record was expected")
-    carriers = _carriers(scalars, direction)
-    rewritten = {scalar: made for scalar in scalars if (made := _rewritten(scalar, direction, carriers)) is not None}
-    theirs = {_rule(scalar) for scalar, made in rewritten.items() if made.is_theirs}
-    """Rules of the exporter's series: their templates name its labels. Not those that read either name already."""
-    moving = (
-        (scalar, made) for scalar, made in rewritten.items() if scalar.use != "template" or _rule(scalar) in theirs
+        raise UsageError(f"{origin}: has no rules: entries with expr and alert or record were expected")
+    recorded = _find_recorded(scalars, direction)
+    rewritten = {
+        scalar: result for scalar in scalars if (result := _rewrite_value(scalar, direction, recorded)) is not None
+    }
+    of_exporter = {_rule_of(scalar) for scalar, result in rewritten.items() if result.is_exporter}
+    # Templates of these rules use the exporter's labels.
+    relevant = (
+        (scalar, result)
+        for scalar, result in rewritten.items()
+        if scalar.use != "template" or _rule_of(scalar) in of_exporter
     )
-    changes = [c for scalar, made in moving if (c := _change(text, scalar, made)) is not None]
+    changes = [c for scalar, result in relevant if (c := _make_change(text, scalar, result)) is not None]
     for quoted in (False, True):
-        migrated = gather(text, [_quoted(c) for c in changes] if quoted else changes)
-        if _is_as_meant(migrated.text, origin, scalars, {c.end: c for c in changes}):
+        migrated = apply_changes(text, [_in_quotes(c) for c in changes] if quoted else changes)
+        if _has_intended_values(migrated.text, origin, scalars, {c.end: c for c in changes}):
             return migrated
-    raise UsageError(f"{origin}: cannot be written back in its own layout: please report it, with the file")
+    raise UsageError(f"{origin}: cannot be rewritten in its layout: please report it with the file")
 
 
-def _scalars(text: str, origin: str) -> list[_Scalar]:
+def _find_scalars(text: str, origin: str) -> list[_Scalar]:
     found: list[_Scalar] = []
     try:
-        for document in yaml.compose_all(text, Loader=ShallowLoader):
+        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if document is not None:
                 found += _walk(document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        what = "" if isinstance(error, TooDeep) else "not YAML: "
-        raise UsageError(f"{origin}{place}: {what}{' '.join(str(error.problem).split())}") from None
+        raise UsageError(f"{origin}{place}: not YAML: {' '.join(str(error.problem).split())}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise UsageError(f"{origin}: not YAML that podgpu can read ({type(error).__name__})") from None
-    if len(found) > _MOST_NODES:
-        raise UsageError(f"{origin}: more than {_MOST_NODES} values: is it a rules file?")
     return found
 
 
 def _walk(root: yaml.Node) -> Iterator[_Scalar]:
-    """Each scalar once, however often it is referred to."""
+    """Yields each scalar once, even if aliases refer to it."""
     seen: set[int] = set()
     waiting: list[tuple[yaml.Node, str, str, str]] = [(root, "", "", "")]
     while waiting:
@@ -105,20 +109,20 @@ def _members(node: yaml.MappingNode, path: str, use: str, rule: str) -> Iterator
         path = f"{kind} {names[kind].value}" if isinstance(names[kind], yaml.ScalarNode) else path
     for key, value in node.value:
         name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
-        its = (
-            {"annotations": "template", "labels": "template"}.get(name, name if name in _READ else "") if kind else use
+        member_use = (
+            {"annotations": "template", "labels": "template"}.get(name, name if name in _USES else "") if kind else use
         )
-        yield value, f"{path}.{name}".lstrip("."), its, rule
+        yield value, f"{path}.{name}".lstrip("."), member_use, rule
 
 
-def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str]:
-    """Recorded metrics that have the exporter's labels, for they are made of its figures."""
+def _find_recorded(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str]:
+    """Recorded metrics with the exporter's labels, because they are computed from its metrics."""
     found: frozenset[str] = frozenset()
     rules: dict[str, dict[str, str]] = {}
     for scalar in scalars:
         if scalar.use in ("expr", "record"):
             rules.setdefault(scalar.rule, {})[scalar.use] = str(scalar.node.value)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_CHAIN):
         before = found
         for rule in rules.values():
             if "record" in rule and _reads(rule.get("expr", ""), direction, found):
@@ -128,10 +132,11 @@ def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str
     return found
 
 
-def _reads(expression: str, direction: Direction, carriers: frozenset[str]) -> bool:
+def _reads(expression: str, direction: Direction, recorded: frozenset[str]) -> bool:
     try:
         return any(
-            name in carriers or direction.carries(name) for name in map(name_in, selectors(parse_promql(expression)))
+            name in recorded or direction.has_labels(name)
+            for name in map(name_of, find_selectors(parse_promql(expression)))
         )
     except PromqlError:
         return False
@@ -140,11 +145,11 @@ def _reads(expression: str, direction: Direction, carriers: frozenset[str]) -> b
 # One value
 
 
-def _rule(scalar: _Scalar) -> str:
+def _rule_of(scalar: _Scalar) -> str:
     return scalar.rule or scalar.path
 
 
-def _change(text: str, scalar: _Scalar, rewritten: Rewritten) -> Change | None:
+def _make_change(text: str, scalar: _Scalar, rewritten: RewriteResult) -> FileChange | None:
     value = str(scalar.node.value)
     if rewritten.text == value and not rewritten.left and not rewritten.notes:
         return None
@@ -152,60 +157,64 @@ def _change(text: str, scalar: _Scalar, rewritten: Rewritten) -> Change | None:
     if (prefix := _PROPERTIES.match(text, start, end)) is not None:
         start = prefix.end()
     place = f"line {scalar.node.start_mark.line + 1}, {scalar.path}"
-    new = text[start:end] if rewritten.text == value else _in_style(text[start:end], scalar.node, rewritten)
-    return Change(start, end, new, place, rewritten)
+    new = text[start:end] if rewritten.text == value else _write_in_style(text[start:end], scalar.node, rewritten)
+    return FileChange(start, end, new, place, rewritten)
 
 
-def _rewritten(scalar: _Scalar, direction: Direction, carriers: frozenset[str]) -> Rewritten | None:
+def _rewrite_value(scalar: _Scalar, direction: Direction, recorded: frozenset[str]) -> RewriteResult | None:
     value = str(scalar.node.value)
     if scalar.use == "expr":
         try:
-            return rewrite_expression(value, direction, carriers)
+            return rewrite_expression(value, direction, recorded)
         except PromqlError as error:
             names = direction.mentions(value)
-            said = f"{', '.join(names)}: not PromQL that can be read: {error}"
-            return Rewritten(value, (said,)) if names else None
+            problem = f"{', '.join(names)}: cannot be parsed as PromQL: {error}"
+            return RewriteResult(value, (problem,)) if names else None
     if scalar.use == "template":
-        return _as_template(value, direction)
+        return _rewrite_template(value, direction)
     names = direction.mentions(value)
-    said = f"{', '.join(names)}: named outside of a rule's expression: look at it yourself"
-    return Rewritten(value, (said,)) if names else None
+    problem = f"{', '.join(names)}: mentioned outside of an expression: check it by hand"
+    return RewriteResult(value, (problem,)) if names else None
 
 
-def _as_template(value: str, direction: Direction) -> Rewritten:
+def _rewrite_template(value: str, direction: Direction) -> RewriteResult:
     edits: list[Edit] = []
     left: list[str] = []
     for block in _BLOCKS.finditer(value):
         for match in _LABELS.finditer(value, block.start(), block.end()):
             which = 1 if match[1] else 2
             new = direction.label(match[which])
-            if new is not None and f".{new}" not in block[0]:  # who tries both already needs no change
+            if new is not None and f".{new}" not in block[0]:  # it already reads both
                 edits.append((match.start(which), match.end(which), new))
         if "query" in block[0] and (names := direction.mentions(block[0])):
-            left.append(f"{', '.join(names)}: asked for in a template: look at it yourself")
+            left.append(f"{', '.join(names)}: queried in a template: check it by hand")
     names = [] if left else [name for name in direction.mentions(_BLOCKS.sub("", value)) if direction.metric(name)]
-    notes = [f"{', '.join(names)}: named in a text, which stays as it is"] if names else []
-    return Rewritten(edited(value, edits), tuple(left), tuple(notes), tuple(edits))
+    notes = [f"{', '.join(names)}: mentioned in a text, which stays unchanged"] if names else []
+    return RewriteResult(apply_edits(value, edits), tuple(left), tuple(notes), tuple(edits))
 
 
 # Back into the file
 
 
-def _in_style(source: str, node: yaml.ScalarNode, rewritten: Rewritten) -> str:
+def _write_in_style(source: str, node: yaml.ScalarNode, rewritten: RewriteResult) -> str:
     if node.style == "'":
-        return "'" + rewritten.text.replace("'", "''") + "'" if "\n" not in rewritten.text else _double(rewritten.text)
+        return (
+            "'" + rewritten.text.replace("'", "''") + "'"
+            if "\n" not in rewritten.text
+            else _double_quoted(rewritten.text)
+        )
     if node.style == '"':
-        return _double(rewritten.text)
+        return _double_quoted(rewritten.text)
     header = source.index("\n") + 1 if node.style in ("|", ">") and "\n" in source else 0
-    return source[:header] + _aligned(source[header:], str(node.value), rewritten)
+    return source[:header] + _edit_in_place(source[header:], str(node.value), rewritten)
 
 
-def _aligned(source: str, value: str, rewritten: Rewritten) -> str:
-    """YAML changes blanks and line ends only: the n-th other letter of the value is the n-th of the source."""
+def _edit_in_place(source: str, value: str, rewritten: RewriteResult) -> str:
+    """YAML folds white space only, so the n-th other character of the value is the n-th of the source."""
     places = [at for at, letter in enumerate(source) if not letter.isspace()]
     letters = [at for at, letter in enumerate(value) if not letter.isspace()]
     if len(places) != len(letters):
-        return _double(rewritten.text)
+        return _double_quoted(rewritten.text)
     of_letter = dict(zip(letters, places, strict=True))
 
     def following(at: int) -> int:
@@ -223,27 +232,27 @@ def _aligned(source: str, value: str, rewritten: Rewritten) -> str:
             first = following(start) if start in of_letter else behind(start)
             last = behind(end) if end - 1 in of_letter else following(end)
             moved.append((first, max(first, last), new))
-    return edited(source, moved)
+    return apply_edits(source, moved)
 
 
-def _double(value: str) -> str:
+def _double_quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _quoted(change: Change) -> Change:
-    """What does not come out right in its own style does in quotes."""
-    if not change.rewritten.edits:
+def _in_quotes(change: FileChange) -> FileChange:
+    """Writes the value in double quotes, which works for every value."""
+    if not change.result.edits:
         return change
-    return Change(change.start, change.end, _double(change.rewritten.text), change.place, change.rewritten)
+    return FileChange(change.start, change.end, _double_quoted(change.result.text), change.place, change.result)
 
 
-def _is_as_meant(text: str, origin: str, before: Sequence[_Scalar], changes: dict[int, Change]) -> bool:
+def _has_intended_values(text: str, origin: str, before: Sequence[_Scalar], changes: dict[int, FileChange]) -> bool:
     try:
-        after = _scalars(text, origin)
+        after = _find_scalars(text, origin)
     except UsageError:
         return False
     meant = []
     for scalar in before:
         change = changes.get(scalar.node.end_mark.index)
-        meant.append(str(scalar.node.value) if change is None else change.rewritten.text)
+        meant.append(str(scalar.node.value) if change is None else change.result.text)
     return [str(scalar.node.value) for scalar in after] == meant

@@ -1,17 +1,28 @@
-"""This module knows what nvmlDeviceGet... answers on simulated devices: one table for GPUs, one for MIG devices.
+"""Answers of simulated devices: tables of NVML functions and field values, and GPM samples.
 
-A function that is in neither is not supported on that kind of device. Answers have the types pynvml gives.
+A function that is missing in the tables is not supported. Return types are those of pynvml.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
 import pynvml
 
-from podgpu.simulate.gpu import FULL_CELSIUS, IDLE_CELSIUS, PCIE_RX_BYTES, PCIE_TX_BYTES, MigInstance, SimulatedGpu
+from podgpu.simulate.gpu import (
+    FULL_CELSIUS,
+    IDLE_CELSIUS,
+    NVLINK_BYTES,
+    PCIE_RX_BYTES,
+    PCIE_TX_BYTES,
+    Meter,
+    SimulatedGpu,
+    SimulatedInstance,
+)
+from podgpu.simulate.machine import Machine, address_in, pointer_to
 from podgpu.simulate.models import AMPERE, MIB
 from podgpu.simulate.workload import SimulatedLoad
 
@@ -21,7 +32,7 @@ _MAX_CELSIUS = 87
 
 
 def refuse(code: int) -> NoReturn:
-    """Raises; an expression, so that tables of lambdas can use it."""
+    """Raises NVMLError. A function, so that lambdas can use it."""
     raise pynvml.NVMLError(code)
 
 
@@ -58,7 +69,7 @@ def _pci_info(gpu: SimulatedGpu) -> Any:
 def _memory(total: int, reserved: int, used: int, version: int | None) -> Any:
     free = total - reserved - used
     if version is None:
-        # The first version has no word for reserved memory and calls it used.
+        # The first version counts reserved memory as used.
         return _fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return _fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
@@ -68,7 +79,7 @@ def _gpu_memory(gpu: SimulatedGpu, version: int | None = None) -> Any:
     return _memory(gpu.model.memory, gpu.model.reserved, gpu.memory_used(), version)
 
 
-def _mig_memory(gpu: SimulatedGpu, instance: MigInstance, version: int | None = None) -> Any:
+def _mig_memory(gpu: SimulatedGpu, instance: SimulatedInstance, version: int | None = None) -> Any:
     total = instance.profile.memory_mib * MIB
     return _memory(total, instance.reserved, gpu.memory_used(instance.gi_id), version)
 
@@ -78,22 +89,9 @@ def _bar1(total: int, processes: int) -> Any:
     return _fill(pynvml.c_nvmlBAR1Memory_t(), bar1Total=total, bar1Used=used, bar1Free=total - used)
 
 
-def _mig_bar1(gpu: SimulatedGpu, instance: MigInstance) -> Any:
+def _mig_bar1(gpu: SimulatedGpu, instance: SimulatedInstance) -> Any:
     total = gpu.model.bar1 * instance.profile.memory_slices // gpu.model.memory_slices
     return _bar1(total, len(gpu.running(instance.gi_id)))
-
-
-def _mig_attributes(gpu: SimulatedGpu, instance: MigInstance) -> Any:
-    slices = instance.profile.compute_slices
-    return _fill(
-        pynvml.c_nvmlDeviceAttributes(),
-        multiprocessorCount=gpu.model.multiprocessors * slices // gpu.model.compute_slices,
-        sharedCopyEngineCount=slices,
-        sharedDecoderCount=slices // 2,
-        gpuInstanceSliceCount=slices,
-        computeInstanceSliceCount=slices,
-        memorySizeMB=instance.profile.memory_mib,
-    )
 
 
 def _utilisation(gpu: SimulatedGpu) -> Any:
@@ -104,7 +102,7 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
 
 
 def _engine(part_of: Callable[[SimulatedLoad], float]) -> Callable[[SimulatedGpu], Any]:
-    """Utilisation of an encoder or decoder engine; like the other rates it is not given while MIG is on."""
+    """Utilisation of an encoder or decoder. Not supported in MIG mode, as other rates."""
 
     def read(gpu: SimulatedGpu) -> Any:
         if gpu.mig_enabled:
@@ -142,7 +140,7 @@ def _threshold(gpu: SimulatedGpu, which: int) -> Any:
 
 
 def _error_counter(gpu: SimulatedGpu, error: int, counter: int, location: int) -> Any:
-    """Ampere and later tell DRAM (2) from SRAM (7) only; older parts name the caches (0 to 6)."""
+    """Since Ampere there are only DRAM (2) and SRAM (7); older GPUs have the caches (0 to 6)."""
     known = (2, 7) if gpu.model.architecture >= AMPERE else range(7)
     return 0 if gpu.model.ecc and location in known else _not_supported()
 
@@ -164,21 +162,11 @@ def _inforom(gpu: SimulatedGpu, which: int) -> Any:
     return versions[which] if which in versions else _not_supported()
 
 
-def _violation(gpu: SimulatedGpu, policy: int) -> Any:
-    power = policy == pynvml.NVML_PERF_POLICY_POWER
-    return _fill(
-        pynvml.c_nvmlViolationTime_t(),
-        referenceTime=gpu.wall_us,
-        violationTime=int(gpu.capped_seconds * 1e9) if power else 0,
-    )
-
-
 def _affinity(words: int, first: int) -> Any:
     return (pynvml.c_ulonglong * words)(*([first] if words else []))
 
 
 def list_processes(loads: Iterable[SimulatedLoad], kind: str) -> list[Any]:
-    """As pynvml lists them: plain objects, with the instance when MIG is on."""
     return [
         pynvml.nvmlFriendlyObject(
             {
@@ -194,7 +182,7 @@ def list_processes(loads: Iterable[SimulatedLoad], kind: str) -> list[Any]:
 
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
-    """Value type and samples. Only utilisation is simulated; other kinds have their own calls."""
+    """Only utilisation is simulated."""
     if gpu.mig_enabled or kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
         _not_supported()
     samples = []
@@ -206,7 +194,7 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """The old call and the new one tell the same, in structures of their own."""
+    """The old and the new call differ only in their structures."""
     if gpu.mig_enabled:
         _not_supported()
     entries = [
@@ -228,14 +216,13 @@ def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Cal
     return lambda gpu, *arguments: read(gpu, *arguments) if has(gpu) else _not_supported()
 
 
-_ECC: Callable[[SimulatedGpu], bool] = lambda gpu: gpu.model.ecc  # noqa: E731
+_HAS_ECC: Callable[[SimulatedGpu], bool] = lambda gpu: gpu.model.ecc  # noqa: E731
 _LIMIT: Callable[[SimulatedGpu], int] = lambda gpu: gpu.model.power[2] * 1000  # noqa: E731
 
 GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetName": lambda gpu: gpu.model.name,
     "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
     "nvmlDeviceGetPciInfo": _pci_info,
-    "nvmlDeviceGetPciInfo_v3": _pci_info,
     "nvmlDeviceGetMinorNumber": lambda gpu: gpu.minor,
     "nvmlDeviceGetSerial": lambda gpu: f"16500{gpu.seed % 10_000:04d}{gpu.number:04d}",
     "nvmlDeviceGetBrand": lambda gpu: gpu.model.brand,
@@ -246,7 +233,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetInforomVersion": _inforom,
     "nvmlDeviceGetInforomConfigurationChecksum": lambda gpu: 0,
     "nvmlDeviceValidateInforom": lambda gpu: None,
-    "nvmlDeviceGetNumGpuCores": lambda gpu: 128 * gpu.model.multiprocessors,
     "nvmlDeviceGetCpuAffinity": lambda gpu, words: _affinity(words, 0xFFFFFFFF),
     "nvmlDeviceGetMemoryAffinity": lambda gpu, words, scope: _affinity(words, 1),
     "nvmlDeviceGetMigMode": _where(lambda gpu: bool(gpu.model.profiles), lambda gpu: [int(gpu.mig_enabled)] * 2),
@@ -256,24 +242,17 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUtilizationRates": _utilisation,
     "nvmlDeviceGetEncoderUtilization": _engine(lambda load: load.encoder),
     "nvmlDeviceGetDecoderUtilization": _engine(lambda load: load.decoder),
-    "nvmlDeviceGetJpgUtilization": _engine(lambda load: 0.0),
-    "nvmlDeviceGetOfaUtilization": _engine(lambda load: 0.0),
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.milliwatts,
     "nvmlDeviceGetEnforcedPowerLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementDefaultLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [gpu.model.power[1] * 1000, _LIMIT(gpu)],
-    "nvmlDeviceGetPowerManagementMode": lambda gpu: 1,
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks, kind),
     "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(_max_clocks(gpu), kind),
     "nvmlDeviceGetApplicationsClock": _application_clock,
-    "nvmlDeviceGetDefaultApplicationsClock": _application_clock,
     "nvmlDeviceGetCurrentClocksEventReasons": _event_reasons,
     "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
-    "nvmlDeviceGetSupportedClocksEventReasons": lambda gpu: 511,
-    "nvmlDeviceGetSupportedClocksThrottleReasons": lambda gpu: 511,
-    "nvmlDeviceGetViolationStatus": _violation,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
     "nvmlDeviceGetTemperature": lambda gpu, sensor: (
         round(gpu.celsius) if sensor == 0 else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -283,37 +262,27 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         lambda gpu: gpu.model.margin_temperature, lambda gpu: _MAX_CELSIUS - round(gpu.celsius)
     ),
     "nvmlDeviceGetFanSpeed": _fan,
-    "nvmlDeviceGetNumFans": lambda gpu: int(gpu.model.fan),
-    "nvmlDeviceGetEccMode": _where(_ECC, lambda gpu: [1, 1]),
-    "nvmlDeviceGetTotalEccErrors": _where(_ECC, lambda gpu, error, counter: 0),
+    "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
     "nvmlDeviceGetMemoryErrorCounter": _error_counter,
     "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
     "nvmlDeviceGetRowRemapperHistogram": _histogram,
     "nvmlDeviceGetRetiredPages": _where(lambda gpu: gpu.model.page_retirement, lambda gpu, cause: []),
-    "nvmlDeviceGetRetiredPagesPendingStatus": _where(lambda gpu: gpu.model.page_retirement, lambda gpu: 0),
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1": _where(_ECC, lambda gpu: 0),
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1": _where(_HAS_ECC, lambda gpu: 0),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
     "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: 16,
     "nvmlDeviceGetPcieReplayCounter": lambda gpu: 0,
-    "nvmlDeviceGetPcieThroughput": lambda gpu, counter: (
-        int(gpu.activity.device.busy * (PCIE_RX_BYTES if counter else PCIE_TX_BYTES)) // 1024
-    ),
     "nvmlDeviceGetPersistenceMode": lambda gpu: 1,
     "nvmlDeviceGetComputeMode": lambda gpu: 0,
     "nvmlDeviceGetVirtualizationMode": lambda gpu: 0,
     "nvmlDeviceGetGridLicensableFeatures": lambda gpu: pynvml.c_nvmlGridLicensableFeatures_v4_t(),
-    "nvmlDeviceGetGridLicensableFeatures_v4": lambda gpu: pynvml.c_nvmlGridLicensableFeatures_v4_t(),
     "nvmlDeviceGetNvLinkErrorCounter": lambda gpu, link, counter: 0 if link < gpu.nvlinks else _not_supported(),
-    "nvmlDeviceGetSupportedEventTypes": lambda gpu: 0xFF9F,
     "nvmlDeviceGetSamples": _samples,
     "nvmlDeviceGetProcessUtilization": partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationSample_t),
     "nvmlDeviceGetProcessesUtilizationInfo": partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t),
-    "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
-    # What a MIG device has and a GPU has not: the real driver blames the argument, except for the attributes.
     "nvmlDeviceGetGpuInstanceId": lambda gpu: refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),
-    "nvmlDeviceGetComputeInstanceId": lambda gpu: refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     "nvmlGpmQueryDeviceSupport": lambda gpu: _fill(
         pynvml.c_nvmlGpmSupport_t(), version=1, isSupportedDevice=int(gpu.model.gpm)
     ),
@@ -323,11 +292,222 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetName": lambda gpu, instance: f"{gpu.model.name} MIG {instance.profile.name}",
     "nvmlDeviceGetUUID": lambda gpu, instance: instance.uuid,
     "nvmlDeviceGetGpuInstanceId": lambda gpu, instance: instance.gi_id,
-    "nvmlDeviceGetComputeInstanceId": lambda gpu, instance: instance.ci_id,
     "nvmlDeviceGetMemoryInfo": _mig_memory,
     "nvmlDeviceGetBAR1MemoryInfo": _mig_bar1,
-    "nvmlDeviceGetAttributes": _mig_attributes,
-    "nvmlDeviceGetAttributes_v2": _mig_attributes,
     "nvmlDeviceIsMigDeviceHandle": lambda gpu, instance: pynvml.c_uint(1),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, instance: 0,
 }
+
+
+# Field values
+
+_UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+_ULL = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+_SINT = pynvml.NVML_VALUE_TYPE_SIGNED_INT
+_MEMBER = {_UINT: "uiVal", _ULL: "ullVal", _SINT: "siVal"}
+
+_ALL_LINKS = 0xFFFFFFFF
+
+Reader = Callable[[SimulatedGpu, int], int | None]
+"""Returns the value for a GPU and scope, None if not supported."""
+
+
+def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any], answer_for: Callable[[int, int], Any]) -> Any:
+    """Returns a ctypes array like pynvml. `answer_for(field, gpu)` overrides the table."""
+    wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in asked]
+    values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+    for value, (field_id, scope) in zip(values, wanted, strict=True):
+        value.fieldId, value.scopeId = field_id, scope
+        value.timestamp = gpu.wall_us
+        override = answer_for(field_id, gpu.number)
+        if override is not None and override.error:
+            value.nvmlReturn = override.error
+            continue
+        kind, reader = _FIELDS.get(field_id, (_UINT, _absent))
+        number = reader(gpu, scope) if override is None else override.value
+        value.valueType = kind
+        if number is None:
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        else:
+            setattr(value.value, _MEMBER[kind], number)
+    return values
+
+
+def _absent(gpu: SimulatedGpu, scope: int) -> int | None:
+    return None
+
+
+def _zero(gpu: SimulatedGpu, scope: int) -> int | None:
+    return 0
+
+
+def _zero_where(has: Callable[[SimulatedGpu], bool]) -> Reader:
+    return lambda gpu, scope: 0 if has(gpu) else None
+
+
+def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
+    """Data sent or received since the reset, on one link or on all."""
+    links = gpu.nvlinks
+    if not links or (scope >= links and scope != _ALL_LINKS):
+        return None
+    return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == _ALL_LINKS else 1)
+
+
+def _link_state(gpu: SimulatedGpu, scope: int) -> int | None:
+    return None if scope >= gpu.nvlinks else int(scope not in gpu.links_down)
+
+
+def _low_word(count: float) -> int:
+    # The PCIe byte counters of an H200 are 32-bit numbers.
+    return int(count) & 0xFFFFFFFF
+
+
+_ECC = _zero_where(lambda gpu: gpu.model.ecc)
+_REMAPPING = _zero_where(lambda gpu: gpu.model.row_remapping)
+_RETIREMENT = _zero_where(lambda gpu: gpu.model.page_retirement)
+_LINKED = _zero_where(lambda gpu: gpu.nvlinks > 0)
+
+_FIELDS: dict[int, tuple[int, Reader]] = {
+    1: (_ULL, lambda gpu, scope: 1 if gpu.model.ecc else None),
+    2: (_ULL, lambda gpu, scope: 1 if gpu.model.ecc else None),
+    **dict.fromkeys(range(3, 7), (_ULL, _ECC)),
+    **dict.fromkeys(range(29, 32), (_ULL, _RETIREMENT)),
+    **dict.fromkeys((38, 45, 52, 59, 160, 161, 162, 163), (_ULL, _LINKED)),
+    74: (_ULL, lambda gpu, scope: int(gpu.capped_seconds * 1e9)),
+    75: (_ULL, _zero),
+    76: (_ULL, _zero),
+    77: (_ULL, _zero),
+    78: (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9)),
+    79: (_ULL, _zero),
+    80: (_ULL, lambda gpu, scope: int((gpu.capped_seconds + gpu.idle_seconds) * 1e9)),
+    81: (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9)),
+    82: (_UINT, lambda gpu, scope: gpu.memory_celsius),
+    83: (_ULL, lambda gpu, scope: gpu.energy_mj),
+    91: (_UINT, lambda gpu, scope: gpu.nvlinks or None),
+    94: (_UINT, _zero),
+    95: (_UINT, _zero),
+    138: (_ULL, _nvlink_kib),
+    139: (_ULL, _nvlink_kib),
+    **dict.fromkeys(range(142, 146), (_ULL, _REMAPPING)),
+    165: (_UINT, _link_state),
+    **dict.fromkeys(range(173, 184), (_UINT, _zero)),
+    185: (_UINT, lambda gpu, scope: gpu.milliwatts),
+    186: (_UINT, lambda gpu, scope: gpu.milliwatts),
+    187: (_UINT, lambda gpu, scope: gpu.model.power[1] * 1000),
+    **dict.fromkeys((188, 189, 190, 192), (_UINT, lambda gpu, scope: gpu.model.power[2] * 1000)),
+    191: (_ULL, lambda gpu, scope: gpu.energy_mj),
+    197: (_UINT, lambda gpu, scope: _low_word(gpu.meter.busy * PCIE_TX_BYTES)),
+    198: (_UINT, lambda gpu, scope: _low_word(gpu.meter.busy * PCIE_RX_BYTES)),
+    230: (_UINT, _zero),
+    **dict.fromkeys(range(269, 272), (_ULL, _zero)),
+}
+
+
+# GPM
+
+_FIRST_LINK_METRIC = 62
+"""Metrics 62, 63, 64 ... are received and sent by link 0, received by link 1 ..."""
+
+_PERCENT: dict[int, tuple[float, float, float]] = {
+    1: (1.0, 0.0, 0.0),  # graphics engine
+    2: (0.6, 0.4, 0.0),  # SM: never less than the tensor cores inside it
+    3: (0.1, 0.1, 0.0),  # SM occupancy
+    4: (0.02, 0.0, 0.0),  # integer
+    5: (0.0, 1.0, 0.0),  # any tensor
+    6: (0.0, 0.0, 0.0),  # tensor DFMA
+    7: (0.0, 1.0, 0.0),  # tensor HMMA
+    8: (0.0, 0.0, 0.0),  # tensor DMMA
+    9: (0.0, 0.0, 0.0),  # tensor IMMA
+    10: (0.0, 0.0, 1.0),  # DRAM bandwidth
+    11: (0.0, 0.0, 0.0),  # FP64
+    12: (0.2, -0.2, 0.0),  # FP32: what the tensor cores leave
+    13: (0.05, -0.05, 0.0),  # FP16
+} | dict.fromkeys((*range(30, 37), *range(40, 47), 50), (0.0, 0.0, 0.0))  # NVDEC, NVJPG, OFA engines
+"""Metric -> weights of busy, tensor and memory time."""
+
+
+@dataclass(slots=True)
+class GpmSample:
+    gpu: int | None = None
+    """None until filled."""
+    gi_id: int | None = None
+    at: float = 0.0
+    nvlinks: int = 0
+    meter: Meter = field(default_factory=Meter)
+
+
+class GpmSamples:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._samples: dict[int, GpmSample] = {}
+
+    def allocate(self) -> Any:
+        address = self._machine.new_address()
+        self._samples[address] = GpmSample()
+        return pointer_to(address, pynvml.c_nvmlGpmSample_t)
+
+    def free(self, pointer: Any) -> None:
+        self._find(pointer)
+        del self._samples[address_in(pointer)]
+
+    def fill(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
+        if not gpu.model.gpm:
+            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
+        if meter is None:
+            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        sample = self._find(pointer)
+        sample.gpu, sample.gi_id, sample.at, sample.nvlinks = gpu.number, gi_id, gpu.at, gpu.nvlinks
+        sample.meter = Meter(meter.busy, meter.tensor, meter.dram)
+        return pointer
+
+    def evaluate(self, request: Any, answer_for: Callable[[int, int], Any]) -> Any:
+        """Fills in a c_nvmlGpmMetricsGet_t. `answer_for(metric, gpu)` overrides the values."""
+        first, second = self._find(request.sample1), self._find(request.sample2)
+        if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
+            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        for index in range(request.numMetrics):
+            metric = request.metrics[index]
+            override = answer_for(metric.metricId, second.gpu)
+            if override is not None:
+                metric.nvmlReturn, metric.value = override.error, override.value or 0.0
+                continue
+            value = _evaluate(metric.metricId, first, second)
+            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
+            metric.value = value or 0.0
+        return request
+
+    def forget(self) -> None:
+        self._samples.clear()
+
+    def _find(self, pointer: Any) -> GpmSample:
+        sample = self._samples.get(address_in(pointer))
+        return refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT) if sample is None else sample
+
+
+def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
+    before, after = first.meter, second.meter
+    seconds = second.at - first.at
+    if seconds <= 0:
+        return None
+    busy = (after.busy - before.busy) / seconds
+    rate = _mib_per_second(metric, busy, second.nvlinks)
+    if rate is not None:
+        return rate
+    weights = _PERCENT.get(metric)
+    if weights is None:
+        return None
+    tensor = (after.tensor - before.tensor) / seconds
+    dram = (after.dram - before.dram) / seconds
+    ratio = weights[0] * busy + weights[1] * tensor + weights[2] * dram
+    return min(100.0, max(0.0, 100.0 * ratio))
+
+
+def _mib_per_second(metric: int, busy: float, nvlinks: int) -> float | None:
+    if metric in (20, 21):
+        return busy * (PCIE_TX_BYTES if metric == 20 else PCIE_RX_BYTES) / MIB
+    if metric in (60, 61) and nvlinks:
+        return busy * nvlinks * NVLINK_BYTES / MIB
+    if _FIRST_LINK_METRIC <= metric < _FIRST_LINK_METRIC + 2 * nvlinks:
+        return busy * NVLINK_BYTES / MIB
+    return None

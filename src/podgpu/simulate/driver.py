@@ -1,8 +1,6 @@
-"""This module is the simulated driver: an object with NVML's functions, spelled, called and answering as in the pynvml
-module.
+"""A simulated driver: an object with the functions, constants and structures of the pynvml module.
 
-Constants and structs are pynvml's own. A function that is not simulated answers "not supported"; the real driver is
-never reached. How each answer comes about lives in `device_calls`, `field_values`, `gpm` and `events`.
+Functions that are not simulated are not supported. The real driver is never called.
 """
 
 from __future__ import annotations
@@ -16,31 +14,34 @@ from typing import Any
 
 import pynvml
 
-from podgpu.simulate.device_calls import GPU_CALLS, MIG_CALLS, list_processes, pci_bus_id, refuse
+from podgpu.simulate.device_calls import (
+    GPU_CALLS,
+    MIG_CALLS,
+    GpmSamples,
+    list_processes,
+    pci_bus_id,
+    read_field_values,
+    refuse,
+)
 from podgpu.simulate.engine import Engine, SimulatedSwitchLog
-from podgpu.simulate.events import EventSets
-from podgpu.simulate.faults import Answer, Faults
-from podgpu.simulate.field_values import read_field_values
-from podgpu.simulate.gpm import GpmSamples
 from podgpu.simulate.gpu import SimulatedGpu
-from podgpu.simulate.machine import Handle, Machine, Target, address_in
-from podgpu.simulate.spec import GpuSpec, parse_spec
+from podgpu.simulate.machine import EventSets, FaultInjector, Handle, HandleTarget, InjectedAnswer, Machine, address_in
+from podgpu.simulate.models import GpuSpec, parse_spec
 from podgpu.simulate.workload import SimulatedLoad
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
-"""pynvml's functions that touch no driver."""
+"""Functions of pynvml that call no driver."""
 _GPU_CLOCK_LAG_NS = 1_000_000
-"""How far the GPU's own clock is behind the machine's; on an H200 it drifts by 7 µs a second."""
-_WITHOUT_SESSION = frozenset({"nvmlInit", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
+"""Lag of the GPU's clock behind the machine's; on an H200 it drifts by 7 µs a second."""
+_WITHOUT_SESSION = frozenset({"nvmlInit", "nvmlShutdown"})
 
 
 class SimulatedNvml:
-    """Use it where the pynvml module is used: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
+    """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
-    `uuids` and `minors` go by GPU number, `mig_uuids` by (GPU number, MIG slot); what is not given is made from the
-    seed and from `node`, the name of the node it is to be on: no two nodes have the same GPU. `unrest` is how far
-    activity strays from its mean: 0 makes figures exact.
+    `uuids` and `minors` are by GPU number, `mig_uuids` by (GPU number, MIG slot). Missing ones are derived from the
+    seed and the node's name, so that GPUs of different nodes differ. `unrest`: relative variation of the activity.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SimulatedNvml:
         node: str = "",
     ) -> None:
         self.calls: Counter[str] = Counter()
-        """How often each function was called."""
+        """Number of calls per function."""
         self.machine = Machine(
             parse_spec(spec) if isinstance(spec, str) else spec,
             seed=seed,
@@ -72,7 +73,7 @@ class SimulatedNvml:
         )
         self._events = EventSets(self.machine)
         self._gpm = GpmSamples(self.machine)
-        self.faults = Faults(self.machine, self._events)
+        self.faults = FaultInjector(self.machine, self._events)
         self._driver_version = driver_version
         self._sessions = 0
         self._session_epoch = 0
@@ -80,15 +81,13 @@ class SimulatedNvml:
         self._target_calls = self._target_table()
 
     def place(self, load: SimulatedLoad) -> None:
-        """Starts a process on a GPU or in a GPU instance."""
         self.machine.place(load)
 
     def remove(self, pid: int) -> None:
-        """Ends a process, on every GPU it uses."""
         self.machine.remove(pid)
 
     def switch_log(self, uuid: str) -> SimulatedSwitchLog:
-        """The context-switch log of a GPU, from now on."""
+        """Opens the context-switch log of a GPU."""
         gpu = next(gpu for gpu in self.machine.gpus if gpu.uuid == uuid)
 
         def engines() -> Mapping[int | None, Engine]:
@@ -98,7 +97,7 @@ class SimulatedNvml:
         return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS)
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached for names that are not attributes yet; the functions made here become attributes.
+        # Only called for names that are not attributes yet; the functions created here become attributes.
         if not name.startswith(_PYNVML_NAMES):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         if name in self._plain_calls:
@@ -113,21 +112,19 @@ class SimulatedNvml:
         self.__dict__[name] = call
         return call
 
-    # How every call goes ---------------------------------------------------------------------------------------
-
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         number = self._aimed_at(name, arguments)
         self._begin(name, number)
         with self.machine.lock:
             if name not in _WITHOUT_SESSION:
                 self._require_session()
-            told = self.faults.answer_for(name, number)
-            if told is not None:
-                return _tell(told)
+            answer = self.faults.answer_for(name, number)
+            if answer is not None:
+                return _return(answer)
             return function(*arguments)
 
     def _aimed_at(self, name: str, arguments: Sequence[Any]) -> int | None:
-        """The GPU whose handle is asked for, so that a fault can be that GPU's alone."""
+        """Returns the GPU whose handle is requested, so that faults can apply to it."""
         with self.machine.lock:
             gpus = self.machine.enumeration()
             if name == "nvmlDeviceGetHandleByIndex":
@@ -142,14 +139,14 @@ class SimulatedNvml:
         self._begin(name, aimed.gpu.number if aimed else None)
         with self.machine.lock:
             self._require_session()
-            # Looked up again: while the call hung, the device may have gone.
+            # Looked up again, because the device may have been removed while the call hung.
             target = self.machine.targets.get(address)
             if target is None:
                 refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             _require_present(target.gpu)
-            told = self.faults.answer_for(name, target.gpu.number)
-            if told is not None:
-                return _tell(told)
+            answer = self.faults.answer_for(name, target.gpu.number)
+            if answer is not None:
+                return _return(answer)
             self.machine.current(target.gpu)
             return self._answer(name, target, arguments, named)
 
@@ -163,7 +160,7 @@ class SimulatedNvml:
             self.calls[name] += 1
         self.faults.wait_out(name, gpu)
 
-    def _answer(self, name: str, target: Target, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def _answer(self, name: str, target: HandleTarget, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if name in self._target_calls:
             return self._target_calls[name](target, *arguments)
         if target.instance is None and name in GPU_CALLS:
@@ -178,17 +175,12 @@ class SimulatedNvml:
         if self._session_epoch != self.faults.driver_epoch:
             refuse(self.faults.session_error)
 
-    # Calls without a device ------------------------------------------------------------------------------------
-
     def _plain_table(self) -> dict[str, Callable[..., Any]]:
         return {
             "nvmlInit": self._init,
-            "nvmlInitWithFlags": lambda flags: self._init(),
             "nvmlShutdown": self._shutdown,
-            "nvmlErrorString": lambda code: str(pynvml.NVMLError(code)),
             "nvmlSystemGetDriverVersion": lambda: self._driver_version,
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
-            "nvmlSystemGetCudaDriverVersion": lambda: 13000,
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
             "nvmlDeviceGetCount": lambda: len(self.machine.enumeration()),
             "nvmlDeviceGetHandleByIndex": self._by_index,
@@ -201,7 +193,6 @@ class SimulatedNvml:
             ),
             "nvmlEventSetCreate": self._events.create,
             "nvmlEventSetFree": self._events.free,
-            "nvmlEventSetWait": self._wait,
             "nvmlEventSetWait_v2": self._wait,
         }
 
@@ -209,7 +200,7 @@ class SimulatedNvml:
         if self.faults.init_error:
             refuse(self.faults.init_error)
         if not self._sessions:
-            # A second nvmlInit only counts: a session from before a reload stays broken until it is shut down.
+            # A session from before a reload stays broken until it is shut down.
             self._session_epoch = self.faults.driver_epoch
         self._sessions += 1
 
@@ -252,13 +243,10 @@ class SimulatedNvml:
     def _wait(self, event_set: Any, timeout_ms: int) -> Any:
         return self._events.wait(event_set, timeout_ms, self._require_session)
 
-    # Calls on a device that need more than the device ----------------------------------------------------------
-
     def _target_table(self) -> dict[str, Callable[..., Any]]:
         table: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetIndex": _on_gpu(lambda gpu: self.machine.enumeration().index(gpu)),
             "nvmlDeviceGetMigDeviceHandleByIndex": _on_gpu(self._mig_handle),
-            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self._parent,
             "nvmlDeviceGetFieldValues": _on_gpu(
                 lambda gpu, fields: read_field_values(gpu, fields, self.faults.answer_for)
             ),
@@ -279,27 +267,22 @@ class SimulatedNvml:
                 return Handle(self.machine.address_of(gpu, instance))
         refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _parent(self, target: Target) -> Handle:
-        if target.instance is None:
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return Handle(self.machine.address_of(target.gpu))
-
-    def _processes(self, kind: str, target: Target) -> list[Any]:
+    def _processes(self, kind: str, target: HandleTarget) -> list[Any]:
         if self.faults.processes_hidden:
             return []
         return list_processes(target.gpu.running(target.instance.gi_id if target.instance else None), kind)
 
 
 def _is_at(gpu: SimulatedGpu, bus_id: str | bytes) -> bool:
-    """With the domain in eight digits, in four as the kernel writes it, or left out."""
+    """Accepts a domain of eight digits, of four digits (Linux), or none."""
     text = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).upper()
     return text in (pci_bus_id(gpu), pci_bus_id(gpu)[4:], pci_bus_id(gpu)[9:])
 
 
-def _tell(told: Answer) -> Any:
-    if told.error:
-        refuse(told.error)
-    return told.value
+def _return(answer: InjectedAnswer) -> Any:
+    if answer.error:
+        refuse(answer.error)
+    return answer.value
 
 
 def _require_present(gpu: SimulatedGpu) -> None:
@@ -308,9 +291,9 @@ def _require_present(gpu: SimulatedGpu) -> None:
 
 
 def _on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that only a whole GPU answers."""
+    """Restricts a call to whole GPUs."""
 
-    def call(target: Target, *arguments: Any) -> Any:
+    def call(target: HandleTarget, *arguments: Any) -> Any:
         if target.instance is not None:
             refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return function(target.gpu, *arguments)

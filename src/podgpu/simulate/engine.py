@@ -1,9 +1,9 @@
-"""Engine plays the one compute engine of a shared GPU: bursts of work take turns on it, one context at a time.
+"""Simulates the compute engine of a shared GPU: bursts of work take turns, one context at a time.
 
-It behaves as an H200 was seen to: a context stays resident after its work until another has some, and of two that both
-have work each gets slices of 2.1 ms. A switch takes 84 µs, the new context 45 more until it works, and the old one is
-resident while it is saved: longer when it was stopped in the middle of its work. Bursts come at fixed times, so that
-they can lock to the driver's sampling, as real ones do. `SimulatedSwitchLog` writes it down in the driver's records.
+Behaves as measured on an H200: a context stays resident after its work until another one has work, and competing
+contexts get slices of 2.1 ms. A switch takes 84 µs, the new context works 45 µs later, and saving the old one takes
+longer if it was stopped in the middle of its work. Bursts come at fixed times, so that they can lock to the driver's
+sampling. `SimulatedSwitchLog` writes the driver's records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.gpu.nvml.switches.records import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
+from podgpu.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
 
 SWITCH_NS = 84_000
 RESTORE_NS = 45_000
@@ -21,15 +21,14 @@ IDLE_SAVE_NS = 19_000
 WORKING_SAVE_NS = 94_000
 SLICE_NS = 2_100_000
 LAUNCH_NS = 10_000
-"""A process sees that its work is done and has given the GPU more."""
+"""Time until a process submits new work after it has finished."""
 SAMPLE_NS = 200_000_000
 _KEPT_NS = 30 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`work` nanoseconds of work every `period`, first at `first`, or as soon as the last burst is done; from one
-    process."""
+    """`work` nanoseconds every `period` from `first` on; later if the previous burst is not done."""
 
     pid: int
     work: int
@@ -38,29 +37,27 @@ class Bursts:
 
 
 class EngineSwitch(NamedTuple):
-    """A context was saved or switched in."""
-
     at: int
     tag: int
     pid: int
 
 
 class EngineSample(NamedTuple):
-    """What the driver's sampler finds at the end of one period."""
+    """The driver's sample at the end of one period."""
 
     busy_ns: int
-    """In the period."""
+    """Within the period."""
     pid: int | None
-    """Who kept it busy at that moment, or last before it."""
+    """The process that was busy at that moment or last before it."""
 
 
 class Engine:
-    """Plays on from moment to moment (nanoseconds since its beginning); what is past stays as it was."""
+    """Advances in time (nanoseconds)."""
 
     def __init__(self, now: int = 0) -> None:
         self.now = now
         self.worked: dict[int, int] = {}
-        """Pid -> nanoseconds of work done: the truth."""
+        """Pid -> nanoseconds of work: the true values."""
         self.busy_ns = 0
         self._loads: dict[int, Bursts] = {}
         self._next: dict[int, int] = {}
@@ -69,7 +66,7 @@ class Engine:
         self._works_from = 0
         self._slice_ends = 0
         self.switched = 0
-        """How often a context was saved or switched in."""
+        """Number of saves and switch-ins."""
         self._is_busy = False
         self._ran: int | None = None
         self._period_busy = 0
@@ -82,20 +79,19 @@ class Engine:
         self._left.setdefault(load.pid, 0)
 
     def stop(self, pid: int) -> None:
-        """The process is killed: whatever it had on the engine is gone."""
+        """Kills the process."""
         self._loads.pop(pid, None)
         self._next.pop(pid, None)
         self._left.pop(pid, None)
 
     def switches(self, first: int) -> list[EngineSwitch]:
-        """From the `first` one ever on, as far as they are kept."""
+        """Returns the switches from number `first` on that are still kept."""
         return list(self._switches)[max(0, first - (self.switched - len(self._switches))) :]
 
     def is_busy(self) -> bool:
         return self._is_busy
 
     def sample(self, number: int) -> EngineSample:
-        """The one at the end of that period, counted from 0."""
         return self._samples.get(number, EngineSample(0, None))
 
     def advance(self, until: int) -> None:
@@ -130,7 +126,7 @@ class Engine:
             self._pass(min(until, max(arrival, self.now + 1)), False)
 
     def _after(self, waiting: list[int]) -> int:
-        """Whose turn it is: the next one in order, so that everybody has one."""
+        """Selects the next process round-robin."""
         order = sorted(waiting)
         return next((pid for pid in order if self._resident is not None and pid > self._resident), order[0])
 
@@ -154,14 +150,14 @@ class Engine:
         self._enter(end, self._resident, busy)
 
     def _enter(self, end: int, pid: int | None, busy: bool) -> None:
-        """From now to `end` the engine is like this; the sampler looks at the end of every period."""
+        """Sets the state from now to `end`, and takes a sample at the end of every period."""
         self._is_busy = busy
         self._ran = pid if busy and pid is not None else self._ran
         self.busy_ns += (end - self.now) * busy
-        while (look := (self.now // SAMPLE_NS + 1) * SAMPLE_NS) <= end:
-            self._period_busy += (look - self.now) * busy
-            self._samples[look // SAMPLE_NS] = EngineSample(self._period_busy, self._ran)
-            self._period_busy, self.now = 0, look
+        while (sampled_at := (self.now // SAMPLE_NS + 1) * SAMPLE_NS) <= end:
+            self._period_busy += (sampled_at - self.now) * busy
+            self._samples[sampled_at // SAMPLE_NS] = EngineSample(self._period_busy, self._ran)
+            self._period_busy, self.now = 0, sampled_at
         self._period_busy += (end - self.now) * busy
         self.now = end
 
@@ -171,12 +167,12 @@ class Engine:
 
 
 class SimulatedSwitchLog:
-    """The log of one simulated GPU's engines, by the GPU instance they belong to (None: the GPU is not cut)."""
+    """The log of one simulated GPU. Engines are by GPU instance, None without MIG."""
 
     drain_seconds = 1.0
 
     def __init__(self, engines: Callable[[], Mapping[int | None, Engine]], gpu_time: Callable[[int], int]) -> None:
-        """`engines` brings them up to now; `gpu_time` tells the GPU's clock for a moment of theirs."""
+        """`engines` returns the engines as of now. `gpu_time` converts their time to the GPU's clock."""
         self._engines = engines
         self._gpu_time = gpu_time
         self._read = {instance: engine.switched for instance, engine in engines().items()}
@@ -184,13 +180,13 @@ class SimulatedSwitchLog:
         self.closed = False
 
     def drain(self) -> bytes:
-        found = [
+        switches = [
             (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
             for instance, engine in self._engines().items()
             for switch in engine.switches(self._read.get(instance, 0))
         ]
         self._read = {instance: engine.switched for instance, engine in self._engines().items()}
-        return b"".join(self._pack(switch, *where) for switch, *where in sorted(found))
+        return b"".join(self._pack(switch, *where) for switch, *where in sorted(switches))
 
     def now(self) -> int:
         return self._gpu_time(max(engine.now for engine in self._engines().values()))

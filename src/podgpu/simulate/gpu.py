@@ -1,7 +1,6 @@
-"""This module is one simulated GPU: who it is, how it is cut, what runs on it, and the physics that follow.
+"""One simulated GPU: identity, MIG layout, loads, and the physics that follow. Independent of NVML.
 
-Time is cut into one-second buckets in which the activity is constant, so every counter is an exact sum, and state at
-a moment does not depend on who looked before. Nothing here knows NVML's functions or errors.
+The activity is constant within a second, so counters are exact sums and independent of when they are read.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from podgpu.simulate.models import MIB, GpuModel, MigProfile
 from podgpu.simulate.workload import Share, SimulatedLoad, share_of, split_busy, wobble
 
 LONG_GAP = 600.0
-"""Seconds without a read past which the time before is taken in one step at its mean."""
+"""After this many seconds without a reading, the time before is computed in one step."""
 THERMAL_LAG = 15.0
-"""Seconds in which a temperature covers 63 % of its way."""
+"""Time constant in seconds."""
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
-"""Bytes a busy second sends and receives, the last on each NVLink and in each direction."""
+"""Bytes per busy second; the last one per NVLink and direction."""
 SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
 SAMPLE_BUFFER = 20.0
-"""Seconds of utilisation samples the driver keeps."""
+"""Seconds for which the driver keeps utilisation samples."""
 
 
 @dataclass(frozen=True, slots=True)
-class MigInstance:
+class SimulatedInstance:
     """A GPU instance with its one compute instance."""
 
     slot: int
@@ -44,21 +43,19 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """A load and when it came and went."""
-
     load: SimulatedLoad
     since: float
     until: float = math.inf
 
 
 class Activity(NamedTuple):
-    """What the GPU does in one bucket."""
+    """Activity in one second."""
 
     device: Share
     instances: list[tuple[int, Share]]
     watts: float
     throttle: float
-    """Power wanted over power allowed; above 1 the clocks give way."""
+    """Requested power divided by the limit; above 1 the clocks are reduced."""
 
     @property
     def capped(self) -> bool:
@@ -67,7 +64,7 @@ class Activity(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """Seconds of work since the GPU was last reset; GPM is the difference between two of these."""
+    """Seconds of work since the last reset. GPM is the difference between two of these."""
 
     busy: float = 0.0
     tensor: float = 0.0
@@ -81,11 +78,11 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class UtilisationSample:
-    """What the driver saw at one of the moments at which it looks, busy or not."""
+    """One utilisation sample of the driver."""
 
     wall_us: int
     parts: tuple[tuple[Residence, float], ...]
-    """Who was there, and the part of the GPU it kept busy."""
+    """Loads with their busy share."""
 
     @property
     def busy(self) -> float:
@@ -94,7 +91,7 @@ class UtilisationSample:
 
 @dataclass(slots=True)
 class ProcessMean:
-    """What a process did on average over some samples, those in which it rested included."""
+    """Mean of a process over samples, including idle ones."""
 
     pid: int
     last_ran_us: int = 0
@@ -113,23 +110,22 @@ class ProcessMean:
 @dataclass(eq=False)
 class SimulatedGpu:
     number: int
-    """Given once and never again; NVML's index is the place in the enumeration and may change."""
+    """Never reused. NVML's index is the place in the enumeration and may change."""
     model: GpuModel
     uuid: str
     minor: int
     seed: int
     unrest: float
-    """How far activity strays from its mean, as a part of it."""
+    """Relative variation of the activity."""
     at: float
-    """Moment (monotonic seconds) up to which everything below is accounted."""
+    """Monotonic time up to which the state is computed."""
     epoch: float
     """Unix time at monotonic zero."""
     mig_enabled: bool = False
-    instances: tuple[MigInstance, ...] = ()
+    instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0
-    """Links that are up: those of the model, when the node has a second GPU to link to."""
+    """Number of links; 0 on a node with a single GPU."""
     links_down: set[int] = field(default_factory=set)
-    """Of those that should be up."""
     lost: bool = False
     enumerated: bool = True
     loads: list[Residence] = field(default_factory=list)
@@ -142,10 +138,10 @@ class SimulatedGpu:
     meter: Meter = field(default_factory=Meter)
     instance_meters: dict[int, Meter] = field(default_factory=dict)
     engines: dict[int | None, Engine] = field(default_factory=dict)
-    """By GPU instance (None: the GPU is not cut), where loads come in bursts."""
+    """By GPU instance (None without MIG), for loads with bursts."""
     _now: tuple[int, Activity] | None = None
     _groups: dict[int | None, list[SimulatedLoad]] = field(default_factory=dict)
-    """Loads by the instance they share; None: the whole GPU."""
+    """Loads by instance; None: the whole GPU."""
 
     @property
     def wall_us(self) -> int:
@@ -153,7 +149,6 @@ class SimulatedGpu:
 
     @property
     def activity(self) -> Activity:
-        """What it does at `at`."""
         bucket = math.floor(self.at)
         if self._now is None or self._now[0] != bucket:
             self._now = (bucket, self._activity_in(bucket))
@@ -169,12 +164,11 @@ class SimulatedGpu:
 
     @property
     def memory_celsius(self) -> int | None:
-        """Only HBM has a sensor that NVML reads."""
         return round(self.celsius - 2 + 8 * self.activity.device.dram) if self.model.hbm else None
 
     @property
     def clocks(self) -> tuple[int, int, int]:
-        """MHz of SM, memory and video: idle or boosting, and giving way in steps of 15 at the power cap."""
+        """MHz of SM, memory and video. At the power cap the SM clock is reduced in steps of 15."""
         model, busy = self.model, self.activity.device.busy > 0
         sm = model.sm_clock[busy]
         if self.activity.capped:
@@ -182,7 +176,7 @@ class SimulatedGpu:
         return sm, model.memory_clock[busy], model.video_clock[busy]
 
     def advance(self, now: float) -> None:
-        """Accounts for everything up to `now`; a clock that stands still or goes back changes nothing."""
+        """Computes the state at `now`. Does nothing if the clock goes back."""
         if now - self.at > LONG_GAP or not self.loads:
             resume = now if not self.loads else now - LONG_GAP
             if resume > self.at:
@@ -224,12 +218,11 @@ class SimulatedGpu:
                 instances.append((gi_id, share))
                 device = device.plus(share, *self._weight(gi_id))
         idle, _, limit = self.model.power
-        # A load of tensor work at full memory bandwidth wants 10 % more than the board may draw.
+        # Tensor work at full memory bandwidth exceeds the limit by 10 %.
         wanted = idle + (limit - idle) * (0.45 * device.busy + 0.45 * device.tensor + 0.2 * device.dram)
         return Activity(device, instances, min(wanted, float(limit)), wanted / limit)
 
     def _regroup(self) -> None:
-        """After loads came or went: who shares what, and nothing computed before holds any longer."""
         self._now = None
         self._groups = {}
         for resident in self.loads:
@@ -240,11 +233,10 @@ class SimulatedGpu:
         model = self.model
         return profile.compute_slices / model.compute_slices, profile.memory_slices / model.memory_slices
 
-    def instance(self, gi_id: int) -> MigInstance | None:
+    def instance(self, gi_id: int) -> SimulatedInstance | None:
         return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
-        """Loads on the GPU, or in one of its instances."""
         return [r.load for r in self.loads if gi_id is None or r.load.gi_id == gi_id]
 
     def memory_used(self, gi_id: int | None = None) -> int:
@@ -267,7 +259,7 @@ class SimulatedGpu:
         self._regroup()
 
     def evict(self, pid: int | None = None) -> int:
-        """Ends the loads of one process, or all of them; how many."""
+        """Ends the loads of one process, or all, and returns their number."""
         leaving = [r for r in self.loads if pid is None or r.load.pid == pid]
         self.loads = [r for r in self.loads if r not in leaving]
         self.departed = [r for r in self.departed if r.until > self.at - SAMPLE_BUFFER]
@@ -278,8 +270,8 @@ class SimulatedGpu:
         self._regroup()
         return len(leaving)
 
-    def cut(self, instances: tuple[MigInstance, ...] | None) -> None:
-        """Gives it another MIG layout; None turns MIG off. Whatever ran on it ends."""
+    def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
+        """Changes the MIG layout; None turns MIG off. Ends all loads."""
         self.evict()
         self.departed = []
         self.engines = {}
@@ -288,7 +280,7 @@ class SimulatedGpu:
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
 
     def reset(self) -> None:
-        """As after `nvidia-smi --gpu-reset`: nothing runs, counters start again, MIG layout and identity stay."""
+        """Ends all loads and resets the counters; MIG layout and identity stay, as after `nvidia-smi --gpu-reset`."""
         self.evict()
         self.departed = []
         self.links_down = set()
@@ -297,61 +289,59 @@ class SimulatedGpu:
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
-        """Those later than `since_us` (Unix time) that are still kept, oldest first."""
+        """Returns kept samples later than `since_us` (Unix time), oldest first."""
         first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
-        # One sample early: the float of a timestamp may fall on either side of its microsecond.
+        # One sample early, because a float timestamp may be rounded in either direction.
         first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
         last = math.floor(self.at * SAMPLES_PER_SECOND)
         samples = (self._sample(index) for index in range(first, last + 1))
         return [sample for sample in samples if sample.wall_us > since_us]
 
     def process_means(self, since_us: int) -> list[ProcessMean]:
-        """Over all samples later than `since_us`. Who never ran in them, or has ended since, has none (measured)."""
+        """Returns means over samples later than `since_us`. Idle and ended processes have none (measured)."""
         samples = self.samples(since_us)
-        found: dict[int, ProcessMean] = {}
+        means: dict[int, ProcessMean] = {}
         for sample in samples:
             for resident, part in sample.parts:
                 if part > 0 and resident.until == math.inf:
-                    mean = found.setdefault(resident.load.pid, ProcessMean(resident.load.pid))
+                    mean = means.setdefault(resident.load.pid, ProcessMean(resident.load.pid))
                     mean.add(resident.load, part, 1 / len(samples))
                     mean.last_ran_us = sample.wall_us
-        return list(found.values())
+        return list(means.values())
 
     def _sample(self, index: int) -> UtilisationSample:
         moment = index / SAMPLES_PER_SECOND
         bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
-        there = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
+        residents = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
         if None in self.engines:
-            return self._engine_sample(self.engines[None], index, there)
-        parts = split_busy([r.load for r in there], bucket, bucket + 1.0, self._factor(bucket))
-        return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(there, parts, strict=True)))
+            return self._engine_sample(self.engines[None], index, residents)
+        parts = split_busy([r.load for r in residents], bucket, bucket + 1.0, self._factor(bucket))
+        return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(residents, parts, strict=True)))
 
-    def _engine_sample(self, engine: Engine, index: int, there: Sequence[Residence]) -> UtilisationSample:
-        """Measured: all the engine did since the last sample is given to the one process that ran when it was taken."""
+    def _engine_sample(self, engine: Engine, index: int, residents: Sequence[Residence]) -> UtilisationSample:
+        """Attributes the busy time since the last sample to the one process that ran at the moment (measured)."""
         sample = engine.sample(index)
         parts = tuple(
-            (residence, sample.busy_ns / SAMPLE_NS) for residence in there if residence.load.pid == sample.pid
+            (residence, sample.busy_ns / SAMPLE_NS) for residence in residents if residence.load.pid == sample.pid
         )[:1]
         return UtilisationSample(int((index / SAMPLES_PER_SECOND + self.epoch) * 1e6), parts)
 
 
 def _bursts(load: SimulatedLoad, now: float) -> Bursts:
-    """From its next period on."""
     period = int(load.period * 1e9)
     first = -int(load.phase * 1e9) % period
     late = max(0, int(now * 1e9) - first)
     return Bursts(load.pid, int(load.duty * period), period, first + -(-late // period) * period)
 
 
-def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[MigInstance, ...]:
-    """Instances for the profiles, numbered as drivers do: the whole is 0, halves start at 1, quarters at
-    3, eighths at 7, so seven 1g instances are 7 to 13."""
+def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[SimulatedInstance, ...]:
+    """Numbers instances as drivers do: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
     taken: set[int] = set()
-    instances: list[MigInstance] = []
+    instances: list[SimulatedInstance] = []
     for slot, (profile, uuid) in enumerate(zip(profiles, uuids, strict=True)):
         gi_id = model.memory_slices // profile.memory_slices - 1
         while gi_id in taken:
             gi_id += 1
         taken.add(gi_id)
-        instances.append(MigInstance(slot, gi_id, profile, uuid))
+        instances.append(SimulatedInstance(slot, gi_id, profile, uuid))
     return tuple(instances)

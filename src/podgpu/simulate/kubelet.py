@@ -1,5 +1,4 @@
-"""This module is a kubelet as far as its pod-resources socket goes: a real gRPC server that can also be ill on
-request."""
+"""A kubelet's pod-resources socket: a real gRPC server with injectable faults."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ Resources = Mapping[str, Sequence[str]]
 """Resource name -> device ids."""
 
 RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
-"""What the kubelet says past 100 requests a second (Kubernetes 1.27 and later)."""
+"""The kubelet's error beyond 100 requests a second (Kubernetes 1.27 and later)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedDevice:
-    """One device of a claim. Kubelets of 1.27 to 1.30 tell nothing but the CDI names."""
+class SimulatedDevice:
+    """One device of a claim. Kubelets 1.27 to 1.30 report only the CDI names."""
 
     driver: str = ""
     pool: str = ""
@@ -37,38 +36,38 @@ class ClaimedDevice:
 class SimulatedClaim:
     namespace: str
     name: str
-    devices: tuple[ClaimedDevice, ...]
+    devices: tuple[SimulatedDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """One pod and what its containers were given. A container without devices has an empty mapping."""
+    """One pod and the devices of its containers. A container without devices has an empty mapping."""
 
     namespace: str
     name: str
     containers: Mapping[str, Resources]
     claims: Mapping[str, Sequence[SimulatedClaim]] = field(default_factory=dict)
-    """Container -> the claims (DRA) it uses."""
+    """Container -> its claims (DRA)."""
 
 
 class SimulatedKubelet:
-    """Serves what its attributes say at the moment of the call; all of them may be set while it runs."""
+    """Serves the current values of its attributes, which may be changed while it runs."""
 
     def __init__(self, socket: str, pods: Iterable[SimulatedPod] = ()) -> None:
         self.socket = socket
         self.pods: tuple[SimulatedPod, ...] = tuple(pods)
         self.allocatable: Resources | None = None
-        """What the device plugins registered, empty while they are away. None: what is in somebody's hands, no more."""
+        """Devices that the plugins registered, empty while they are away. None: the allocated devices."""
         self.numa_nodes: Sequence[int] = (0,)
-        """NUMA nodes of every device; the kubelet lists a device once for each."""
+        """NUMA nodes of every device. The kubelet lists a device once per node."""
         self.versions: frozenset[str] = frozenset({"v1", "v1alpha1"})
-        """Versions served; the others are Unimplemented."""
+        """Served versions; others are Unimplemented."""
         self.raw_answer: bytes | None = None
-        """Sent instead of an answer made from `pods`."""
+        """Sent instead of the pods."""
         self.refusal: tuple[str, str] | None = None
-        """Name of a gRPC code, and a text: every call fails with it."""
+        """gRPC code and message with which every call fails."""
         self.calls: deque[str] = deque(maxlen=1000)
-        """Methods called lately, as `/v1.PodResourcesLister/List`."""
+        """Recent methods, such as `/v1.PodResourcesLister/List`."""
         self._answering = threading.Event()
         self._answering.set()
         self._server: Any = None
@@ -84,19 +83,19 @@ class SimulatedKubelet:
         self.stop()
 
     def start(self) -> None:
-        import grpc  # 9 MiB, for those only who start one
+        import grpc  # optional dependency
 
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="simulated-kubelet")
         self._server = grpc.server(self._workers, handlers=(self,))
-        # gRPC removes the path it bound some time after stopping, when it may be a successor's. So it binds a
-        # name of its own, and the socket is put in place ready to connect to.
+        # gRPC removes the path that it bound some time after stopping, when it may be a successor's. So it binds
+        # another name, which is then renamed.
         bound = self.socket + ".new"
         self._server.add_insecure_port("unix://" + quote(os.fsencode(os.path.abspath(bound))))
         self._server.start()
         os.replace(bound, self.socket)
 
     def stop(self, leave_socket: bool = False) -> None:
-        """Stop at once; calls in progress fail. A killed kubelet leaves its socket file behind."""
+        """Stops at once; calls in progress fail. `leave_socket`: as a killed kubelet does."""
         server, workers = self._server, self._workers
         self._server = self._workers = None
         if server is None or workers is None:
@@ -110,22 +109,19 @@ class SimulatedKubelet:
                 os.unlink(self.socket)
 
     def restart(self) -> None:
-        """A new process on a new socket file, as after `systemctl restart kubelet`.
-
-        A real one lists no pods at first: for a second, and for as long as the API server is away. Set `pods` for that.
-        """
+        """Restarts on a new socket file. A real kubelet lists no pods at first; set `pods` for that."""
         self.stop()
         self.start()
 
     def hang(self) -> None:
-        """Accept calls and answer none until `resume`."""
+        """Accepts calls, but answers none until `resume`."""
         self._answering.clear()
 
     def resume(self) -> None:
         self._answering.set()
 
     def service(self, call: Any) -> Any:
-        """gRPC asks here for the handler of a method; None is Unimplemented."""
+        """Returns gRPC's handler of a method, None if unimplemented."""
         self.calls.append(call.method)
         package, _, method = call.method.removeprefix("/").partition(".PodResourcesLister/")
         if package not in self.versions:
@@ -169,7 +165,7 @@ class SimulatedKubelet:
 
 
 def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), with_claims: bool = True) -> bytes:
-    """The bytes of a List answer. Without NUMA nodes there is no topology: so v1alpha1 has it, and no claims."""
+    """Encodes a List response. v1alpha1 has neither topology (no NUMA nodes) nor claims."""
     answer = podresources_pb2.ListPodResourcesResponse()
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
@@ -181,23 +177,23 @@ def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), 
 
 
 def _dynamic_resource(claim: SimulatedClaim) -> Any:
-    """Within a claim and a driver the kubelet repeats the CDI names of the devices before each device."""
-    told = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
+    """For each device the kubelet repeats the CDI names of earlier devices of the same claim and driver."""
+    resource = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
     cdi_names: dict[str, list[str]] = {}
     for device in claim.devices:
         names = cdi_names.setdefault(device.driver, [])
         names += device.cdi_names
-        told.claim_resources.add(
+        resource.claim_resources.add(
             cdi_devices=[podresources_pb2.CDIDevice(name=name) for name in names],
             driver_name=device.driver,
             pool_name=device.pool,
             device_name=device.device,
         )
-    return told
+    return resource
 
 
 def _container_devices(resources: Resources, numa_nodes: Sequence[int]) -> Iterator[Any]:
-    """One message per device id and NUMA node, as the kubelet has it since 1.21."""
+    """Yields one message per device id and NUMA node, as the kubelet does since 1.21."""
     for resource, ids in resources.items():
         for device_id in ids:
             for topology in _topologies(numa_nodes):

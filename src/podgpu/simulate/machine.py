@@ -1,7 +1,6 @@
-"""This module is the simulated machine below the driver: its GPUs, the addresses handles stand for, and everything that
-may change.
+"""The simulated machine below the driver: GPUs, handles, events and injected faults.
 
-Knows no NVML function. One lock guards all of it; it is taken for short moments only and never while a call hangs.
+One lock guards everything. It is never held while a call hangs.
 """
 
 from __future__ import annotations
@@ -10,17 +9,20 @@ import ctypes
 import hashlib
 import itertools
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from podgpu.errors import UsageError
-from podgpu.simulate.gpu import MigInstance, SimulatedGpu, lay_out
-from podgpu.simulate.models import MigProfile
-from podgpu.simulate.spec import MAX_GPUS, GpuSpec, parse_profiles, parse_spec
+import pynvml
+
+from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, lay_out
+from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles
 from podgpu.simulate.workload import SimulatedLoad
 
+NO_INSTANCE = 0xFFFFFFFF
 _T = TypeVar("_T")
 _FIRST_ADDRESS = 0x7F00_0000_1000
 _ADDRESS_STEP = 0x40
@@ -28,17 +30,15 @@ _ADDRESS_STEP = 0x40
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A device handle: a number that nothing ever dereferences.
+    """A device handle: a number that is never dereferenced.
 
-    Where pynvml puts a handle inside a ctypes struct (an event's device, the two samples of a GPM request) a pointer
-    of pynvml's own type carries the number instead; both forms are understood everywhere.
+    Inside ctypes structures (events, GPM requests) a pointer of pynvml's type carries the number.
     """
 
     address: int
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
-        """ctypes takes it for the pointer it stands for."""
         return ctypes.c_void_p(self.address)
 
 
@@ -47,7 +47,7 @@ def pointer_to(address: int, pointer_type: Any) -> Any:
 
 
 def address_in(handle: Any) -> int:
-    """The number a handle or pointer carries; 0, which is nobody's, for anything else."""
+    """Returns the number of a handle or pointer, 0 for anything else."""
     if isinstance(handle, Handle):
         return handle.address
     try:
@@ -57,11 +57,11 @@ def address_in(handle: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a device handle stands for: a GPU, or one MIG device of it."""
+class HandleTarget:
+    """The device of a handle: a GPU or a MIG device."""
 
     gpu: SimulatedGpu
-    instance: MigInstance | None = None
+    instance: SimulatedInstance | None = None
 
 
 class Machine:
@@ -80,15 +80,15 @@ class Machine:
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        """Told of whatever a waiting call may wait for."""
+        """Notified of changes that a waiting call may wait for."""
         self.clock = clock
         self.seed = seed
         self.unrest = unrest
         self.node = node
-        # Fixed once: two clocks read at two moments would make the same sample's timestamp differ between reads.
+        # Computed once, so that the timestamp of a sample is the same in every call.
         self.epoch = wall() - clock()
         self.gpus: list[SimulatedGpu] = []
-        self.targets: dict[int, Target] = {}
+        self.targets: dict[int, HandleTarget] = {}
         self._addresses = itertools.count(_FIRST_ADDRESS, _ADDRESS_STEP)
         self._numbers = itertools.count()
         self._layouts = itertools.count()
@@ -100,7 +100,7 @@ class Machine:
         self._wire()
 
     def new_address(self) -> int:
-        """A number no other handle, sample or event set has or had."""
+        """Returns a unique number for a handle, sample or event set."""
         return next(self._addresses)
 
     def enumeration(self) -> list[SimulatedGpu]:
@@ -116,13 +116,13 @@ class Machine:
         gpu.advance(self.clock())
         return gpu
 
-    def address_of(self, gpu: SimulatedGpu, instance: MigInstance | None = None) -> int:
-        """The same device always has the same address, until something makes its handles stale."""
+    def address_of(self, gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> int:
+        """Returns the address of a device, which is stable until its handles become stale."""
         for address, target in self.targets.items():
             if target.gpu is gpu and target.instance is instance:
                 return address
         address = self.new_address()
-        self.targets[address] = Target(gpu, instance)
+        self.targets[address] = HandleTarget(gpu, instance)
         return address
 
     def place(self, load: SimulatedLoad) -> None:
@@ -134,23 +134,6 @@ class Machine:
             if not sum(self.current(gpu).evict(pid) for gpu in self.gpus):
                 raise ValueError(f"no simulated process {pid}")
 
-    def add(self, spec: str) -> list[int]:
-        """Hot-plugs GPUs; their numbers."""
-        with self.lock:
-            specs = parse_spec(spec)
-            if len(self.gpus) + len(specs) > MAX_GPUS:
-                raise UsageError(f"adding {spec!r} would make more than {MAX_GPUS} GPUs on one node")
-            added = [self._build(spec).number for spec in specs]
-            self._wire()
-            return added
-
-    def unplug(self, number: int) -> None:
-        with self.lock:
-            gpu = self.gpu(number)
-            self.forget_handles(gpu)
-            self.gpus.remove(gpu)
-            self._wire()
-
     def reset(self, number: int) -> None:
         with self.lock:
             gpu = self.current(self.gpu(number))
@@ -159,7 +142,7 @@ class Machine:
             self.forget_handles(gpu)
 
     def relayout(self, number: int, profiles: Sequence[str] | None) -> list[str]:
-        """Another MIG layout (None: MIG off); the UUIDs of the new MIG devices. Handles of the old ones are stale."""
+        """Changes the MIG layout (None: MIG off) and returns the UUIDs of the new MIG devices."""
         with self.lock:
             gpu = self.current(self.gpu(number))
             chosen = None if profiles is None else parse_profiles(gpu.model, profiles)
@@ -170,7 +153,7 @@ class Machine:
             return [instance.uuid for instance in gpu.instances]
 
     def forget_handles(self, gpu: SimulatedGpu | None = None) -> None:
-        """Makes every handle of one GPU, or of all, stale."""
+        """Makes all handles of one GPU, or of all GPUs, stale."""
         self.targets = {a: t for a, t in self.targets.items() if gpu is not None and t.gpu is not gpu}
 
     def _build(self, spec: GpuSpec) -> SimulatedGpu:
@@ -191,7 +174,7 @@ class Machine:
         return gpu
 
     def _wire(self) -> None:
-        """A GPU alone has no NVLink: a real H200 passed through by itself says "not supported"."""
+        """A single GPU has no NVLink, as measured on an H200."""
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
         for gpu in linked:
             gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
@@ -224,3 +207,226 @@ class Machine:
 
 def _given(values: Sequence[_T], number: int) -> _T | None:
     return values[number] if number < len(values) else None
+
+
+# Events
+
+_MAX_WAIT_SECONDS = 0.025
+
+
+@dataclass(slots=True)
+class EventSet:
+    registered: dict[int, int] = field(default_factory=dict)
+    """GPU number -> mask of event types."""
+    waiting: deque[Any] = field(default_factory=deque)
+
+
+class EventSets:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._sets: dict[int, EventSet] = {}
+
+    def create(self) -> Any:
+        address = self._machine.new_address()
+        self._sets[address] = EventSet()
+        return pointer_to(address, pynvml.c_nvmlEventSet_t)
+
+    def free(self, event_set: Any) -> None:
+        self._find(event_set)
+        del self._sets[address_in(event_set)]
+        self._machine.changed.notify_all()
+
+    def register(self, gpu: SimulatedGpu, types: int, event_set: Any) -> None:
+        found = self._find(event_set)
+        found.registered[gpu.number] = found.registered.get(gpu.number, 0) | types
+
+    def take(self, event_set: Any) -> Any:
+        """Returns the oldest event or None."""
+        waiting = self._find(event_set).waiting
+        return waiting.popleft() if waiting else None
+
+    def wait(self, event_set: Any, timeout_ms: int, check_session: Callable[[], None]) -> Any:
+        """Returns the oldest event. `check_session` raises once the session is over.
+
+        Waits in real time, because an injected clock may stand still; and briefly, because closing the driver waits
+        for it.
+        """
+        deadline = time.monotonic() + min(timeout_ms / 1000, _MAX_WAIT_SECONDS)
+        with self._machine.changed:
+            while True:
+                check_session()
+                event = self.take(event_set)
+                if event is not None:
+                    return event
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+                self._machine.changed.wait(left)
+
+    def raise_xid(self, gpu: SimulatedGpu, xid: int, gi_id: int | None) -> None:
+        with self._machine.changed:
+            for event_set in self._sets.values():
+                if event_set.registered.get(gpu.number, 0) & pynvml.nvmlEventTypeXidCriticalError:
+                    event_set.waiting.append(self._event(gpu, xid, gi_id))
+            self._machine.changed.notify_all()
+
+    def forget(self) -> None:
+        self._sets.clear()
+
+    def _event(self, gpu: SimulatedGpu, xid: int, gi_id: int | None) -> Any:
+        event = pynvml.c_nvmlEventData_t()
+        event.device = pointer_to(self._machine.address_of(gpu), pynvml.c_nvmlDevice_t)
+        event.eventType = pynvml.nvmlEventTypeXidCriticalError
+        event.eventData = xid
+        event.gpuInstanceId = NO_INSTANCE if gi_id is None else gi_id
+        event.computeInstanceId = NO_INSTANCE if gi_id is None else 0
+        return event
+
+    def _find(self, event_set: Any) -> EventSet:
+        found = self._sets.get(address_in(event_set))
+        if found is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return found
+
+
+# FaultInjector
+
+Subject = str | int
+"""Name of a function, or number of a field value."""
+
+_EVERY_GPU = None
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedAnswer:
+    """Overrides a result: a value or an error code."""
+
+    value: Any = None
+    error: int = 0
+
+
+@dataclass(slots=True)
+class Hang:
+    function: str
+    gpu: int | None
+    released: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
+    """Set once a call hangs here."""
+
+    def release(self) -> None:
+        self.released.set()
+
+
+class FaultInjector:
+    """Injects faults. `gpu` is the number of a GPU, None for all GPUs and for calls without a device."""
+
+    def __init__(self, machine: Machine, events: EventSets) -> None:
+        self._machine = machine
+        self._events = events
+        self._hangs: list[Hang] = []
+        self._answers: dict[tuple[Subject, int | None], InjectedAnswer] = {}
+        self.init_error = 0
+        self.session_error = 0
+        """Error of calls in sessions from before the last reload."""
+        self.driver_epoch = 0
+        self.processes_hidden = False
+
+    def hang(self, function: str, gpu: int | None = None) -> Hang:
+        """Blocks calls of the function until released."""
+        hang = Hang(function, gpu)
+        with self._machine.lock:
+            self._hangs.append(hang)
+        return hang
+
+    def release_all(self) -> None:
+        with self._machine.lock:
+            hangs, self._hangs = self._hangs, []
+        for hang in hangs:
+            hang.release()
+
+    def answer(self, subject: Subject, value: Any, gpu: int | None = None) -> None:
+        """Makes the function or field value return `value`."""
+        with self._machine.lock:
+            self._answers[subject, gpu] = InjectedAnswer(value=value)
+
+    def fail(self, subject: Subject, error: int, gpu: int | None = None) -> None:
+        """Makes the function or field value fail with this NVML error code."""
+        with self._machine.lock:
+            self._answers[subject, gpu] = InjectedAnswer(error=error)
+
+    def unsupported(self, subject: Subject, gpu: int | None = None) -> None:
+        self.fail(subject, pynvml.NVML_ERROR_NOT_SUPPORTED, gpu)
+
+    def clear(self, subject: Subject, gpu: int | None = None) -> None:
+        with self._machine.lock:
+            self._answers.pop((subject, gpu), None)
+
+    def hide_processes(self, hidden: bool = True) -> None:
+        """Simulates a separate PID namespace: process lists are empty, process utilisation is not."""
+        self.processes_hidden = hidden
+
+    def lose(self, gpu: int, *, enumerated: bool = True) -> None:
+        """Makes a GPU fall off the bus. Without `enumerated` it is no longer counted."""
+        with self._machine.lock:
+            lost = self._machine.gpu(gpu)
+            lost.lost, lost.enumerated = True, enumerated
+
+    def recover(self, gpu: int) -> None:
+        with self._machine.lock:
+            lost = self._machine.gpu(gpu)
+            lost.lost, lost.enumerated = False, True
+
+    def reset(self, gpu: int) -> None:
+        """Resets counters, ends processes, makes handles stale and restores a lost GPU."""
+        self._machine.reset(gpu)
+
+    def relayout(self, gpu: int, profiles: Sequence[str] | None) -> list[str]:
+        return self._machine.relayout(gpu, profiles)
+
+    def cut_link(self, gpu: int, link: int) -> None:
+        """Takes an NVLink down until the GPU is reset."""
+        with self._machine.lock:
+            self._machine.gpu(gpu).links_down.add(link)
+
+    def raise_xid(self, gpu: int, xid: int, gi_id: int | None = None) -> None:
+        self._events.raise_xid(self._machine.gpu(gpu), xid, gi_id)
+
+    def unload_driver(self) -> None:
+        self._take_driver_away(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    def remove_library(self) -> None:
+        self._take_driver_away(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    def mismatch_versions(self) -> None:
+        """Simulates a driver upgrade while the library stays."""
+        self._take_driver_away(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    def load_driver(self) -> None:
+        self.init_error = 0
+
+    def reload_driver(self, error: int = pynvml.NVML_ERROR_UNKNOWN) -> None:
+        """Makes all handles stale. Open sessions fail with `error` until they are shut down and opened again."""
+        with self._machine.lock:
+            self.driver_epoch += 1
+            self.session_error = error
+            self._machine.forget_handles()
+            self._events.forget()
+            self._machine.changed.notify_all()
+
+    def _take_driver_away(self, error: int) -> None:
+        self.init_error = error
+        self.reload_driver()
+
+    def wait_out(self, function: str, gpu: int | None) -> None:
+        """Blocks while a hang matches. Call without the lock."""
+        if not self._hangs:
+            return
+        for hang in list(self._hangs):
+            if hang.function == function and hang.gpu in (_EVERY_GPU, gpu):
+                hang.entered.set()
+                hang.released.wait()
+
+    def answer_for(self, subject: Subject, gpu: int | None) -> InjectedAnswer | None:
+        if not self._answers:
+            return None
+        return self._answers.get((subject, gpu)) or self._answers.get((subject, _EVERY_GPU))

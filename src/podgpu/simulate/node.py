@@ -1,7 +1,7 @@
-"""This module makes a lived-in node: loads on the simulated GPUs, and the pods a kubelet would name for them.
+"""A simulated node with pods: loads on the GPUs, and the pods that a kubelet lists for them.
 
-One pattern over the GPUs, repeated: a pod on two GPUs, one of two containers, two pods sharing one GPU in time slices,
-one that holds its GPU and does nothing, a busy one, and a GPU nobody holds.
+One pattern over the GPUs is repeated: a pod on two GPUs, one of two containers, two pods in time slices of one GPU, one
+that is idle, a busy one, and a GPU without a holder.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from podgpu.simulate.workload import SimulatedLoad
 _GIB = 1024**3
 _FIRST_PID = 4000
 _SWAY_SECONDS, _SWAYS_APART = 30, 37
-"""Loads that sway do so in 30 to 66 s, each in its own time."""
+"""Loads vary with periods of 30 to 66 s."""
 _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One container on one device: what it was given (kubelet) and what it does there (driver)."""
+    """One container on one device: its allocation (kubelet) and its load (driver)."""
 
     namespace: str
     pod: str
@@ -41,15 +41,15 @@ class Tenant:
 
 
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
-    """`first`: where in the pattern this node begins, a multiple of 8 for pods of other names than another node's."""
-    found: list[Tenant] = []
+    """`first`: offset in the pattern. With a multiple of 8 the pods have other names than those of another node."""
+    result: list[Tenant] = []
     whole = [g for g in driver.machine.gpus if not g.instances]
     for position, gpu in enumerate(whole, first):
-        found += _on_gpu(position, gpu.number, gpu.uuid)
+        result += _on_gpu(position, gpu.number, gpu.uuid)
     for gpu in driver.machine.gpus:
         for slot, instance in enumerate(gpu.instances):
             if slot < 5:  # the remaining instances stay free
-                found.append(
+                result.append(
                     Tenant(
                         "notebooks",
                         f"jupyter-{first + gpu.number}-{slot}",
@@ -62,7 +62,7 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
                         memory=(slot + 1) * _GIB,
                     )
                 )
-    return found
+    return result
 
 
 def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
@@ -85,7 +85,6 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
-    """Who works has a process on its device."""
     for number, tenant in enumerate(on):
         if tenant.duty:
             driver.place(load_of(tenant, driver, pid_of(number), phase=number * 0.013))
@@ -106,7 +105,7 @@ def load_of(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0,
 
 
 def furnish(root: Path, of: list[Tenant]) -> None:
-    """What the host's files say of them: /proc/<pid> of each process, and the kubelet's log directories."""
+    """Creates the host's files: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
         furnish_one(root, proc, tenant, pid_of(number))
@@ -122,12 +121,11 @@ def furnish_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> No
 
 
 def clear_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
-    """The tenant is gone, and so is what the host's files said of it."""
     if tenant.duty:
         proc.remove(pid)
     pod, container = _log_paths(root, tenant)
     container.unlink(missing_ok=True)
-    with suppress(OSError):  # another container of the pod has removed it already
+    with suppress(OSError):  # another container of the pod has removed it
         pod.rmdir()
 
 
@@ -149,7 +147,7 @@ def _container_id(tenant: Tenant) -> str:
 
 
 def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
-    """As the kubelet lists them: a pod once, with every container and every device id."""
+    """Lists each pod once, with all containers and device ids, as the kubelet does."""
     held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
     for tenant in of:
         containers = held.setdefault((tenant.namespace, tenant.pod), {})

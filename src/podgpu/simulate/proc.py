@@ -1,7 +1,4 @@
-"""This module writes a /proc of simulated processes into a directory: what accounting reads of real ones, and no more.
-
-Processes come, go, and take over each other's pids when told to.
-"""
+"""Writes a /proc of simulated processes into a directory, with the files that podgpu reads."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _FIELDS_AFTER_START = 30
 
 
 class SimulatedProc:
-    """Give `root` where /proc is asked for. `pid_namespace` is the one the reader finds itself in."""
+    """Use `root` as /proc. `pid_namespace`: namespace of the reader."""
 
     def __init__(self, root: Path, pid_namespace: str = HOST_PID_NAMESPACE) -> None:
         self.root = root
@@ -35,10 +32,10 @@ class SimulatedProc:
         os.symlink(pid_namespace, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """A process starts. `cgroup` is the whole text of its cgroup file: see `container_cgroup`."""
+        """Starts a process. `cgroup`: text of its cgroup file, see `container_cgroup`."""
         folder = self.root / str(pid)
         folder.mkdir()
-        # The cgroup last, as nobody can find a process half there.
+        # Written last, because readers open it first.
         (folder / "stat").write_text(stat_line(pid, name, next(self._starts)))
         (folder / "cgroup").write_text(cgroup)
 
@@ -46,21 +43,19 @@ class SimulatedProc:
         shutil.rmtree(self.root / str(pid))
 
     def reuse(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """The process ends, and another one is given its pid."""
+        """Ends the process and starts another one with its pid."""
         self.remove(pid)
         self.add(pid, cgroup, name)
 
     def move(self, pid: int, cgroup: str) -> None:
-        """The same process, in another cgroup."""
         (self.root / str(pid) / "cgroup").write_text(cgroup)
 
     def forbid(self, pid: int) -> None:
-        """Nobody but root may read its cgroup."""
         (self.root / str(pid) / "cgroup").chmod(0)
 
 
 def stat_line(pid: int, name: str, started: int) -> str:
-    """As /proc/<pid>/stat has it: the kernel keeps 15 characters of the name, whatever they are."""
+    """Returns the text of /proc/<pid>/stat. The kernel keeps 15 characters of the name."""
     before_start = " ".join(["1"] * 18)
     after_start = " ".join(["0"] * _FIELDS_AFTER_START)
     return f"{pid} ({name[:15]}) S {before_start} {started} {after_start}\n"
@@ -75,13 +70,12 @@ def container_cgroup(
     qos: Qos = "burstable",
     runtime: Runtime = "containerd",
 ) -> str:
-    """The cgroup file of a process in a pod's container, as the kubelet and the runtime make it together."""
+    """Returns the cgroup file of a process in a pod's container."""
     make = _systemd_path if driver == "systemd" else _cgroupfs_path
     return cgroup_text(make(uid, container_id, qos, runtime), version)
 
 
 def cgroup_text(path: str, version: Literal[1, 2] = 2) -> str:
-    """The same path in every hierarchy."""
     if version == 2:
         return f"0::{path}\n"
     numbered = enumerate(_V1_HIERARCHIES, 1)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
-from podgpu.figures.totals import is_blind
+from podgpu.cluster.flat import FlatView, is_blind
+from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.model import Who
 
 POWER_WINDOW = 5.0
@@ -76,7 +76,7 @@ class History:
         self._taken_at: float | None = None
         self._old_nodes: frozenset[str] = frozenset()
 
-    def note(self, view: View, now: float) -> None:
+    def note(self, view: FlatView, now: float) -> None:
         """`now` is monotonic seconds. Who is no longer there is forgotten."""
         is_same = view.taken_at is not None and view.taken_at == self._taken_at
         self._now, self._taken_at, self._old_nodes = now, view.taken_at, view.old_nodes

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from podgpu.cluster.flat import FlatView, PhysicalGpu, is_blind, physical_gpus
 from podgpu.errors import few_of
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
-from podgpu.figures.parts import PhysicalGpu, physical_gpus
-from podgpu.figures.totals import is_blind
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, holder_text
 from podgpu.model import Who, Workload
 from podgpu.top.history import History, Idle
 
@@ -59,7 +58,7 @@ class Line:
         return "bad" if "bad" in worst else "warn" if "warn" in worst else ""
 
 
-def lines_of(view: View, history: History, wall: float | None = None) -> list[Line]:
+def lines_of(view: FlatView, history: History, wall: float | None = None) -> list[Line]:
     """One for each physical GPU, in the order of GPUs. `wall` is now in Unix time, for ages."""
     nodes: dict[str, list[DeviceFigures]] = {}
     for device in sorted(view.devices, key=lambda d: d.place):
@@ -83,8 +82,6 @@ class _Builder:
     def gpu_line(self, of: PhysicalGpu) -> Line:
         first = of.devices[0]
         gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
-        if of.instances:
-            gpu = replace(gpu, utilization=of.utilization)
         parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
         line = self._device_line(gpu, gpu)
         if not parts:

@@ -1,2 +1,1 @@
-"""This room finds out who really uses a device: from the driver's processes to the containers they run in. Touches
-/proc, nothing else."""
+"""Finds which workloads use the GPUs, and counts how much. Reads /proc and nothing else."""

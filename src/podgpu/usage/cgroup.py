@@ -1,7 +1,7 @@
-"""This module says which container a process is in, from the text of its /proc/<pid>/cgroup. Pure.
+"""Parses /proc/<pid>/cgroup: which container is the process in?
 
-The text is the same question answered in many dialects: cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers,
-five runtimes, containers in containers, and paths seen from inside another cgroup namespace.
+Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
+and readers in another cgroup namespace.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_PREFERRED = ("memory", "cpu", "cpuacct", "pids", "name=systemd")
-"""cgroup v1, the most reliable first: no runtime does without limiting memory, and any may leave the others out."""
+_PREFERRED = ("memory", "cpu", "cpuacct", "pids", "name=systemd")  # cgroup v1: every runtime limits memory
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD = re.compile(rf"(?:\A|-)pod({_UID})\Z")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-_DELETED = " (deleted)"  # what the kernel adds to the path of a cgroup that is no more
+_DELETED = " (deleted)"  # added by the kernel to the path of a removed cgroup
 _RUNTIMES = {
     "cri-containerd": "containerd",
     "nerdctl": "containerd",
@@ -23,24 +22,21 @@ _RUNTIMES = {
     "docker": "docker",
     "libpod": "podman",
 }
-"""What systemd's scopes are called by, and by whom."""
-_MONITOR = "conmon"
-"""crio-conmon-<id> and libpod-conmon-<id> hold the process that watches a container, not the container."""
+"""Prefixes of systemd scopes."""
+_MONITOR = "conmon"  # crio-conmon-<id> and libpod-conmon-<id> contain the container's monitor, not the container
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container as its cgroup names it. Empty is what the path does not tell."""
+    """A container as named by its cgroup."""
 
     container_id: str
-    uid: str = ""
-    """Of the pod: 8-4-4-4-12, or the hash the kubelet gives a static pod. Empty outside Kubernetes."""
-    runtime: str = ""
-    """containerd, crio, docker or podman; empty where the path is only the id, as cgroupfs has it."""
+    uid: str = ""  # of the pod: 8-4-4-4-12, or the hash of a static pod; empty outside Kubernetes
+    runtime: str = ""  # containerd, crio, docker or podman; empty if the path does not name it
 
 
 def parse_cgroup(text: str) -> ContainerRef | None:
-    """The outermost Kubernetes container the process is in, else the outermost container, else None."""
+    """Returns the outermost Kubernetes container, else the outermost container, else None."""
     outside: ContainerRef | None = None
     for path in _paths(text):
         ref = _parse_path(path)
@@ -51,14 +47,13 @@ def parse_cgroup(text: str) -> ContainerRef | None:
 
 
 def _paths(text: str) -> list[str]:
-    """The paths of all hierarchies, the most reliable first. A line is `number:controllers:path`."""
-    # Not splitlines(): the kernel escapes line feeds in names, but no other character that would end a line there.
+    """Returns the paths of all hierarchies, the most reliable first. A line is `number:controllers:path`."""
+    # Not splitlines(): the kernel escapes only line feeds in names.
     lines = [parts for line in text.split("\n") if len(parts := line.split(":", 2)) == 3]
     return [path for _number, _controllers, path in sorted(lines, key=lambda parts: _rank(parts[1]))]
 
 
 def _rank(controllers: str) -> int:
-    """v2 has no controllers in its line, and no other line to be chosen before unless v1 is there too."""
     known = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
     return min(known, default=len(_PREFERRED))
 
@@ -78,9 +73,8 @@ def _parse_path(path: str) -> ContainerRef | None:
 
 
 def _names(path: str) -> Iterator[str]:
-    """The path's parts. `..`, from a reader in another cgroup namespace, is just a name that means nothing here."""
     for name in path.removesuffix(_DELETED).split("/"):
-        # containerd told systemd's way, runc told the other: it makes `slice:prefix:id` one directory.
+        # containerd with systemd cgroups and runc without: runc creates one directory named `slice:prefix:id`.
         slice_, colon, scope = name.partition(":")
         yield slice_
         if colon:
@@ -94,5 +88,5 @@ def _parse_container(name: str, uid: str, parent: str) -> ContainerRef | None:
     if not prefix:
         return ContainerRef(container_id, uid, _RUNTIMES.get(parent, ""))
     if prefix not in _RUNTIMES and not uid:
-        return None  # outside a pod, a name and a hash may be anything
+        return None  # outside a pod, a name with a hash can be anything
     return ContainerRef(container_id, uid, _RUNTIMES.get(prefix, prefix))

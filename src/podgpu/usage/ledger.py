@@ -1,362 +1,323 @@
-"""Ledger knows who used how much of which device since podgpu started: it integrates turn after turn, in whole ns, mJ
-and bytes. Pure.
+"""Counts what workloads, devices and namespaces used since the exporter started.
 
-In every turn, what the accounts of a device are charged and what nobody could be is the device's own figure, to the
-last unit. One thread at a time.
+`attribution` divides a single turn. The ledger adds up the turns, while workloads and devices come and go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
-from functools import cache
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
-from podgpu.metrics.mig import billed_name
-from podgpu.model import Assignment, Device, DeviceUsage, Usage, Who, Workload, physical
-from podgpu.usage.accounts import Account, DeviceBook, Entry, NamespaceBook
-from podgpu.usage.charges import (
-    UNKNOWN,
-    Charge,
-    Scene,
-    Weights,
-    believed,
+from msgspec import structs
+
+from podgpu.model import UsageMethod, Workload, WorkloadKey
+from podgpu.node_state import HolderUsage, NamespaceUsage, SlotUsage
+from podgpu.usage.attribution import (
+    SHARE_UNITS,
+    DeviceTurn,
+    Division,
+    GpuTurn,
+    Owner,
+    attribute_busy,
+    attribute_memory,
     bound_busy,
-    charge_busy,
-    charge_memory,
+    compute_idle,
     count_processes,
-    in_pieces,
-    processes_on,
-    weigh_energy,
-    weigh_mig_energy,
+    divide,
+    divide_by_share,
 )
-from podgpu.usage.presence import Holding, differ, holdings_of, presence_of
-from podgpu.usage.stretch import Stretch
 
-B = TypeVar("B")
-MOST_NAMESPACES = 5_000
-"""Namespaces and models. Past that, those of namespaces that hold and use nothing any more are forgotten, the longest
-unchanged first, as in the cluster."""
-MOST_AWAY = 64
-"""GPUs that are gone, of which it is remembered what was used: one that comes back goes on where it was."""
-MOST_CLOSED = 1_000
-"""Accounts of containers that left, of which what they used is remembered."""
-Owner = Callable[[int], Workload | None]
-"""Pid -> its container with all its names; None when it is in none, or nobody knows."""
+MAX_CLOSED_ACCOUNTS = 1_000  # a source can lose a holder for some time; then its counters continue
+MAX_NAMESPACES = 5_000  # pairs of namespace and GPU model; the least recently used one is evicted
+_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class _DeviceTurn:
-    """One device in this turn. Without a scene it did not answer."""
+class Counters:
+    """Counters of a workload or a namespace. Each is None until it is first known."""
 
-    shares: Mapping[Who, Fraction | None]
-    scene: Scene | None = None
-    busy: Charge = UNKNOWN
-    energy: Charge = UNKNOWN
-    memory: Charge = UNKNOWN
-    processes: Mapping[Who, int] | None = None
-    busy_bounds: Mapping[Who, tuple[int, int]] = field(default_factory=dict)
-    seen_into: bool = False
-    """Whether processes could be seen, on the device or on an instance of it."""
+    allocated_ns: int | None = None
+    busy_ns: int | None = None
+    idle_ns: int | None = None
+    energy_mj: int | None = None
+    busy_min_ns: int | None = None
+    busy_max_ns: int | None = None
 
-    @property
-    def window(self) -> int:
-        return self.scene.window if self.scene else 0
+    def add(self, increment: Counters) -> None:
+        for name in _COUNTERS:
+            setattr(self, name, _plus(getattr(self, name), getattr(increment, name)))
+
+
+_COUNTERS = tuple(counter.name for counter in fields(Counters))
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One workload on one device, as long as it holds the device or has a process there."""
+
+    workload: Workload
+    counters: Counters = field(default_factory=Counters)
+    namespace: Counters = field(default_factory=Counters)  # shared by all accounts of the namespace and model
+    is_holder: bool = False
+    has_process: bool = False
+    is_measured: bool = True  # False while the driver does not report the busy time of its processes
+    memory: int | None = None
+    processes: int | None = None
+    utilization: float | None = None  # part of the last turn in which it was busy
+    power_ratio: float | None = None  # its part of the energy between the last two readings
+    idle_streak_ns: int | None = None  # idle time since it was last busy
+
+    def charge(self, increment: Counters) -> None:
+        """Adds to the counters of the workload and of its namespace."""
+        self.counters.add(increment)
+        self.namespace.add(increment)
+        may_have_run = increment.busy_ns is not None and (increment.busy_ns > 0 or increment.idle_ns is None)
+        self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
+
+    def to_usage(self, at: float) -> HolderUsage:
+        """Leaves out counters that stand still although the workload may be running."""
+        counters = self.counters if self.is_measured else Counters(self.counters.allocated_ns)
+        streak_ns = self.idle_streak_ns if self.is_measured else None
+        return HolderUsage(
+            utilization_ratio=self.utilization,
+            memory_used_bytes=self.memory,
+            processes=self.processes,
+            allocated_ns=counters.allocated_ns,
+            busy_ns=counters.busy_ns,
+            busy_min_ns=counters.busy_min_ns,
+            busy_max_ns=counters.busy_max_ns,
+            idle_ns=counters.idle_ns,
+            energy_mj=counters.energy_mj,
+            power_ratio=self.power_ratio,
+            idle_since=at - streak_ns / _NS if streak_ns else None,
+        )
+
+
+@dataclass(slots=True)
+class DeviceAccount:
+    """What one device used, and how much of that is unattributed."""
+
+    busy_ns: int | None = None
+    unattributed_busy_ns: int | None = None
+    energy_mj: int | None = None
+    unattributed_energy_mj: int | None = None
+    memory: Division = field(default_factory=Division)
+    method: UsageMethod | None = None
+    has_seen_processes: bool = False  # before, everything is unattributed, and that means nothing
+
+    def to_usage(self) -> SlotUsage:
+        return SlotUsage(
+            memory_used_bytes=self.memory.total,
+            busy_ns=self.busy_ns,
+            energy_mj=self.energy_mj,
+            unattributed_memory_bytes=None if self.memory.parts is None else self.memory.unattributed,
+            unattributed_busy_ns=self.unattributed_busy_ns if self.has_seen_processes else None,
+            unattributed_energy_mj=self.unattributed_energy_mj if self.has_seen_processes else None,
+            method=self.method or "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Away:
-    """The books of a GPU that is gone, and of its instances."""
+class UsageSnapshot:
+    """The state of a ledger. In MIG mode the GPU has the energy, and its instances have everything else."""
 
-    accounts: dict[str, dict[Who, Account]]
-    devices: dict[str, DeviceBook]
+    holders: Mapping[str, Sequence[tuple[Workload, HolderUsage]]] = field(default_factory=dict)  # by device key
+    devices: Mapping[str, SlotUsage] = field(default_factory=dict)
+    namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Charged:
+    """One device of a turn whose time has been charged."""
+
+    device: DeviceTurn
+    busy: Division
+    accounts: Mapping[Workload, Account]
+
+
+@dataclass(slots=True)
+class EnergyWindow:
+    """The turns between two readings of a GPU's energy counter. The energy is divided by their weights.
+
+    Each turn has a weight of power × time. It is divided by busy time × compute slices, or by the shares held if
+    nothing ran. An account that was closed within the window still pays its part, and so does its namespace.
+    """
+
+    weights: Counter[Account] = field(default_factory=Counter)
+    unattributed: int = 0
+
+    def add(self, gpu: GpuTurn, charged: Sequence[_Charged], elapsed_ns: int) -> None:
+        answers = [one for one in charged if one.device.usage.window_ns]
+        if not answers:
+            return  # the next figures of the GPU cover this turn, too
+        weight = (gpu.power_mw or 1) * elapsed_ns
+        by_use, unattributed_use = Counter[Account](), 0
+        by_share, unattributed_share = Counter[Account](), gpu.free_slices * SHARE_UNITS
+        for one in answers:
+            device, busy, slices = one.device, one.busy, one.device.slices
+            unattributed = device.usage.window_ns if busy.unattributed is None else busy.unattributed
+            unattributed_use += unattributed * slices  # an unknown busy time counts as busy: no other pays for it
+            shares, unheld = divide_by_share(device, SHARE_UNITS), SHARE_UNITS
+            for workload, part in (busy.parts or {}).items():
+                account = one.accounts[workload]
+                by_use[account] += part * slices
+                by_share[account] += shares.get(workload, 0) * slices
+                unheld -= shares.get(workload, 0)
+            unattributed_share += unheld * slices
+        if unattributed_use or any(by_use.values()):
+            parts = divide(weight, by_use, unattributed_use)
+        else:
+            parts = divide(weight, by_share, unattributed_share)
+        self.weights.update(parts)
+        self.unattributed += weight - sum(parts.values())
 
 
 class Ledger:
-    def __init__(self) -> None:
-        self._accounts: dict[str, dict[Who, Account]] = {}
-        self._running: dict[str, dict[int, Who | None]] = {}
-        """By device, the processes when they were last seen, and who was charged for each."""
-        self._devices: dict[str, DeviceBook] = {}
-        self._stretches: dict[str, Stretch] = {}
-        """By GPU: turns whose energy is not told yet."""
-        self._away: dict[str, _Away] = {}
-        self._closed: dict[tuple[str, Who], Account] = {}
-        """By device and whom; the longest closed first."""
-        self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
-        """The longest unchanged first."""
-        self.namespaces_forgotten = 0
+    """The usage of all devices of a node. Not thread-safe."""
 
-    def charge(
-        self,
-        usages: Sequence[DeviceUsage],
-        assignments: Sequence[Assignment],
-        owner: Owner,
-        elapsed_ns: int,
-        untold: Collection[int] = (),
-    ) -> None:
-        """Enters one turn: `elapsed_ns` is the time since the last, as our own monotonic clock has it.
+    def __init__(self, max_namespaces: int = MAX_NAMESPACES) -> None:
+        self.evicted_namespaces = 0
+        self._max_namespaces = max_namespaces
+        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # by device key, of the last turn
+        self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # by device key, oldest first
+        self._devices: dict[str, DeviceAccount] = {}  # including devices that may come back
+        self._listed: set[str] = set()  # devices and GPUs of the last turn
+        self._namespaces: dict[tuple[str, str, str], Counters] = {}  # by namespace, model, profile; oldest use first
+        self._owners: dict[str, dict[int, Owner]] = {}  # by device key and pid, when last visible
+        self._windows: dict[str, EnergyWindow] = {}  # by GPU UUID
 
-        `untold`: processes of which it is not known whose they are, so that no holder may be called idle for them.
+    def charge(self, gpus: Sequence[GpuTurn], elapsed_ns: int) -> None:
+        """Adds one turn. `elapsed_ns` is the time since the previous turn by the monotonic clock.
+
+        Devices that are not in `gpus` are removed. If they come back, their counters continue.
         """
-        told = {usage.device.key: usage for usage in usages}
-        held = holdings_of(assignments)
-        self._welcome_back({physical(key) for key in told.keys() | held.keys()})
-        ask = cache(owner)
-        turns = {
-            key: self._meet(key, told.get(key), held.get(key, {}), ask, untold)
-            for key in told.keys() | held.keys() | self._accounts.keys()
-        }
-        self._divide_energy(turns)
-        for key, turn in turns.items():
-            self._enter_people(key, turn, believed(elapsed_ns))
-            self._enter_device(key, turn)
-        self._forget_namespaces()
+        self._remove_missing(gpus)
+        for gpu in gpus:
+            charged = [self._charge_time(device, elapsed_ns) for device in gpu.devices]
+            if gpu.answered:
+                self._charge_energy(gpu, charged, elapsed_ns)
+        self._evict()
 
-    def statement(self) -> Usage:
-        return Usage(
+    def snapshot(self, at: float) -> UsageSnapshot:
+        """`at` is the Unix time of the last turn."""
+        return UsageSnapshot(
+            {
+                key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
+                for key, accounts in self._accounts.items()
+            },
+            {key: account.to_usage() for key, account in self._devices.items() if key in self._listed},
             tuple(
-                account.statement(key)
-                for key, people in sorted(self._accounts.items())
-                for _, account in sorted(people.items())
+                NamespaceUsage(*key, counters.allocated_ns or 0, counters.busy_ns, counters.energy_mj)
+                for key, counters in sorted(self._namespaces.items())
             ),
-            tuple(book.statement(key) for key, book in sorted(self._devices.items())),
-            tuple(book.statement(*name) for name, book in sorted(self._namespaces.items())),
         )
 
-    def forget_devices(self, keys: Collection[str]) -> None:
-        """Puts away GPUs that are listed no more, with their MIG instances. Namespaces keep what was used of them."""
-        for gpu in keys:
-            away = _Away(_taken_out(self._accounts, gpu), _taken_out(self._devices, gpu))
-            _taken_out(self._running, gpu)
-            self._stretches.pop(gpu, None)
-            if away.devices or away.accounts:
-                self._away[gpu] = away
-        for gpu in list(self._away)[:-MOST_AWAY]:
-            del self._away[gpu]
+    def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> _Charged:
+        """Charges allocated, busy and idle time, and sets the gauges."""
+        key, window_ns = turn.device.key, turn.usage.window_ns
+        accounts = self._update_accounts(turn)
+        busy = attribute_busy(turn, self._find_ended_owner(turn))
+        memory, processes, bounds = attribute_memory(turn), count_processes(turn), bound_busy(turn, busy)
+        for workload, account in accounts.items():
+            share, part = turn.holders.get(workload), busy.part(workload)
+            allocated = None if share is None else round(share * elapsed_ns)
+            idle = compute_idle(turn, workload, busy, elapsed_ns)
+            account.charge(Counters(allocated, part, idle, None, *bounds.get(workload, ())))
+            account.utilization = part / window_ns if part is not None and window_ns else None
+            account.memory = None if memory.parts is None else memory.parts.get(workload)
+            account.processes = processes.get(workload)
+            if turn.processes is not None and turn.usage.process_busy_ns is not None:
+                account.is_measured = part is not None or (account.is_measured and not account.has_process)
+        device = self._devices.setdefault(key, DeviceAccount())
+        device.busy_ns = _plus(device.busy_ns, busy.total)
+        device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.unattributed)
+        device.memory = memory
+        device.method = None if busy.parts is None else turn.usage.method
+        device.has_seen_processes |= turn.processes is not None
+        return _Charged(turn, busy, accounts)
 
-    def _welcome_back(self, gpus: Collection[str]) -> None:
-        """Counters never fall: what they stood at they go on from. Who is no longer there is found out in this turn."""
-        for gpu in self._away.keys() & gpus:
-            away = self._away.pop(gpu)
-            self._accounts |= away.accounts
-            self._devices |= away.devices
+    def _charge_energy(self, gpu: GpuTurn, charged: Sequence[_Charged], elapsed_ns: int) -> None:
+        """Adds the turn to the window. A reading of the counter closes the window and divides its energy."""
+        window = self._windows.setdefault(gpu.uuid, EnergyWindow())
+        window.add(gpu, charged, elapsed_ns)
+        device = self._devices.setdefault(gpu.uuid, DeviceAccount())
+        device.has_seen_processes |= any(one.device.processes is not None for one in charged)
+        if gpu.energy_mj is not None:
+            self._windows[gpu.uuid] = EnergyWindow()
+            parts = divide(gpu.energy_mj, window.weights, window.unattributed)
+            for account, part in parts.items():
+                account.charge(Counters(energy_mj=part))
+            for account in (account for one in charged for account in one.accounts.values()):
+                account.power_ratio = parts[account] / gpu.energy_mj if gpu.energy_mj and account in parts else None
+            device.energy_mj = _plus(device.energy_mj, gpu.energy_mj)
+            rest = gpu.energy_mj - sum(parts.values())
+            device.unattributed_energy_mj = _plus(device.unattributed_energy_mj, rest)
+        if device.energy_mj is not None:
+            for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):
+                if account.counters.energy_mj is None:  # the counter exists before the next reading
+                    account.charge(Counters(energy_mj=0))
 
-    # Who is there
-
-    def _meet(
-        self,
-        key: str,
-        usage: DeviceUsage | None,
-        holders: Mapping[Who, Holding],
-        ask: Owner,
-        untold: Collection[int],
-    ) -> _DeviceTurn:
-        """Opens and closes accounts, and divides what the device tells among them."""
-        known = {who: account.workload for who, account in self._accounts.get(key, {}).items()}
-        users = _users_of(usage, ask)
-        presence = presence_of(holders, users or {}, known)
-        shares = {who: holding.share for who, holding in holders.items()}
-        seen = None if users is None else set(presence.payers.values())
-        self._open_and_close(key, presence.workloads, holders, seen)
-        if usage is None:
-            return _DeviceTurn(shares)
-        self._devices.setdefault(key, DeviceBook(billed_model(usage.device)))
-        left = self._who_left(key, usage, shares, presence.payers)
-        return _divide(Scene(usage, shares, presence.payers, frozenset(untold), left))
-
-    def _who_left(
-        self, key: str, usage: DeviceUsage, holders: Collection[Who], payers: Mapping[int, Who]
-    ) -> Who | None:
-        """The holder whose processes ended. Where somebody else's did too there is no telling, and nobody is named."""
-        if in_pieces(usage.device):
-            self._running.pop(key, None)
-        if processes_on(usage) is None:
+    def _find_ended_owner(self, turn: DeviceTurn) -> Workload | None:
+        """Returns the holder whose processes ended since the last turn, if no other owner's ended."""
+        if turn.processes is None:
             return None
-        before, now = self._running.get(key, {}), {pid: payers.get(pid) for pid in _pids_of(usage)}
-        self._running[key] = now
-        leavers = {who for pid, who in before.items() if pid not in now or now[pid] != who}
-        return next(iter(leavers)) if len(leavers) == 1 and leavers <= set(holders) else None
+        before = self._owners.get(turn.device.key, {})
+        now = self._owners[turn.device.key] = {p.pid: p.owner for p in turn.processes if not p.ended}
+        ended = {_key(owner) for pid, owner in before.items() if _key(now.get(pid)) != _key(owner)}
+        return next((holder for holder in turn.holders if ended == {holder.key}), None)
 
-    def _open_and_close(
-        self, key: str, present: Mapping[Who, Workload], holders: Collection[Who], users: set[Who] | None
-    ) -> None:
-        """Where processes cannot be seen (`users` is None) who was at work is taken to be still. Not who held the
-        device and no longer does: its container is gone, and its processes with it. Unless nobody knows its uid: if
-        it is named again its account could not be found again, and its counters would fall."""
-        before, now = self._accounts.pop(key, {}), dict[Who, Account]()
-        for who, workload in present.items():
-            account = before.pop(who, None) or self._reopened(key, who, workload)
-            if account is None or differ(account.workload, workload):
-                account = Account(workload)
-            account.workload = workload
-            now[who] = account
-        if users is None:
-            now |= {who: account for who, account in before.items() if account.using and not account.has_left}
-        for who, account in now.items():
-            account.holding = who in holders
-            account.using = account.using if users is None else who in users
-        if now:
-            self._accounts[key] = now
-        self._close({(key, who): account for who, account in before.items() if who not in now})
+    def _update_accounts(self, turn: DeviceTurn) -> Mapping[Workload, Account]:
+        """Opens the accounts of holders and users of the device, and closes all others."""
+        key, accounts = turn.device.key, dict[Workload, Account]()
+        before = self._accounts.get(key, {})
+        users = {process.owner for process in turn.processes or () if isinstance(process.owner, Workload)}
+        for workload in turn.holders.keys() | users:
+            account = accounts[workload] = self._open(turn, workload, before.get(workload.key))
+            account.is_holder = workload in turn.holders
+            account.has_process = workload in users or (turn.processes is None and account.has_process)
+        if turn.processes is None:  # assume that processes still run, except those of holders that lost the device
+            keys = {workload.key for workload in accounts}
+            running = (one for one in before.values() if one.has_process and not one.is_holder)
+            accounts |= {one.workload: one for one in running if one.workload.key not in keys}
+        self._accounts[key] = {workload.key: account for workload, account in accounts.items()}
+        self._closed |= {(key, name): one for name, one in before.items() if name not in self._accounts[key]}
+        return accounts
 
-    def _reopened(self, key: str, who: Who, workload: Workload) -> Account | None:
-        account = self._closed.pop((key, who), None)
-        return account if account is not None and account.workload.uid == workload.uid else None
+    def _open(self, turn: DeviceTurn, workload: Workload, account: Account | None) -> Account:
+        """Returns the present account, a closed one, or a new one. A pod with a new UID gets a new account."""
+        closed = self._closed.pop((turn.device.key, workload.key), None)
+        if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
+            account = closed
+        if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
+            account = Account(workload)
+        elif not workload.uid:
+            workload = structs.replace(workload, uid=account.workload.uid)
+        account.workload = workload
+        if workload.namespace:
+            model = (workload.namespace, turn.device.model, turn.device.profile)
+            account.namespace = self._namespaces[model] = self._namespaces.pop(model, Counters())
+        return account
 
-    def _close(self, accounts: Mapping[tuple[str, Who], Account]) -> None:
-        """A pod that comes back under the same uid was there all the time: whoever tells of it was ill, and its
-        counters go on. Of one without a uid nobody could say that it is the same."""
-        self._closed |= {place: account for place, account in accounts.items() if account.workload.uid}
-        for place in list(self._closed)[:-MOST_CLOSED]:
+    def _remove_missing(self, gpus: Sequence[GpuTurn]) -> None:
+        devices = {turn.device.key for gpu in gpus for turn in gpu.devices}
+        self._listed = devices | {gpu.uuid for gpu in gpus}
+        for key in self._accounts.keys() - devices:
+            self._closed |= {(key, name): account for name, account in self._accounts.pop(key).items()}
+            self._owners.pop(key, None)
+        self._windows = {uuid: window for uuid, window in self._windows.items() if uuid in self._listed}
+
+    def _evict(self) -> None:
+        for place in list(self._closed)[:-MAX_CLOSED_ACCOUNTS]:
             del self._closed[place]
-
-    # What they pay
-
-    def _enter_people(self, key: str, turn: _DeviceTurn, elapsed: int) -> None:
-        for who, account in self._accounts.get(key, {}).items():
-            entry = _entry(who, account, turn, elapsed)
-            account.add(entry)
-            account.utilization = entry.busy_ns / turn.window if entry.busy_ns is not None and turn.window else None
-            account.memory = (turn.memory.parts or {}).get(who)
-            account.processes = (turn.processes or {}).get(who)
-            if account.workload.namespace:
-                self._namespace(account.workload.namespace, key).add(entry)
-
-    # What the GPUs used
-
-    def _divide_energy(self, turns: Mapping[str, _DeviceTurn]) -> None:
-        instances: dict[str, dict[str, _DeviceTurn]] = {}
-        for key, turn in turns.items():
-            if key != physical(key):
-                instances.setdefault(physical(key), {})[key] = turn
-        for key, turn in turns.items():
-            if turn.scene is None or key != physical(key):
-                continue
-            pieces = instances.get(key, {}) if in_pieces(turn.scene.device) else {}
-            names = self._names(key)
-            for part in pieces:
-                names |= {(part, *who): name for who, name in self._names(part).items()}
-            stretch = self._stretches.setdefault(key, Stretch())
-            turn.energy = stretch.turn(turn.scene.usage, _weigh(turn, pieces), names)
-            for part, other in pieces.items():
-                other.energy = _part_of(turn.energy, part)
-            self._pay_for_the_gone(key, turn.energy, stretch.namespaces, names)
-
-    def _names(self, key: str) -> dict[Who, str]:
-        return {who: account.workload.namespace for who, account in self._accounts.get(key, {}).items()}
-
-    def _pay_for_the_gone(self, key: str, energy: Charge, then: Mapping[Who, str], now: Mapping[Who, str]) -> None:
-        """Who left before the energy of its last seconds was told has no account; its namespace pays all the same."""
-        for who, part in (energy.parts or {}).items():
-            if who not in now and then.get(who):
-                self._namespace(then[who], self._book_of(who, key)).add(Entry(energy_mj=part))
-
-    def _book_of(self, who: Who, gpu: str) -> str:
-        """The instance that stands in front of a name where the GPU is cut by MIG; else the GPU."""
-        return who[0] if who[0] in self._devices else gpu
-
-    def _namespace(self, namespace: str, key: str) -> NamespaceBook:
-        """A device that never answered has no model yet."""
-        name = (namespace, self._devices[key].model if key in self._devices else "")
-        book = self._namespaces.pop(name) if name in self._namespaces else NamespaceBook()
-        self._namespaces[name] = book
-        return book
-
-    def _forget_namespaces(self) -> None:
-        if len(self._namespaces) <= MOST_NAMESPACES:
-            return
-        present = {account.workload.namespace for people in self._accounts.values() for account in people.values()}
-        absent = [name for name in self._namespaces if name[0] not in present]
-        for name in absent[: len(self._namespaces) - MOST_NAMESPACES]:
-            del self._namespaces[name]
-            self.namespaces_forgotten += 1
-
-    def _enter_device(self, key: str, turn: _DeviceTurn) -> None:
-        book = self._devices.get(key)
-        if book is None:
-            return
-        book.add(turn.busy, turn.energy)
-        book.memory = turn.memory
-        book.method = turn.scene.usage.method if turn.scene and turn.busy.parts is not None else None
-        book.seen_into |= turn.seen_into
+        for key in list(self._namespaces)[: -self._max_namespaces]:
+            del self._namespaces[key]
+            self.evicted_namespaces += 1
 
 
-def _taken_out(books: dict[str, B], gpu: str) -> dict[str, B]:
-    """Of the GPU itself and of its instances."""
-    return {key: books.pop(key) for key in [key for key in books if physical(key) == gpu]}
+def _key(owner: Owner | None) -> WorkloadKey | str | None:
+    return owner.key if isinstance(owner, Workload) else owner
 
 
-def billed_model(device: Device) -> str:
-    return billed_name(device.model, device.profile) if device.is_instance else device.model
-
-
-def _users_of(usage: DeviceUsage | None, ask: Owner) -> dict[int, Workload] | None:
-    """Containers by pid, of the processes that are and of those that ran within the window; None: cannot be seen."""
-    if usage is not None and in_pieces(usage.device):
-        return {}  # nobody is at work on the GPU as such any more: who was is on an instance now, or gone
-    if usage is None or processes_on(usage) is None:
-        return None
-    owners = {pid: ask(pid) for pid in _pids_of(usage)}
-    return {pid: workload for pid, workload in owners.items() if workload is not None}
-
-
-def _pids_of(usage: DeviceUsage) -> set[int]:
-    ran = {pid for pid, ns in (usage.process_busy_ns or {}).items() if ns != 0}
-    return ran.union(process.pid for process in processes_on(usage) or ())
-
-
-def _divide(scene: Scene) -> _DeviceTurn:
-    busy = charge_busy(scene)
-    return _DeviceTurn(
-        scene.shares,
-        scene,
-        busy,
-        memory=charge_memory(scene),
-        processes=count_processes(scene),
-        busy_bounds=bound_busy(scene, busy),
-        seen_into=scene.processes is not None,
-    )
-
-
-def _weigh(turn: _DeviceTurn, pieces: Mapping[str, _DeviceTurn]) -> Weights | None:
-    """If one of the instances did not answer, nobody knows its use: all of the energy stays on the GPU."""
-    if turn.scene is None or not in_pieces(turn.scene.device):
-        return None if turn.scene is None else weigh_energy(turn.scene, turn.busy)
-    turn.seen_into = any(other.seen_into for other in pieces.values())
-    met = {key: (other.scene, other.busy) for key, other in pieces.items() if other.scene is not None}
-    return weigh_mig_energy(turn.scene.device.model, met) if len(met) == len(pieces) else None
-
-
-def _part_of(energy: Charge, instance: str) -> Charge:
-    """What of a GPU's energy is paid on one of its instances."""
-    if energy.parts is None:
-        return UNKNOWN
-    return Charge(parts={who[1:]: part for who, part in energy.parts.items() if who[0] == instance})
-
-
-def _entry(who: Who, account: Account, turn: _DeviceTurn, elapsed: int) -> Entry:
-    share = turn.shares.get(who)
-    busy = (turn.busy.parts or {}).get(who)
-    energy = (turn.energy.parts or {}).get(who)
-    return Entry(
-        None if share is None else account.allocate(share, elapsed),
-        busy,
-        _idle(who, busy, turn, elapsed),
-        energy,
-        turn.busy_bounds.get(who),
-    )
-
-
-def _idle(who: Who, busy: int | None, turn: _DeviceTurn, elapsed: int) -> int | None:
-    """The driver gives each of its samples (6 a second) to one process alone: beside a busy one, bursts of a few
-    milliseconds are charged to nobody (measured on an H200: 10 % of the time, and never listed). Whoever has a process
-    while others ran may have run too, so it is not called idle. Context switches do tell: who was on the engine for no
-    moment of the window ran nothing."""
-    if busy is None or who not in turn.shares:
-        return None
-    if busy or not turn.window:
-        return 0
-    sampled = turn.scene is None or turn.scene.usage.method == "samples"
-    return None if sampled and turn.busy.whole and (turn.processes or {}).get(who) else elapsed
+def _plus(counter: int | None, increment: int | None) -> int | None:
+    return counter if increment is None else (counter or 0) + increment

@@ -1,31 +1,34 @@
-"""This module owns what each path of `podgpu cluster` answers: bytes that are already there, as on the exporter."""
+"""The web server of `podgpu cluster`: metrics, page and probes."""
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.nodes import bounded
-from podgpu.cluster.view import ClusterView
-from podgpu.figures.waste import WasteStatement
-from podgpu.figures.waste_rows import Source
-from podgpu.metrics.body import NO_METRICS
-from podgpu.web.answers import Handler, exposition, probe
-from podgpu.web.api_routes import cluster_gpu, turns_to_look
+from podgpu.cluster.state import bound_notes
+from podgpu.cluster.view import GpuAnswer, GpuDetails, SourceView, add_details, decode_details
+from podgpu.errors import SourceError
+from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import Listener, make_application, probe_listener
-from podgpu.web.lifecycle import forget, forget_of_cluster
+from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes
+from podgpu.web.responses import Handler, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    from podgpu.history.asking import History
+    from podgpu.history.answers import History
+    from podgpu.web.page_routes import Complete
     from podgpu.web.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
-_MOST_ILLS = 100
-"""Lines of /health: a rack that is dark is named whole."""
+_MAX_PROBLEMS = 100
+_EXPORTER_SECONDS = 3.0
+_MAX_EXPORTER_REQUESTS = 8
+"""Concurrent requests to exporters for the details of a GPU."""
 
 
 def cluster_listeners(
@@ -36,9 +39,9 @@ def cluster_listeners(
     history: History | None = None,
     lifecycle: bool = True,
 ) -> list[Listener]:
-    """`lifecycle`: POST /-/forget is answered."""
+    """`lifecycle`: POST /-/forget is allowed."""
     app = cluster_application(cluster, protection, history, lifecycle)
-    listeners = [Listener(app, address, tls=protection.tls if protection else None)]
+    listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
     return listeners
@@ -50,67 +53,68 @@ def cluster_application(
     history: History | None = None,
     lifecycle: bool = True,
 ) -> web.Application:
-    turns = turns_to_look()
-    return make_application(
-        [
-            web.get("/metrics", _metrics(cluster)),
-            web.get("/metrics/nodes", _node_metrics(cluster)),
-            *_probe_routes(cluster),
-            web.post("/-/forget", forget(forget_of_cluster(cluster), lifecycle)),
-            cluster_gpu(cluster, turns),
-            *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view), turns),
-        ],
-        protection,
-    )
-
-
-def _wasted(view: ClusterView) -> tuple[WasteStatement, Source]:
-    source = view.prices.source if view.prices.currency else ""
-    return view.waste, Source(source, any(node.simulated for node in view.nodes))
-
-
-def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
-    return [
-        web.get("/health", probe(lambda: _live(cluster))),
-        web.get("/livez", probe(lambda: _live(cluster))),
-        web.get("/ready", probe(lambda: _ready(cluster))),
+    routes = [
+        web.get("/metrics", _metrics(cluster)),
+        web.get("/metrics/nodes", _node_metrics(cluster)),
+        *_probe_routes(cluster),
+        forget_route(forget_in_cluster(cluster), lifecycle),
+        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, cluster.waste),
     ]
+    return make_application(routes, protection)
+
+
+def _complete_gpu(cluster: Cluster) -> Complete:
+    """Adds the details that the exporter of the GPU has."""
+    limit = asyncio.Semaphore(_MAX_EXPORTER_REQUESTS)
+
+    async def complete(answer: GpuAnswer) -> GpuAnswer:
+        target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
+        try:
+            async with asyncio.timeout(_EXPORTER_SECONDS), limit:
+                body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
+            return add_details(answer, await asyncio.to_thread(decode_details, body))
+        except TimeoutError:
+            problem = SourceError("deadline", f"its exporter did not answer within {_EXPORTER_SECONDS:g} s")
+        except SourceError as error:
+            problem = error
+        failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
+        return add_details(answer, GpuDetails(sources=[failed]))
+
+    return complete
 
 
 def _metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        published = cluster.published
-        return await exposition(request, published.metrics if cluster.turns else published.stale)
+        return await metrics_response(request, await cluster.metrics("metrics"))
 
     return handle
 
 
 def _node_metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return await exposition(request, cluster.published.nodes if cluster.turns else NO_METRICS)
+        return await metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
 
     return handle
 
 
-def _live(cluster: Cluster) -> tuple[bool, str]:
-    """Exporters that are away are no reason to restart us; a loop that stands still is."""
+def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
+    return probe_routes(partial(_is_live, cluster), partial(_is_ready, cluster))
+
+
+def _is_live(cluster: Cluster) -> tuple[bool, str]:
+    """Unreachable exporters are no reason for a restart; a loop that does not run is."""
     if not cluster.turns:
         return False, "podgpu does not read the nodes any more (its loop is stuck)\n"
-    ills = _ills(cluster.published.view)
-    return True, "\n".join(["degraded", *ills, ""]) if ills else "OK\n"
+    state = cluster.published.state
+    alerts = (alert.text for alert in state.alerts)
+    stale = (f"{n.name}: stale, its figures are {n.age_seconds or 0:.0f} s old" for n in state.nodes if n.stale)
+    failed = (outcome.text for outcome in state.outcomes if outcome.error)
+    problems = bound_notes(tuple(dict.fromkeys((*alerts, *state.notes, *stale, *failed))), _MAX_PROBLEMS)
+    return True, "\n".join(["degraded", *problems, ""]) if problems else "OK\n"
 
 
-def _ills(view: ClusterView) -> tuple[str, ...]:
-    """What is not as it should be: of GPUs and nodes in the words of the page, of the whole, of each node that is old,
-    of each target that fails."""
-    serious = (alert.text for alert in view.alerts)
-    old = (f"{node.name}: old, its figures are of {node.age:.0f} s ago" for node in view.nodes if node.old)
-    failing = (outcome.said for outcome in view.outcomes if outcome.error)
-    return bounded(tuple(dict.fromkeys((*serious, *view.notes, *old, *failing))), _MOST_ILLS)
-
-
-def _ready(cluster: Cluster) -> tuple[bool, str]:
-    view = cluster.published.view
-    if not cluster.turns or not view.has_fresh_nodes:
-        return False, "\n".join(["no node's figures are fresh", *view.notes, ""])
+def _is_ready(cluster: Cluster) -> tuple[bool, str]:
+    state = cluster.published.state
+    if not cluster.turns or not state.has_fresh_nodes:
+        return False, "\n".join(["no node has current figures", *state.notes, ""])
     return True, "OK\n"

@@ -1,39 +1,53 @@
-"""This module serves one node: its agent's metrics and web page, gpu-manager's metrics and the probes beside them."""
+"""The web server of `podgpu exporter`: metrics, node document, page, probes, and gpu-manager's metrics."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+from podgpu.agent.publish import ExpositionName, Published
+from podgpu.cluster.view import GpuAnswer, add_details, make_details
+from podgpu.metrics.encode import NO_METRICS, Exposition
+from podgpu.node_state import has_readings
 from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
-from podgpu.web.connections import limits_for
-from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
-from podgpu.web.routes import NOTHING_BESIDE, BesideFigures, gpu_manager_routes, probe_routes, routes
+from podgpu.web.connections import ConnectionLimits, send_response
+from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
+from podgpu.web.node_page import NodePage, describe_alerts, describe_problems
+from podgpu.web.page_routes import page_routes
+from podgpu.web.responses import JSON_HEADERS, Handler, body_response, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    # It brings YAML and bcrypt, for those who have a web config only.
+    from podgpu.cluster.prices import ReadPrices
+    from podgpu.cluster.waste import ReadWaste
+    from podgpu.history.answers import History
     from podgpu.web.protection import Protection
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the visitors of one exporter may take."""
+class PageSources:
+    """What the page shows besides the current state. None: not available."""
 
+    history: History | None = None
+    prices: ReadPrices | None = None
+    waste: ReadWaste | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
     read_seconds: float = 10.0
-    """To send a request."""
     write_seconds: float = 30.0
-    """To read the answer."""
     scrapes: int = 16
-    """Requests for /metrics at a time."""
+    """Concurrent requests for /metrics."""
 
 
 def serve(
@@ -45,44 +59,158 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
-    shown: BesideFigures | None = None,
-    beside: Sequence[Served] = (),
-    bounds: Bounds | None = None,
+    page: PageSources = PageSources(),  # noqa: B008 - frozen
+    services: Sequence[Served] = (),
+    limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
 ) -> None:
-    """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
+    """Starts the agent and answers requests until SIGINT, SIGTERM or a fatal error of the agent.
 
-    `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
-    alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered. `shown`: on the page. `beside`: what
-    runs as long as the agent does.
+    `gpu_manager_address`: for gpu-manager's metrics alone. `probe_address`: for probes without `protection`, because a
+    kubelet sends neither password nor certificate. `sockets`: already bound, used instead of the address.
+    `lifecycle`: POST /-/release and /-/forget are allowed. `services`: run as long as the agent does.
     """
-    bounds = bounds or Bounds()
-    app = application(agent, protection, lifecycle, shown, bounds.scrapes)
-    tls = protection.tls if protection else None
+    tls = protection.make_tls if protection else None
+    app = application(agent, protection, lifecycle, page, limits.scrapes)
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
-        theirs = gpu_manager_application(agent, protection)
-        words = "gpu-manager's metrics alone on %s/metric"
-        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, tls, words))
+        gpu_manager = gpu_manager_application(agent, protection)
+        text = "gpu-manager's metrics alone on %s/metric"
+        listeners.append(Listener(gpu_manager, gpu_manager_address, GPU_MANAGER_OPTION, tls, text))
     if probe_address is not None:
-        listeners.append(probe_listener(probe_routes(agent), probe_address))
+        listeners.append(probe_listener(_probe_routes(agent), probe_address))
+    connection_limits = ConnectionLimits(header_seconds=limits.read_seconds, write_seconds=limits.write_seconds)
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    limits = replace(
-        limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
-    )
-    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release, limits)
+    run(Several([agent, *services]), listeners, lambda bound: on_listening(bound[0]), release, connection_limits)
 
 
 def application(
     agent: Agent,
     protection: Protection | None = None,
     lifecycle: bool = True,
-    shown: BesideFigures | None = None,
+    page: PageSources = PageSources(),  # noqa: B008 - frozen
     scrapes: int = 16,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, shown or NOTHING_BESIDE, scrapes), protection)
+    has_gpu_manager = agent.settings.policy.gpu_manager
+    links = ["metrics", *(["metric"] if has_gpu_manager else []), "health", "ready"]
+
+    async def complete_gpu(answer: GpuAnswer) -> GpuAnswer:
+        uuid = answer.gpu.uuid
+        return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
+
+    routes = [
+        web.get("/metrics", limit_concurrency(scrapes, _metrics(agent))),
+        *([web.get("/metric", _gpu_manager_metrics(agent))] if has_gpu_manager else []),
+        *_probe_routes(agent),
+        release_route(agent, lifecycle),
+        forget_route(forget_on_node(agent), lifecycle),
+        web.get("/api/v1/node", _node_document(agent)),
+        *page_routes(NodePage(agent, page.prices).latest, complete_gpu, links, page.history, page.waste),
+    ]
+    return make_application(routes, protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    """What gpu-manager itself would answer, as far as its metrics go."""
-    return make_application(gpu_manager_routes(agent), protection)
+    """gpu-manager's own path, and Prometheus' default path."""
+    return make_application(
+        [web.get(path, _gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")], protection
+    )
+
+
+def _probe_routes(agent: Agent) -> list[web.RouteDef]:
+    return probe_routes(partial(is_live, agent), partial(is_ready, agent))
+
+
+# Metrics
+
+
+def _metrics(agent: Agent) -> Handler:
+    renderer = Renderer()
+
+    async def handle(request: web.Request) -> web.Response:
+        published = agent.published
+        if agent.is_fresh(published):
+            text = await renderer.render(published, "fresh")
+        if not agent.is_fresh(published):  # before or after a long rendering
+            text = await renderer.render(published, "stale")
+        return await metrics_response(request, text)
+
+    return handle
+
+
+def _gpu_manager_metrics(agent: Agent) -> Handler:
+    renderer = Renderer()
+
+    async def handle(request: web.Request) -> web.Response:
+        published = agent.published
+        text = await renderer.render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
+        return await metrics_response(request, text if agent.is_fresh(published) else NO_METRICS)
+
+    return handle
+
+
+def _node_document(agent: Agent) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        published = agent.published
+        body = await asyncio.to_thread(published.node_json, agent.is_fresh(published))
+        return body_response(request, body, JSON_HEADERS)
+
+    return handle
+
+
+def limit_concurrency(limit: int, handler: Handler) -> Handler:
+    """Counts requests until their responses are sent. The text of the refusal is dcgm-exporter's."""
+    running = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal running
+        if running >= limit:
+            return web.Response(status=503, text="scrape concurrency limit reached\n")
+        running += 1
+        try:
+            return await send_response(request, await handler(request))
+        finally:
+            running -= 1
+
+    return handle
+
+
+class Renderer:
+    """Renders each exposition once per snapshot; concurrent requests share the result. Large ones are rendered in a
+    thread."""
+
+    def __init__(self) -> None:
+        self._running: tuple[Published, ExpositionName, asyncio.Future[Exposition]] | None = None
+
+    async def render(self, published: Published, name: ExpositionName) -> Exposition:
+        rendered = published.exposition_if_made(name)
+        if rendered is not None:
+            return rendered
+        make: Callable[[], Exposition] = partial(getattr, published, name)
+        if not published.is_large:
+            return make()
+        if self._running is None or self._running[:2] != (published, name):
+            self._running = published, name, asyncio.ensure_future(asyncio.to_thread(make))
+        rendered = await asyncio.shield(self._running[2])
+        self._running = None
+        return rendered
+
+
+# Probes
+
+
+def is_live(agent: Agent) -> tuple[bool, str]:
+    """A missing driver is no reason for a restart; a loop that does not run is."""
+    if not agent.turns:
+        return False, "podgpu does not read the GPUs any more (its loop is stuck)\n"
+    lines = [*describe_alerts(agent), *describe_problems(agent)]
+    return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
+
+
+def is_ready(agent: Agent) -> tuple[bool, str]:
+    published = agent.published
+    if not agent.is_fresh(published):
+        return False, "the figures are too old to be shown\n"
+    if not has_readings(published.state):
+        lines = [*describe_alerts(agent), *describe_problems(agent)]
+        return False, "\n".join(["no GPU has been read", *lines, ""])
+    return True, "OK\n"

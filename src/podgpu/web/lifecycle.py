@@ -1,125 +1,111 @@
-"""This module owns what somebody on this machine may ask of a running podgpu (POST /-/release, /-/forget), and the
-guard of such requests.
+"""POST /-/release and /-/forget, for operators on this machine.
 
-A browser on this machine, a sidecar and a proxy all come from a loopback address. The guard tells them from the people
-and programs that mean podgpu: they say so in a header that no page can make a browser send to us.
+Browsers, sidecars and proxies on this machine also connect from a loopback address. Web pages of other sites cannot
+make a browser send the header X-Podgpu-Request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.web.aside import Turns
 
 if TYPE_CHECKING:
     from podgpu.cluster.loop import Cluster
 
 REQUEST_HEADER = "X-Podgpu-Request"
 DEFAULT_RELEASE_SECONDS = 60.0
-MOST_RELEASE_SECONDS = 3600.0
-_THIS_MACHINE = {ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")}
-"""No other of 127.0.0.0/8: 127.0.0.6 is where a service mesh's sidecar hands on what came from elsewhere."""
-_OUR_NAMES = {"localhost", "127.0.0.1", "::1"}
-_OF_PROXIES = ("Forwarded", "X-Forwarded-For", "Via")
+_MAX_RELEASE_SECONDS = 3600.0
+_MAX_UUID_LENGTH = 256
+_LOOPBACK = {ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")}
+"""Sidecars of service meshes forward requests from 127.0.0.6."""
+Forget = Callable[[str], tuple[int, str]]
+"""Forgets the GPU with this UUID. Returns the status and text of the response."""
 
 
-def refusal(request: web.Request, action: str) -> web.Response | None:
-    """Why this request is not from somebody on this machine who means `action`; None when it is."""
-    if not is_this_machine(request.remote):
-        return _refused("only from this machine (127.0.0.1 or ::1)")
-    if any(name in request.headers for name in _OF_PROXIES):
-        return _refused("only from this machine, not through a proxy")
-    if not _is_ours(request.headers.get("Host", "")):
-        return _refused("ask for localhost, 127.0.0.1 or [::1], not for another name")
-    if not _is_same_site(request):
-        return _refused("not from a web page of another site")
+def explain_refusal(request: web.Request, action: str) -> str:
+    """Why the request is not from an operator on this machine who wants `action`; empty if it is."""
+    if not is_loopback(request.remote):
+        return "only from this machine (127.0.0.1 or ::1)"
+    if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via")):
+        return "only from this machine, not through a proxy"
+    if not _is_own_name(request.headers.get("Host", "")):
+        return "use localhost, 127.0.0.1 or [::1], not another name"
     if request.headers.get(REQUEST_HEADER) != action:
-        return _refused(f"send the header {REQUEST_HEADER}: {action}, which says that you mean it")
-    return None
+        return f"send the header {REQUEST_HEADER}: {action}, to confirm that this is intended"
+    return ""
 
 
-def _refusal(request: web.Request, action: str, allowed: bool) -> web.Response | None:
-    return refusal(request, action) if allowed else _refused("turned off by --web-enable-lifecycle=false")
-
-
-def _refused(why: str) -> web.Response:
-    return web.Response(status=403, text=f"{why}\n")
-
-
-def is_this_machine(remote: str | None) -> bool:
+def is_loopback(remote: str | None) -> bool:
     try:
         address = ipaddress.ip_address(remote or "")
     except ValueError:
         return False
-    return (getattr(address, "ipv4_mapped", None) or address) in _THIS_MACHINE
+    return (getattr(address, "ipv4_mapped", None) or address) in _LOOPBACK
 
 
-def _is_ours(host: str) -> bool:
+def _is_own_name(host: str) -> bool:
     try:
-        return urlsplit(f"//{host}").hostname in _OUR_NAMES
+        return urlsplit(f"//{host}").hostname in {"localhost", "127.0.0.1", "::1"}
     except ValueError:
         return False
 
 
-def _is_same_site(request: web.Request) -> bool:
-    """Programs send neither header; browsers cannot leave them out."""
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        return False
-    origin = request.headers.get("Origin")
-    return origin is None or origin == f"{request.scheme}://{request.headers.get('Host', '')}"
+def _operator_route(
+    path: str, action: str, allowed: bool, handle: Callable[[web.Request], tuple[int, str]]
+) -> web.RouteDef:
+    """Runs `handle` in a thread, one request at a time: a hanging driver must not use up the threads."""
+    lock = asyncio.Lock()
+
+    async def check_and_handle(request: web.Request) -> web.Response:
+        why = explain_refusal(request, action) if allowed else "turned off by --web-enable-lifecycle=false"
+        if why:
+            return web.Response(status=403, text=f"{why}\n")
+        async with lock:
+            status, text = await asyncio.to_thread(handle, request)
+        return web.Response(status=status, text=f"{text}\n")
+
+    return web.post(path, check_and_handle)
 
 
-def release(agent: Agent, allowed: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Lets go of the driver so that it can be unloaded."""
-    turns = Turns(1)
+def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
+    """Closes the driver for some time, so that it can be unloaded."""
 
-    async def handle(request: web.Request) -> web.Response:
-        if (refused := _refusal(request, "release", allowed)) is not None:
-            return refused
-        asked = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
+    def release(request: web.Request) -> tuple[int, str]:
+        text = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
         try:
-            seconds = float(asked)
+            seconds = float(text)
         except ValueError:
             seconds = -1.0
-        if not 0 < seconds <= MOST_RELEASE_SECONDS:
-            limits = f"a number above 0, up to {MOST_RELEASE_SECONDS:.0f}"
-            return web.Response(status=400, text=f"seconds={asked!r}: {limits}\n")
-        if not await turns.do(agent.release, seconds):
-            return web.Response(status=409, text="a call into the driver has not returned: it cannot be let go\n")
-        return web.Response(text=f"driver let go for {seconds:g} s\n")
+        if not 0 < seconds <= _MAX_RELEASE_SECONDS:
+            return 400, f"seconds={text!r}: a number above 0, up to {_MAX_RELEASE_SECONDS:.0f}"
+        if not agent.release(seconds):
+            return 409, "a call into the driver has not returned: it cannot be released"
+        return 200, f"driver released for {seconds:g} s"
 
-    return handle
-
-
-Forget = Callable[[str], tuple[int, str]]
-"""Given a UUID: the status of the answer, and its words."""
-_LONGEST_UUID = 256
+    return _operator_route("/-/release", "release", allowed, release)
 
 
-def forget(act: Forget, allowed: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Leaves out a GPU that is gone, once an operator has said so."""
-    turns = Turns(1)
+def forget_route(forget: Forget, allowed: bool) -> web.RouteDef:
+    """Removes a GPU that is gone from the expected ones."""
 
-    async def handle(request: web.Request) -> web.Response:
-        if (refused := _refusal(request, "forget", allowed)) is not None:
-            return refused
+    def handle(request: web.Request) -> tuple[int, str]:
         uuid = request.query.get("gpu", "")
-        if not uuid or len(uuid) > _LONGEST_UUID or not uuid.isprintable():
-            return web.Response(status=400, text="say which GPU: POST /-/forget?gpu=UUID\n")
-        status, words = await turns.do(act, uuid)
-        return web.Response(status=status, text=f"{words}\n")
+        if not uuid or len(uuid) > _MAX_UUID_LENGTH or not uuid.isprintable():
+            return 400, "name the GPU: POST /-/forget?gpu=UUID"
+        return forget(uuid)
 
-    return handle
+    return _operator_route("/-/forget", "forget", allowed, handle)
 
 
-def forget_of_node(agent: Agent) -> Forget:
-    def act(uuid: str) -> tuple[int, str]:
+def forget_on_node(agent: Agent) -> Forget:
+    def forget(uuid: str) -> tuple[int, str]:
         forgotten = agent.forget(uuid)
         if forgotten is None:
             return 404, f"there is no GPU {uuid} here, nor was there one"
@@ -127,11 +113,11 @@ def forget_of_node(agent: Agent) -> Forget:
             return 409, f"{uuid} is here and has had no XID: there is nothing to forget"
         return 200, f"{uuid} is forgotten" if forgotten == "gpu" else f"the XIDs of {uuid} are forgotten"
 
-    return act
+    return forget
 
 
-def forget_of_cluster(cluster: Cluster) -> Forget:
-    def act(uuid: str) -> tuple[int, str]:
+def forget_in_cluster(cluster: Cluster) -> Forget:
+    def forget(uuid: str) -> tuple[int, str]:
         found = cluster.forget(uuid)
         if found == "unknown":
             return 404, f"no node has a GPU {uuid}, nor had one"
@@ -139,4 +125,4 @@ def forget_of_cluster(cluster: Cluster) -> Forget:
             return 409, f"{uuid} is here, and so is its node: there is nothing to forget"
         return 200, f"{uuid} is forgotten here until it is back; its exporter forgets it by POST /-/forget there"
 
-    return act
+    return forget

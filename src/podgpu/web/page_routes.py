@@ -1,85 +1,212 @@
-"""This module serves the web page's files, with the API behind it (`api_routes.py`), for the exporter and the cluster
-view alike.
+"""The web page and the paths below `/api/v1` (docs/api.md), for the exporter and the cluster view.
 
-The page's files are read when they are asked for, not kept: an exporter that nobody looks at spends nothing on them.
-They are read and compressed in other threads: no scrape waits for somebody who looks.
-Every URL in them is relative, so that it works below a prefix.
+Content is made and compressed in threads, so that no scrape waits for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.metrics.body import Body, etag_of
-from podgpu.web.answers import PAGE_HEADERS, Handler, prepared
-from podgpu.web.api_routes import api_routes, turns_to_look
-from podgpu.web.aside import Turns
+from podgpu.cluster.view import GpuAnswer, PageState, make_gpu_answer, make_pod
+from podgpu.cluster.waste import (
+    Format,
+    GroupBy,
+    ReadWaste,
+    csv_name,
+    encode_waste,
+    encode_waste_csv,
+    parse_waste_query,
+)
+from podgpu.errors import SourceError, UsageError
+from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, History, parse_points, parse_range
+from podgpu.metrics.encode import Body, etag_of
+from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
-if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
-    from podgpu.figures.as_json import PageState
-    from podgpu.history.asking import History
-    from podgpu.web.api_routes import TellWaste
-
+JsonObject = dict[str, Any]
+Complete = Callable[[GpuAnswer], Awaitable[GpuAnswer]]
+"""Adds the details of a GPU that only its exporter knows."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
-_LINKS, _VERSION = "<!--links-->", "<!--version-->"
 
 
 def page_routes(
     latest: Callable[[], PageState],
-    links: Sequence[str] = ("metrics",),
+    complete_gpu: Complete,
+    links: Sequence[str],
     history: History | None = None,
-    wasted: TellWaste | None = None,
-    turns: Turns | None = None,
+    waste: ReadWaste | None = None,
 ) -> list[web.RouteDef]:
-    """`latest` and `wasted` are asked at every request, in a thread that is not the event loop's. `links`: other paths
-    of the same server, shown at the foot of the page. `turns`: of those who look, where there is more to look at."""
-    turns = turns or turns_to_look()
+    """`latest` and `waste` are called for every request, in a thread. `links`: other paths of the server, shown at the
+    bottom of the page. Must be the last routes: they answer all other paths below `/api`."""
     return [
-        web.get("/", index(links, turns)),
-        web.get("/page/{name}", asset(_asset_types(), turns)),
-        *api_routes(latest, turns, history, wasted),
+        web.get("/", _index(links)),
+        web.get("/page/{name}", _asset()),
+        web.get("/api/v1/view", _view(latest)),
+        web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete_gpu)),
+        web.get("/api/v1/pods/{namespace}/{pod}", _pod(latest)),
+        web.get("/api/v1/history", _history(history, _sparklines)),
+        web.get("/api/v1/history/gpus/{uuid}", _history(history, _history_of_gpu)),
+        web.get("/api/v1/history/pods/{namespace}/{pod}", _history(history, _history_of_pod)),
+        *([] if waste is None else [web.get("/api/v1/waste", _waste(waste))]),
+        web.route("*", "/api/{rest:.*}", _unknown_path),
     ]
 
 
-def index(links: Sequence[str], turns: Turns) -> Handler:
-    def page() -> bytes:
+# Files of the page
+
+
+def _index(links: Sequence[str]) -> Handler:
+    def read() -> bytes:
         anchors = "".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in links)
         text = (_FOLDER / "index.html").read_text(encoding="utf-8")
-        return text.replace(_LINKS, anchors).replace(_VERSION, html.escape(__version__)).encode()
+        return text.replace("<!--links-->", anchors).replace("<!--version-->", html.escape(__version__)).encode()
 
     async def handle(request: web.Request) -> web.Response:
-        return await _file(request, page, "text/html; charset=utf-8", turns)
+        return await _file_response(request, read, "text/html; charset=utf-8")
 
     return handle
 
 
-def asset(types: Mapping[str, str], turns: Turns) -> Handler:
+def _asset() -> Handler:
+    types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+
     async def handle(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in types:
             raise web.HTTPNotFound()
-        return await _file(request, (_FOLDER / name).read_bytes, types[name], turns)
+        return await _file_response(request, (_FOLDER / name).read_bytes, types[name])
 
     return handle
 
 
-def _asset_types() -> dict[str, str]:
-    """Only what lies in the folder at start, by name: no path leads anywhere else."""
-    return {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+async def _file_response(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
+    body, etag = await asyncio.to_thread(lambda: _compress(read()))
+    return body_response(request, body, {**PAGE_HEADERS, "Content-Type": content_type, "ETag": etag})
 
 
-async def _file(request: web.Request, read: Callable[[], bytes], content_type: str, turns: Turns) -> web.Response:
-    body, etag = await turns.do(_with_etag, read)
-    return prepared(request, body, {**PAGE_HEADERS, "Content-Type": content_type, "ETag": etag})
-
-
-def _with_etag(read: Callable[[], bytes]) -> tuple[Body, str]:
-    content = read()
+def _compress(content: bytes) -> tuple[Body, str]:
     return Body.of(content), etag_of(content)
+
+
+def _compress_json(content: JsonObject) -> tuple[Body, str]:
+    return _compress(msgspec.json.encode(content))
+
+
+# The present
+
+
+def _view(latest: Callable[[], PageState]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        state = await asyncio.to_thread(latest)
+        return body_response(request, state.body, {**JSON_HEADERS, "ETag": state.etag})
+
+    return handle
+
+
+def _pod(latest: Callable[[], PageState]) -> Handler:
+    def find(namespace: str, name: str) -> Body | None:
+        found = make_pod(latest(), namespace, name)
+        return None if found is None else Body.of(msgspec.json.encode(found))
+
+    async def handle(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        body = await asyncio.to_thread(find, namespace, name)
+        if body is None:
+            return json_error(404, f"no GPU is held by pod {namespace}/{name}")
+        return body_response(request, body, JSON_HEADERS)
+
+    return handle
+
+
+def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        uuid = request.match_info["uuid"]
+        answer = await asyncio.to_thread(lambda: make_gpu_answer(latest().view, uuid))
+        if answer is None:
+            return json_error(404, f"there is no GPU {uuid[:64]!r}")
+        complete_answer = await complete(answer)
+        body = await asyncio.to_thread(lambda: Body.of(msgspec.json.encode(complete_answer)))
+        return body_response(request, body, JSON_HEADERS)
+
+    return handle
+
+
+# The past
+
+
+def _history(history: History | None, find: Callable[[web.Request, History], Awaitable[JsonObject | str]]) -> Handler:
+    """`find` returns the answer, or why there is none."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if history is None:
+            return json_error(404, "no history is kept here")
+        try:
+            found = await find(request, history)
+        except UsageError as error:
+            return json_error(400, str(error))
+        except SourceError as error:
+            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
+        if isinstance(found, str):
+            return json_error(404, found)
+        body, etag = await asyncio.to_thread(_compress_json, found)
+        return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
+
+    return handle
+
+
+async def _sparklines(request: web.Request, history: History) -> JsonObject:
+    return await history.sparklines(parse_points(request.query.get("points", str(DEFAULT_SPARKLINE_POINTS))))
+
+
+async def _history_of_gpu(request: web.Request, history: History) -> JsonObject | str:
+    uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
+    found = await history.gpu(uuid, instance, _range(request))
+    return found or f"no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
+
+
+async def _history_of_pod(request: web.Request, history: History) -> JsonObject | str:
+    namespace, name = request.match_info["namespace"], request.match_info["pod"]
+    found = await history.pod(namespace, name, _range(request))
+    return found or f"pod {namespace}/{name} is not known to have held a GPU in that time"
+
+
+def _range(request: web.Request) -> int:
+    return parse_range(request.query.get("range", "1h"))
+
+
+def _waste(waste: ReadWaste) -> Handler:
+    def make(by: GroupBy, form: Format) -> tuple[Body, dict[str, str]]:
+        statement, source = waste()
+        if form == "json":
+            content, headers = encode_waste(statement, by, source), JSON_HEADERS
+        else:
+            content, headers = encode_waste_csv(statement, by, source), {**PAGE_HEADERS}
+            headers["Content-Type"] = "text/csv; charset=utf-8"
+            headers["Content-Disposition"] = f'attachment; filename="{csv_name(by, source)}"'
+        body, etag = _compress(content)
+        return body, {**headers, "ETag": etag}
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            by, form = parse_waste_query(request.query)
+        except UsageError as error:
+            return json_error(400, str(error))
+        body, headers = await asyncio.to_thread(make, by, form)
+        return body_response(request, body, headers)
+
+    return handle
+
+
+async def _unknown_path(request: web.Request) -> web.Response:
+    if request.method not in ("GET", "HEAD"):
+        return json_error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
+    known = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
+    return json_error(404, f"no such path: {request.path}; there are {known}")

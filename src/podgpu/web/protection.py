@@ -1,67 +1,263 @@
-"""This module carries out what a web config file asks for: checked at start, and ready for every listener.
-
-Imported only when there is such a file: YAML and bcrypt cost memory that a plain exporter need not spend.
-"""
+"""TLS, rate limit, headers and basic auth as the web config file says. Changes of the file apply without a restart."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import hashlib
+import ipaddress
 import logging
+import os
+import ssl
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from aiohttp.typedefs import Middleware
+import bcrypt
+from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from podgpu.web.aside import Aside, Latest
-from podgpu.web.auth import Passwords, TokenBucket, guard
-from podgpu.web.connections import MakeContext
-from podgpu.web.tls import Contexts
-from podgpu.web.web_config import ClientAuth, TlsSettings, WebConfig, WebConfigFile
+from podgpu.errors import SourceError, UsageError
+from podgpu.files import ReadOnChange
+from podgpu.tls import NO_PEM, ContextCache, load_pair
+from podgpu.web.connections import MakeTlsContext
+from podgpu.web.web_config import ProblemLog, TlsConfig, WebConfig, parse_web_config
 
+_MAX_CONFIG_BYTES = 256 * 1024
+_MAX_CACHED_LOGINS = 100
+_MAX_BCRYPT_BYTES = 72
+"""Go ignores the rest of a longer password; Python's bcrypt refuses it."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class Protection:
-    tls: MakeContext | None
-    """For each connection anew. None: plain HTTP, for as long as the process runs."""
-    middleware: Middleware
-    close: Callable[[], None]
+    """Checks requests against the web config file, which is read again when it changes."""
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises UsageError if the file cannot be used."""
+        self._path = path
+        self._file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
+        self._file_problem = ProblemLog("podgpu answers requests with 500 and refuses TLS handshakes")
+        self._tls_problem = ProblemLog("TLS handshakes fail")
+        self._contexts = ContextCache(make_server_context)
+        self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """Has no certificate, so that every handshake fails."""
+        self._logins = LoginChecker()
+        config = self._read()
+        self._has_tls = config.tls is not None
+        if config.tls is not None:
+            self._load_context(config.tls)
+        rate = config.rate_limit
+        self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
+        self._warn(config)
+
+    @property
+    def make_tls(self) -> MakeTlsContext | None:
+        """None: plain HTTP, until the process is restarted."""
+        return self._make_tls if self._has_tls else None
+
+    def _make_tls(self) -> ssl.SSLContext:
+        config = self._current()
+        if config is None:
+            return self._refusing
+        try:
+            if config.tls is None:
+                raise UsageError("the web config has no TLS any more, and turning it off takes a restart")
+            context = self._load_context(config.tls)
+        except UsageError as error:
+            self._tls_problem.report(str(error))
+            return self._refusing
+        self._tls_problem.clear()
+        return context
+
+    def _load_context(self, config: TlsConfig) -> ssl.SSLContext:
+        certificate, key, authorities = (
+            config.find_pem(name, self._path) or NO_PEM for name in ("cert", "key", "client_ca")
+        )
+        try:
+            material = TlsMaterial(
+                config,
+                certificate.read(),
+                key.read(),
+                authorities.read() if authorities else None,
+                f"{certificate.name} and {key.name}",
+                authorities.name,
+            )
+            return self._contexts.get(material)
+        except SourceError as error:
+            raise UsageError(str(error)) from error
+
+    def _read(self) -> WebConfig:
+        try:
+            return self._file.read(self._path)
+        except SourceError as error:
+            raise UsageError(str(error)) from error
+
+    def _current(self) -> WebConfig | None:
+        """None if the file cannot be used now."""
+        try:
+            config = self._read()
+        except UsageError as error:
+            self._file_problem.report(str(error))
+            return None
+        self._file_problem.clear()
+        return config
+
+    def _warn(self, config: WebConfig) -> None:
+        tls = config.tls
+        if tls is None and config.tls_server_config not in (None, TlsConfig()):
+            _log.warning("%s: tls_server_config names no certificate: podgpu serves plain HTTP", self._path)
+        if config.users and tls is None:
+            _log.warning("%s: basic auth without TLS: passwords cross the network readable", self._path)
+        if tls is not None and len(tls.curves) > 1:
+            _log.warning("%s: curve_preferences: Python can set one curve; of several, OpenSSL chooses", self._path)
+        if tls is not None and tls.verify_mode and not (tls.client_ca_file or tls.client_ca):
+            _log.warning("%s: no client_ca_file: certificates of all CAs of this system are accepted", self._path)
+
+    async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
+        config = self._current()
+        for name, value in config.headers.items() if config is not None else ():
+            response.headers.setdefault(name, value)  # as in Go, headers of handlers have priority
+
+    @web.middleware
+    async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        config = self._current()
+        if config is None:
+            return web.Response(status=500, text="the web config file cannot be used; the log says why\n")
+        if self._bucket is not None and not self._bucket.take():
+            return web.Response(status=429, text="Too Many Requests\n")
+        allowed = config.tls.client_allowed_sans if config.tls is not None else None
+        if allowed and _client_names(request).isdisjoint(allowed):
+            return web.Response(status=403, text="the client certificate has none of the allowed names\n")
+        if config.users and not await self._is_login_right(request, config.users):
+            return web.Response(status=401, text="Unauthorized\n", headers={"WWW-Authenticate": "Basic"})
+        return await handler(request)
+
+    async def _is_login_right(self, request: web.Request, users: Mapping[str, str]) -> bool:
+        login = parse_basic(request.headers.get("Authorization", ""))
+        return login is not None and await self._logins.is_right(users, *login)
 
 
-def protect(path: str, clock: Callable[[], float] = time.monotonic) -> Protection:
-    """Raises UsageError where podgpu would not be protected as the file says."""
-    file = WebConfigFile(path)
-    config = file.read()
-    contexts = Contexts(file.current)
-    at_start = contexts.make(config.tls) if config.tls is not None else None
-    _say_what_may_surprise(config, path)
-    bucket = TokenBucket(config.rate_limit, clock) if config.rate_limit else None
-    passwords, disk = Passwords(), Aside("web-config")
+class TokenBucket:
+    """Starts full and gets one token per interval, up to `burst`."""
 
-    def close() -> None:
-        passwords.close()
-        disk.close()
+    def __init__(self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval
+        self._burst = float(burst)
+        self._clock = clock
+        self._tokens = self._burst
+        self._updated_at = clock()
 
-    current: Latest[WebConfig | None] = Latest(file.current, config, disk)
-    return Protection(
-        tls=Latest(contexts.now, at_start, disk).now if at_start is not None else None,
-        middleware=guard(current.now, bucket, passwords),
-        close=close,
-    )
+    def take(self) -> bool:
+        now = self._clock()
+        self._tokens = min(self._tokens + (now - self._updated_at) / self._interval, self._burst)
+        self._updated_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
 
-def _say_what_may_surprise(config: WebConfig, path: str) -> None:
-    if config.tls_keys_without_effect:
-        _log.warning("%s: tls_server_config names no certificate: podgpu serves plain HTTP", path)
-    if config.users and config.tls is None:
-        _log.warning("%s: basic auth without TLS: passwords cross the network readable", path)
-    if config.tls is not None:
-        _say_what_tls_may_surprise(config.tls)
+class LoginChecker:
+    """Compares one password at a time, in a thread, and caches right logins. Wrong ones cannot evict them."""
+
+    def __init__(self, compare: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
+        self._compare = compare
+        self._right: dict[bytes, None] = {}
+        self._salt = os.urandom(32)
+        self._lock = asyncio.Lock()
+
+    async def is_right(self, users: Mapping[str, str], user: bytes, password: bytes) -> bool:
+        hashed = users.get(user.decode("utf-8", "surrogateescape"))
+        # Unknown users take as much time as known ones.
+        against = (hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}").encode()
+        # Contains the hash, so that a changed password takes effect immediately.
+        login = hashlib.blake2b(repr((user, against, password)).encode(), key=self._salt).digest()
+        if login in self._right:
+            return True
+        async with self._lock:
+            is_right = await asyncio.to_thread(self._is_equal, password, against) and hashed is not None
+        if is_right:
+            if len(self._right) >= _MAX_CACHED_LOGINS:
+                del self._right[next(iter(self._right))]
+            self._right[login] = None
+        return is_right
+
+    def _is_equal(self, password: bytes, hashed: bytes) -> bool:
+        try:
+            return self._compare(password[:_MAX_BCRYPT_BYTES], hashed)
+        except ValueError:  # such as a password with NUL
+            return False
 
 
-def _say_what_tls_may_surprise(tls: TlsSettings) -> None:
-    if len(tls.curves) > 1:
-        _log.warning("%s: curve_preferences: Python can set one curve; of several, OpenSSL chooses", tls.origin)
-    if tls.client_auth is not ClientAuth.NONE and tls.client_ca is None:
-        _log.warning("%s: no client_ca_file: certificates of every authority this system trusts are taken", tls.origin)
+def parse_basic(header: str) -> tuple[bytes, bytes] | None:
+    """User and password of an Authorization header."""
+    scheme, _, credentials = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(credentials.encode("ascii"), validate=True).partition(b":")
+    except (binascii.Error, UnicodeEncodeError):
+        return None
+    return (user, password) if colon else None
+
+
+# TLS
+
+
+class TlsMaterial(NamedTuple):
+    config: TlsConfig
+    certificate: bytes
+    key: bytes
+    authorities: bytes | None
+    """None: those of the system."""
+    pair_name: str
+    authorities_name: str
+
+
+def make_server_context(material: TlsMaterial) -> ssl.SSLContext:
+    """Raises UsageError and SourceError."""
+    config = material.config
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    context.minimum_version, context.maximum_version = config.versions
+    try:
+        if config.ciphers:
+            context.set_ciphers(":".join(config.ciphers))
+        if len(config.curves) == 1:
+            context.set_ecdh_curve(config.curves[0])
+    except (ssl.SSLError, ValueError):
+        raise UsageError("tls_server_config: OpenSSL here has none of cipher_suites or curve_preferences") from None
+    load_pair(context, material.certificate, material.key, material.pair_name)
+    context.verify_mode = config.verify_mode
+    if config.verify_mode is ssl.CERT_NONE:
+        return context
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate CA is sufficient
+    if material.authorities is None:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
+        return context
+    try:
+        context.load_verify_locations(cadata=material.authorities.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(f"{material.authorities_name}: no certificates in PEM that OpenSSL takes") from error
+    return context
+
+
+def _client_names(request: web.Request) -> frozenset[str]:
+    transport = request.transport
+    return subject_names(transport.get_extra_info("peercert") or {}) if transport is not None else frozenset()
+
+
+def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
+    """DNS, e-mail, IP and URI alternative names, as Go writes them."""
+    names = set()
+    for kind, value in certificate.get("subjectAltName", ()):
+        if kind in ("DNS", "email", "URI"):
+            names.add(value)
+        elif kind == "IP Address":  # OpenSSL writes ::1 as 0:0:0:0:0:0:0:1
+            with suppress(ValueError):
+                address = ipaddress.ip_address(value.strip())
+                names.add(str(getattr(address, "ipv4_mapped", None) or address))
+    return frozenset(names)

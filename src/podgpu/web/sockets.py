@@ -1,5 +1,4 @@
-"""This module owns where podgpu listens: addresses as people write them, and sockets that podgpu or systemd has
-bound."""
+"""Addresses, and the sockets bound to them by podgpu or systemd."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from podgpu.errors import StartError, UsageError
-from podgpu.web.connections import BACKLOG
 
 ADDRESS_OPTION = "-a"
 SYSTEMD_OPTION = "--web-systemd-socket"
+_BACKLOG = 512
 _UNIX = "unix:"
 _FIRST_DESCRIPTOR = 3
-_MOST_DESCRIPTORS = 64
+_MAX_DESCRIPTORS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Address:
 
 
 def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
-    """`:9400`, `127.0.0.1:9400`, `[::1]:9400`, `name:9400`."""
+    """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -46,14 +45,14 @@ def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
 
 
 async def bind(address: Address, option: str) -> list[socket.socket]:
-    """Raises StartError that names the address. Listening on every address the name has, as asyncio does."""
+    """Listens on every address of the name. Raises StartError that names the address."""
     loop = asyncio.get_running_loop()
     try:
-        # Bound by asyncio, which knows about IPv6, names and port 0; accepting is ours.
+        # asyncio binds IPv6, names and port 0. Connections are accepted elsewhere.
         server = await loop.create_server(
-            asyncio.Protocol, address.host or None, address.port, backlog=BACKLOG, start_serving=False
+            asyncio.Protocol, address.host or None, address.port, backlog=_BACKLOG, start_serving=False
         )
-    except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b, which no resolver is asked for
+    except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b
         why = getattr(e, "strerror", None) or e
         raise StartError(
             f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
@@ -61,47 +60,44 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
     bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
     server.close()
     for listener in bound:
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     return bound
 
 
 def systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
-    """Those a .socket unit has bound for this process (sd_listen_fds). Raises UsageError when there is none.
-
-    Taken out of the environment, so that no program started from here believes they are its own.
-    """
-    ours = environment.pop("LISTEN_PID", "") == str(os.getpid())
+    """Returns the sockets that a .socket unit has bound for this process (sd_listen_fds). Raises UsageError if there
+    are none. Removes the variables, so that child processes do not use them."""
+    is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
     number = environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
-    count = int(number) if ours and number.isascii() and number.isdigit() and len(number) < 5 else 0
-    if not 0 < count <= _MOST_DESCRIPTORS:
+    count = int(number) if is_for_us and number.isascii() and number.isdigit() and len(number) < 5 else 0
+    if not 0 < count <= _MAX_DESCRIPTORS:
         raise UsageError(
             f"{SYSTEMD_OPTION}: systemd passed no socket to this process: start it by podgpu.socket "
             "(systemctl enable --now podgpu.socket), or leave the option out and listen by -a"
         )
-    return [_taken_over(descriptor) for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + count)]
+    return [_open_descriptor(descriptor) for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + count)]
 
 
-def _taken_over(descriptor: int) -> socket.socket:
+def _open_descriptor(descriptor: int) -> socket.socket:
     try:
         os.set_inheritable(descriptor, False)
-        found = socket.socket(fileno=descriptor)
-        listens = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        opened = socket.socket(fileno=descriptor)
+        is_listening = bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError as e:
         raise UsageError(f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket: {e.strerror}") from e
-    if found.type != socket.SOCK_STREAM or not listens:
+    if opened.type != socket.SOCK_STREAM or not is_listening:
         raise UsageError(
             f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket that accepts connections: the unit needs "
             "ListenStream= and Accept=no"
         )
-    found.setblocking(False)
-    return found
+    opened.setblocking(False)
+    return opened
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """With the port the system chose for port 0. `host`: as it was asked for; None: the socket's own. Of a UNIX socket
-    its path, and no port."""
+    """The address of a socket, with the port that the system chose for port 0. `host`: the configured one, if any."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import pytest
 
 from podgpu.gpu.dcgm import DcgmSettings, DcgmTelemetry
-from podgpu.gpu.dcgm.session import Address
+from podgpu.gpu.dcgm.connection import EngineAddress
 from podgpu.gpu.source import GpuAnswer, Telemetry
 from podgpu.metrics.fields import Field, field_named
 from podgpu.model import Reading
@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_name("fake_libdcgm.c")
 GPU, SWITCH, GI, CI, LINK, CPU, CORE = 1, 3, 4, 5, 6, 7, 8
 TEMP, POWER, UTIL, FB_USED, FB_FREE, NAME, UUID, GR_ACTIVE = 150, 155, 203, 252, 251, 50, 54, 1001
 INTERVAL = 10.0
-ENGINE = Address("127.0.0.1:5555", "127.0.0.1")
+ENGINE = EngineAddress("127.0.0.1:5555", "127.0.0.1")
 
 _ARGUMENTS = {
     "reset": [],

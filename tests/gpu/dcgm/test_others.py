@@ -29,14 +29,6 @@ def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
 # -- health and reach ------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_gpu_passes_every_watch(bench: Bench) -> None:
-    details = judged(bench, HEALTH)
-    assert [dict(d.labels)["health_watch"] for d in details] == [
-        *("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL", "POWER", "DRIVER")
-    ]
-    assert {(d.value, dict(d.labels)["health_error_code"], d.field) for d in details} == {(0, "DCGM_FR_OK", 9003)}
-
-
 def test_incidents_are_told_by_watch_and_gpu_the_worst_first(bench: Bench) -> None:
     bench.double.call("incident", 0, PCIE, 20, 3)
     bench.double.call("incident", 0, PCIE, 10, 46)
@@ -53,24 +45,11 @@ def test_incidents_are_told_by_watch_and_gpu_the_worst_first(bench: Bench) -> No
     assert [dict(other.labels)[name] for name in names] == ["ALL", "DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN"]
 
 
-def test_health_that_nobody_wants_is_not_asked_for(bench: Bench) -> None:
-    bench.double.call("incident", 0, PCIE, 20, 3)
-    assert judged(bench, PLAIN[0]) == ()
-
-
 def test_reach_over_nvlink(bench: Bench) -> None:
     bench.double.call("peer", 0, 1, 0)
     bench.double.call("peer", 1, 0, 3)
     assert judged(bench, P2P) == (Detail(9004, (("link_status", "OK"), ("peer_gpu", "1")), 0),)
     assert judged(bench, P2P, 1) == (Detail(9004, (("link_status", "TopologyNotSupported"), ("peer_gpu", "0")), 3),)
-
-
-def test_reach_that_the_library_does_not_know_is_unsupported(bench: Bench) -> None:
-    bench.double.call("lack", "dcgmGetNvLinkP2PStatus")
-    bench.read(*PLAIN, P2P)
-    answer = bench.read(*PLAIN, P2P)
-    assert answer.unsupported == ((uuid_of(0), 9004),)
-    assert len(of_gpu(answer).values) == 4
 
 
 # -- what is no GPU --------------------------------------------------------------------------------------------------
@@ -145,11 +124,3 @@ def test_a_gpus_links_go_with_the_gpu(fabric: Double) -> None:
         OtherReading("LINK", (("nvlink", number), *labels), {LINK_STATE: 1}) for number in ("1", "3")
     )
     assert not answer.unsupported
-
-
-def test_nothing_is_asked_where_nothing_of_it_is_wanted(fabric: Double) -> None:
-    bench = Bench(fabric)
-    bench.read(*PLAIN)
-    reads = fabric.told("reads")
-    assert bench.telemetry.read_others(fields_named(*PLAIN)).others == ()
-    assert fabric.told("reads") == reads

@@ -7,6 +7,8 @@ import mmap
 import struct
 from dataclasses import dataclass, field
 
+from podgpu.gpu.nvml.switch_log import KernelCalls
+
 ESCAPE_SIZES = {0x29: 16, 0x2A: 32, 0x2B: 32, 0x4E: 56}
 CONTROL_SIZES = {
     0x201: 128,
@@ -23,7 +25,7 @@ RING = 32768
 
 
 @dataclass
-class FakeKernel:
+class FakeKernel(KernelCalls):
     """One GPU at 0000:06:00.0 behind /dev/nvidia3. `refuse` maps a control or class to the status it answers with."""
 
     alloc_status: int = 28

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switches.attribution import Habits, Residency, Stay, young_first
+from podgpu.gpu.nvml.switch_attribution import Habits, Residency, Stay, estimate_without_samples
 
 MS = 1_000_000
 
@@ -22,11 +22,11 @@ def residency(*stays: tuple[int, int, int]) -> Residency:
 
 def test_by_residency_alone_every_stay_was_busy_from_its_beginning() -> None:
     window = residency((1, 0, 50), (2, 50, 90), (3, 90, 100))
-    assert young_first(window, 30 * MS) == {1: 10 * MS, 2: 10 * MS, 3: 10 * MS}
-    assert young_first(window, 50 * MS) == {1: 20 * MS, 2: 20 * MS, 3: 10 * MS}
-    assert young_first(window, 200 * MS) == {1: 50 * MS, 2: 40 * MS, 3: 10 * MS}
-    assert young_first(window, 0) == {1: 0, 2: 0, 3: 0}
-    assert young_first(Residency(0, MS), MS) == {}
+    assert estimate_without_samples(window, 30 * MS) == {1: 10 * MS, 2: 10 * MS, 3: 10 * MS}
+    assert estimate_without_samples(window, 50 * MS) == {1: 20 * MS, 2: 20 * MS, 3: 10 * MS}
+    assert estimate_without_samples(window, 200 * MS) == {1: 50 * MS, 2: 40 * MS, 3: 10 * MS}
+    assert estimate_without_samples(window, 0) == {1: 0, 2: 0, 3: 0}
+    assert estimate_without_samples(Residency(0, MS), MS) == {}
 
 
 def test_samples_tell_work_from_an_idle_tail() -> None:
@@ -79,7 +79,7 @@ def test_short_stays_and_long_ones_of_a_process_have_their_own_habits() -> None:
         "went on, and stopped?",
     ],
 )
-@pytest.mark.parametrize("estimate", [young_first, Habits().estimate], ids=["switches", "exact"])
+@pytest.mark.parametrize("estimate", [estimate_without_samples, Habits().estimate], ids=["switches", "exact"])
 def test_saving_what_was_stopped_in_the_middle_of_its_work_is_nobodys_work(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
@@ -87,16 +87,6 @@ def test_saving_what_was_stopped_in_the_middle_of_its_work_is_nobodys_work(
     stays = [Stay(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
     window = Residency(0, 100 * age, stays, slice_work=2_055_000)
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
-
-
-def test_an_idle_tail_that_ends_with_a_slice_is_no_saving() -> None:
-    """Two that work for 0.3 ms and rest for two: what they worked is theirs."""
-    stays = [Stay(1 + n % 2, *(2 * [n * 2_300_000]), n * 2_300_000 + 2_150_000) for n in range(100)]
-    window = Residency(0, stays[-1].until, stays, slice_work=2_055_000)
-    habits = Habits()
-    habits.learn(window, [(n * 2_300_000 + n * 21_000, n * 21_000 < 300_000) for n in range(100)])
-    for figures in (young_first(window, 30 * MS), habits.estimate(window, 30 * MS)):
-        assert sum(figures.values()) == pytest.approx(30 * MS, abs=1.5 * MS)
 
 
 def test_a_long_stay_is_told_by_its_own_samples_and_not_by_habits() -> None:
@@ -132,23 +122,6 @@ def test_samples_speak_for_the_time_around_them_without_bias(work: int) -> None:
     assert found / (count / 2) / MS == pytest.approx(work, abs=3)
 
 
-def test_work_is_somebodys_though_no_sample_has_met_it_yet() -> None:
-    window = Residency(10**9, 2 * 10**9, [Stay(1, 0, 10**9, 2 * 10**9)])
-    habits = Habits()
-    habits.learn(window, [(15 * 10**8, False)])
-    assert habits.estimate(window, 20 * MS) == {1: 20 * MS}
-
-
-def test_a_process_that_is_gone_is_forgotten() -> None:
-    habits = Habits()
-    habits.learn(residency((1, 0, 20), (2, 20, 100)), [(5 * MS, True), (50 * MS, False)])
-    for _ in range(1000):
-        habits.learn(Residency(0, 10**9, [Stay(2, 0, 0, 10**9)]), [])
-    estimate = habits.estimate(Residency(0, 10**9, [Stay(2, 0, 0, 10**9)]), 10**8)
-    assert estimate.keys() == {2}
-    assert abs(estimate[2] - 10**8) <= 1
-
-
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30),
     samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
@@ -166,11 +139,11 @@ def test_nobody_runs_longer_than_resident_and_all_together_no_longer_than_the_de
     habits = Habits()
     looks = [(int(moment * at), was) for moment, was in samples]
     habits.learn(window, looks)
-    resident = window.of_processes()
+    resident = window.sum_by_process()
     for figures in (
         habits.estimate(window, device),
         habits.estimate(window, device, looks),
-        young_first(window, device),
+        estimate_without_samples(window, device),
     ):
         assert figures.keys() == resident.keys()
         assert all(0 <= figures[pid] <= resident[pid] for pid in figures)

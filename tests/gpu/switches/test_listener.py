@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switches.listener import Listener
+from podgpu.gpu.nvml.switch_splitter import SwitchListener
 
 
 class Log:
@@ -39,7 +39,7 @@ class Log:
 def test_the_log_is_never_left_alone_for_longer_than_it_may(sampled: bool, turns: list[float]) -> None:
     """Windows are taken at any moment, and empty it, too."""
     log = Log()
-    listener = Listener(log, sampled=sampled, wall=lambda: log.time, clock=lambda: log.time, in_background=False)
+    listener = SwitchListener(log, sampled=sampled, wall=lambda: log.time, clock=lambda: log.time, in_background=False)
     step_at = log.time + listener.step()
     for turn in turns:
         window_at = log.time + turn
@@ -47,6 +47,6 @@ def test_the_log_is_never_left_alone_for_longer_than_it_may(sampled: bool, turns
             log.time = max(log.time, step_at)
             step_at = log.time + listener.step()
         log.time = max(log.time, window_at)
-        listener.window(log.time)
+        listener.take_window(log.time)
     longest = max(b - a for a, b in zip(log.drained, log.drained[1:], strict=False))
     assert longest < log.drain_seconds + 0.1

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switches.attribution import Residency
-from podgpu.gpu.nvml.switches.records import RECORD, Doubt, RecordReader, Timeline
+from podgpu.gpu.nvml.switch_attribution import RECORD, RecordDecoder, Residency, SwitchLogError, Timeline
 
 MS = 1_000_000
 IN, OUT = 6, 7
@@ -26,7 +25,7 @@ def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) 
 
 def read(data: bytes) -> Timeline:
     timeline = Timeline(0)
-    for switch in RecordReader().read(data):
+    for switch in RecordDecoder().decode(data):
         timeline.add(*switch[:3])
     return timeline
 
@@ -35,15 +34,15 @@ def windows(
     switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0, slice_work: int = 0
 ) -> list[Residency]:
     timeline = Timeline(0, lead)
-    for switch in RecordReader().read(chunk(*switches)):
+    for switch in RecordDecoder().decode(chunk(*switches)):
         timeline.add(*switch[:3])
-    return [timeline.window(end) for end in ends]
+    return [timeline.take_window(end) for end in ends]
 
 
 def test_a_stay_is_cut_at_the_window_and_goes_on_in_the_next() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
-    assert (first.of_processes(), first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
-    assert second.of_processes() == {1: 5 * MS}
+    assert (first.sum_by_process(), first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
+    assert second.sum_by_process() == {1: 5 * MS}
     assert second.unknown == 5 * MS  # saved, and nobody came: after a millisecond nobody is resident
 
 
@@ -51,18 +50,7 @@ def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
     switches = [(IN, 1, 0), (OUT, 1, 4 * MS), (IN, 2, 4 * MS + 84_000)]
     (only,) = windows(switches, [10 * MS], lead=64_000)
     assert only.switching == 64_000 + 84_000 + 64_000
-    assert only.of_processes() == {1: 4 * MS - 64_000, 2: 6 * MS - 84_000 - 64_000}
-
-
-def test_who_is_saved_first_was_resident_from_the_beginning() -> None:
-    (only,) = windows([(OUT, 1, 6 * MS), (IN, 2, 6 * MS + 84_000)], [10 * MS])
-    assert only.of_processes() == {1: 6 * MS, 2: 4 * MS - 84_000}
-    assert only.unknown == 0
-
-
-def test_a_window_without_switches_belongs_to_who_is_resident() -> None:
-    first, second, third = windows([(IN, 1, 1 * MS)], [2 * MS, 3 * MS, 5 * MS])
-    assert [w.of_processes() for w in (first, second, third)] == [{1: MS}, {1: MS}, {1: 2 * MS}]
+    assert only.sum_by_process() == {1: 4 * MS - 64_000, 2: 6 * MS - 84_000 - 64_000}
 
 
 @pytest.mark.parametrize(
@@ -78,15 +66,15 @@ def test_a_window_without_switches_belongs_to_who_is_resident() -> None:
     ids=["part of a record", "another tag", "a number missing", "two in a row", "saved another", "backwards"],
 )
 def test_what_does_not_fit_is_doubted(data: bytes, reason: str) -> None:
-    with pytest.raises(Doubt) as doubt:
+    with pytest.raises(SwitchLogError) as doubt:
         read(data)
     assert doubt.value.reason == reason
 
 
 def test_numbers_go_on_after_65535_and_over_chunks() -> None:
-    sequence = RecordReader()
-    assert len(list(sequence.read(chunk((IN, 1, 1), (OUT, 1, 2), first=65534)))) == 2
-    assert len(list(sequence.read(chunk((IN, 1, 3), first=0)))) == 1
+    sequence = RecordDecoder()
+    assert len(list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534)))) == 2
+    assert len(list(sequence.decode(chunk((IN, 1, 3), first=0)))) == 1
 
 
 @given(
@@ -103,17 +91,17 @@ def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
         at += pause + stay
     cuts = [sum(ends[: n + 1]) for n in range(len(ends))]
     for window in windows(switches, cuts, lead):
-        assert sum(window.of_processes().values()) + window.switching + window.unknown == window.window
+        assert sum(window.sum_by_process().values()) + window.switching + window.unknown == window.window
         assert all(window.since <= stay.since < stay.until <= window.until for stay in window.stays)
-    whole = windows(switches, [cuts[-1]], lead)[0].of_processes()
+    whole = windows(switches, [cuts[-1]], lead)[0].sum_by_process()
     parts: dict[int, int] = {}
     for window in windows(switches, cuts, lead):
-        for pid, ns in window.of_processes().items():
+        for pid, ns in window.sum_by_process().items():
             parts[pid] = parts.get(pid, 0) + ns
     assert parts == whole
 
 
 @given(data=st.binary(max_size=320))
 def test_garbage_is_doubted_or_read_and_nothing_else(data: bytes) -> None:
-    with suppress(Doubt):
-        read(data).window(10**18)
+    with suppress(SwitchLogError):
+        read(data).take_window(10**18)

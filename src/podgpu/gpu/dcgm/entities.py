@@ -1,43 +1,44 @@
-"""This module finds what DCGM knows on a node: GPUs with MIG instances and links, NVSwitches, CPUs with their cores."""
+"""Finds DCGM's entities on a node: GPUs with MIG instances and links, NVSwitches, CPUs with their cores."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes import byref, c_int, c_uint32
 from dataclasses import dataclass, field, replace
 
+from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
-from podgpu.gpu.dcgm.library import versioned
-from podgpu.gpu.dcgm.session import DcgmSession
+from podgpu.gpu.dcgm.connection import DcgmConnection
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity, read_live
-from podgpu.metrics.fields import Field, fields
-from podgpu.model import Device
+from podgpu.metrics.fields import fields
+from podgpu.model import Device, OtherReading, Value
 
 _log = logging.getLogger(__name__)
 _NAME, _UUID, _MINOR = 50, 54, 55
-_GONE_STATES = {
+_LOST_STATES = {
     s.EntityStatus.LOST: "lost: it needs a reset or the node a reboot (see dmesg)",
     s.EntityStatus.DISABLED: "disabled",
     s.EntityStatus.DETACHED: "detached from the host engine",
 }
-_MOST_SWITCHES = 64
+_MAX_SWITCHES = 64
+SWITCH_LINK = "SWITCH_LINK"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuEntities:
-    """One physical GPU with what is on it."""
+    """One physical GPU with its instances and links."""
 
     id: int
     device: Device
     instances: Mapping[Entity, Device] = field(default_factory=dict)
     compute_instances: Mapping[Entity, Device] = field(default_factory=dict)
-    """With the device of the GPU instance they lie in."""
+    """With the device of their GPU instance."""
     links: tuple[int, ...] = ()
-    """Numbers of its NVLinks that are up."""
+    """Numbers of the NVLinks that are up."""
 
     @property
     def entity(self) -> Entity:
@@ -45,24 +46,50 @@ class GpuEntities:
 
     @property
     def link_entities(self) -> dict[Entity, int]:
-        return {Entity(EntityGroup.LINK, s.link_id(EntityGroup.GPU, self.id, i)): i for i in self.links}
+        return {Entity(EntityGroup.LINK, s.make_link_id(EntityGroup.GPU, self.id, i)): i for i in self.links}
 
     @property
     def devices(self) -> dict[Entity, Device]:
         return {self.entity: self.device, **self.instances}
 
-    def with_devices(self, known: Mapping[str, Device]) -> GpuEntities:
-        """`known`: by key, the same devices with more about them."""
+    def replace_devices(self, devices: Mapping[str, Device]) -> GpuEntities:
+        """`devices`: by key."""
         return replace(
             self,
-            device=known[self.device.key],
-            instances={e: known[d.key] for e, d in self.instances.items()},
-            compute_instances={e: known[d.key] for e, d in self.compute_instances.items()},
+            device=devices[self.device.key],
+            instances={e: devices[d.key] for e, d in self.instances.items()},
+            compute_instances={e: devices[d.key] for e, d in self.compute_instances.items()},
         )
+
+    def make_link_readings(self, values: Mapping[Entity, Mapping[int, Value]]) -> Iterator[OtherReading]:
+        """Links are numbered from 1 as in dcgm-exporter, but a link that is down keeps its number."""
+        labels = (
+            ("gpu", str(self.device.index)),
+            ("gpu_uuid", self.device.uuid),
+            ("pci_bus_id", self.device.pci_bus_id),
+            ("device", self.device.name),
+            ("model_name", self.device.model),
+        )
+        for entity, link in self.link_entities.items():
+            if values.get(entity):
+                yield OtherReading("LINK", (("nvlink", str(link + 1)), *labels), values[entity])
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OtherEntity:
+    """An entity that is not a GPU and belongs to no GPU."""
+
+    kind: str
+    """As in `Field.level`, or SWITCH_LINK: links of a switch have other fields than those of a GPU."""
+    entity: Entity
+    labels: tuple[tuple[str, str], ...]
+
+    def make_reading(self, values: Mapping[int, Value]) -> OtherReading:
+        return OtherReading("LINK" if self.kind == SWITCH_LINK else self.kind, self.labels, values)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayout:
     gpus: Mapping[str, GpuEntities] = field(default_factory=dict)
     """By UUID."""
     unreachable: Mapping[int, str] = field(default_factory=dict)
@@ -71,14 +98,29 @@ class Layout:
     cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """CPU -> its cores."""
 
+    @property
+    def xid_entities(self) -> dict[Entity, str]:
+        """Entities and device keys. DCGM reports XIDs on the GPU, the instance or the compute instance."""
+        gpus = self.gpus.values()
+        return {e: d.key for gpu in gpus for e, d in (*gpu.devices.items(), *gpu.compute_instances.items())}
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What a change of layout shows in, cheap enough for every turn."""
-
-    states: Mapping[int, int]
-    """GPU id -> DCGM's status of it."""
-    migs: tuple[_Mig, ...]
+    def select_others(self, switches: Selection, cpus: Selection) -> Iterator[OtherEntity]:
+        """Applies `-s` and `-p`."""
+        for switch, links in self.switches.items():
+            name = ("nvswitch", f"nvswitch{switch}")
+            if switches.shows("g", switch):
+                yield OtherEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), (name,))
+            for link in links:
+                if switches.shows("i", link):
+                    entity = Entity(EntityGroup.LINK, s.make_link_id(EntityGroup.SWITCH, switch, link))
+                    yield OtherEntity(SWITCH_LINK, entity, (("nvlink", str(link)), name))
+        for cpu, cores in self.cpus.items():
+            if cpus.shows("g", cpu):
+                yield OtherEntity("CPU", Entity(EntityGroup.CPU, cpu), (("cpu", str(cpu)),))
+            for core in cores:
+                if cpus.shows("i", core):
+                    labels = (("cpucore", str(core)), ("cpu", str(cpu)))
+                    yield OtherEntity("CPU_CORE", Entity(EntityGroup.CPU_CORE, core), labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +130,44 @@ class _Mig:
     instance_id: int
 
 
-def read_outline(session: DcgmSession) -> Outline:
-    return Outline({gpu: _read_state(session, gpu) for gpu in _read_gpu_ids(session)}, _read_migs(session))
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Part of the layout that is cheap enough to read in every turn. Most changes show in it."""
+
+    states: Mapping[int, int]
+    """GPU id -> DCGM's status."""
+    migs: tuple[_Mig, ...]
 
 
-def _read_gpu_ids(session: DcgmSession) -> list[int]:
-    ids, number = (c_uint32 * s.MAX_GPUS)(), c_int()
-    session.call("dcgmGetAllDevices", ids, byref(number))
-    return list(ids[: number.value])
-
-
-def _read_state(session: DcgmSession, gpu: int) -> int:
-    state = c_int()
+def read_outline(connection: DcgmConnection) -> Outline:
+    ids, count = (c_uint32 * s.MAX_GPUS)(), c_int()
+    connection.call("dcgmGetAllDevices", ids, byref(count))
+    states = {}
+    for gpu_id in ids[: count.value]:
+        state = c_int()
+        with suppress(Unsupported):
+            connection.call("dcgmGetGpuStatus", gpu_id, byref(state))
+        states[gpu_id] = state.value
+    hierarchy = s.make_struct(s.MigHierarchy)
     with suppress(Unsupported):
-        session.call("dcgmGetGpuStatus", gpu, byref(state))
-    return state.value
-
-
-def _read_migs(session: DcgmSession) -> tuple[_Mig, ...]:
-    hierarchy = versioned(s.MigHierarchy)
-    try:
-        session.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
-    except Unsupported:
-        return ()
-    return tuple(
+        connection.call("dcgmGetGpuInstanceHierarchy", byref(hierarchy))
+    migs = (
         _Mig(Entity(e.entity.group, e.entity.id), Entity(e.parent.group, e.parent.id), e.nvmlInstanceId)
         for e in hierarchy.entries[: hierarchy.count]
     )
+    return Outline(states, tuple(migs))
 
 
-def read_layout(session: DcgmSession, outline: Outline) -> Layout:
-    """Everything; a GPU that does not answer is told apart, the others stand."""
+def read_layout(connection: DcgmConnection, outline: Outline) -> NodeLayout:
+    """A GPU that does not answer is listed as unreachable; the others are read."""
     ids = list(outline.states)
-    minors = read_live(session, [Entity(EntityGroup.GPU, i) for i in ids], _field(_MINOR)) if ids else {}
-    gpu_links, switch_links = _read_links(session)
+    minors = read_live(connection, [Entity(EntityGroup.GPU, i) for i in ids], fields()[_MINOR]) if ids else {}
+    gpu_links, switch_links = _read_links(connection)
     gpus: dict[str, GpuEntities] = {}
     unreachable: dict[int, str] = {}
     for gpu_id, state in outline.states.items():
         try:
-            device = _read_device(session, gpu_id, state)
+            device = _read_device(connection, gpu_id, state)
         except DriverGone:
             raise
         except SourceError as e:
@@ -134,103 +175,94 @@ def read_layout(session: DcgmSession, outline: Outline) -> Layout:
             continue
         minor = minors.get(Entity(EntityGroup.GPU, gpu_id))
         device = replace(device, minor=minor if isinstance(minor, int) else None)
-        gpus[device.uuid] = _with_instances(session, gpu_id, device, outline.migs, gpu_links.get(gpu_id, ()))
-    switches = {switch: switch_links.get(switch, ()) for switch in _read_entities(session, EntityGroup.SWITCH)}
-    return Layout(gpus, unreachable, switches, _read_cpus(session))
+        gpus[device.uuid] = _read_instances(connection, gpu_id, device, outline.migs, gpu_links.get(gpu_id, ()))
+    switches = {switch: switch_links.get(switch, ()) for switch in _read_switches(connection)}
+    return NodeLayout(gpus, unreachable, switches, _read_cpus(connection))
 
 
-def _field(field_id: int) -> Field:
-    return fields()[field_id]
-
-
-def _read_device(session: DcgmSession, gpu_id: int, state: int) -> Device:
-    if state in _GONE_STATES:
-        raise DeviceLost(f"GPU {gpu_id} is {_GONE_STATES[s.EntityStatus(state)]}")
-    attributes = versioned(s.DeviceAttributes)
-    session.call("dcgmGetDeviceAttributes", gpu_id, byref(attributes))
-    known = attributes.identifiers
+def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
+    if state in _LOST_STATES:
+        raise DeviceLost(f"GPU {gpu_id} is {_LOST_STATES[s.EntityStatus(state)]}")
+    attributes = s.make_struct(s.DeviceAttributes)
+    connection.call("dcgmGetDeviceAttributes", gpu_id, byref(attributes))
+    identifiers = attributes.identifiers
     device = Device(
         index=gpu_id,
-        uuid=known.uuid.decode("utf-8", "replace"),
-        pci_bus_id=known.pciBusId.decode("utf-8", "replace"),
-        model=known.deviceName.decode("utf-8", "replace"),
+        uuid=identifiers.uuid.decode("utf-8", "replace"),
+        pci_bus_id=identifiers.pciBusId.decode("utf-8", "replace"),
+        model=identifiers.deviceName.decode("utf-8", "replace"),
         mig_enabled=attributes.mig_enabled,
     )
     if not device.uuid or device.uuid.startswith("<<<"):
-        raise SourceError("no_data", f"DCGM lists GPU {gpu_id} but does not know its UUID")
+        raise SourceError("no_data", f"DCGM lists GPU {gpu_id} but does not report its UUID")
     return device
 
 
-def _with_instances(
-    session: DcgmSession, gpu_id: int, gpu: Device, migs: Sequence[_Mig], links: tuple[int, ...]
+def _read_instances(
+    connection: DcgmConnection, gpu_id: int, gpu: Device, migs: Sequence[_Mig], links: tuple[int, ...]
 ) -> GpuEntities:
-    mine = [m for m in migs if m.entity.group == EntityGroup.GPU_I and m.parent == (EntityGroup.GPU, gpu_id)]
-    parents = {m.entity for m in mine}
-    compute = [m for m in migs if m.entity.group == EntityGroup.GPU_CI and m.parent in parents]
-    if not mine:
+    own = [m for m in migs if m.entity.group == EntityGroup.GPU_I and m.parent == (EntityGroup.GPU, gpu_id)]
+    if not own:
         return GpuEntities(gpu_id, gpu, links=links)
+    parents = {m.entity for m in own}
+    compute = [m for m in migs if m.entity.group == EntityGroup.GPU_CI and m.parent in parents]
     gpu = replace(gpu, mig_enabled=True)
-    profiles = read_live(session, [m.entity for m in mine], _field(_NAME))
-    uuids = read_live(session, [m.entity for m in compute], _field(_UUID)) if compute else {}
+    profiles = read_live(connection, [m.entity for m in own], fields()[_NAME])
+    uuids = read_live(connection, [m.entity for m in compute], fields()[_UUID]) if compute else {}
     instances = {
         m.entity: replace(
             gpu,
             gi_id=m.instance_id,
             profile=str(profiles.get(m.entity, "")),
-            mig_uuids=tuple(_mig_uuid(uuids.get(c.entity)) for c in compute if c.parent == m.entity),
+            # With an older engine a compute instance has the UUID of its GPU.
+            mig_uuids=tuple(
+                uuid
+                for c in compute
+                if c.parent == m.entity and (uuid := str(uuids.get(c.entity, ""))).startswith("MIG-")
+            ),
         )
-        for m in sorted(mine, key=lambda m: m.instance_id)
+        for m in sorted(own, key=lambda m: m.instance_id)
     }
-    instances = {e: replace(d, mig_uuids=tuple(filter(None, d.mig_uuids))) for e, d in instances.items()}
     return GpuEntities(gpu_id, gpu, instances, {c.entity: instances[c.parent] for c in compute}, links)
 
 
-def _mig_uuid(value: object) -> str:
-    """On an older engine a compute instance answers with its GPU's UUID, which is no name for it."""
-    return value if isinstance(value, str) and value.startswith("MIG-") else ""
-
-
-def _read_entities(session: DcgmSession, group: EntityGroup) -> list[int]:
-    ids, number = (c_uint32 * _MOST_SWITCHES)(), c_int(_MOST_SWITCHES)
+def _read_optional(connection: DcgmConnection, function: str, *arguments: object) -> bool:
+    """Returns False if the call fails: most nodes have no module for switches, links or CPUs."""
     try:
-        session.call("dcgmGetEntityGroupEntities", group, ids, byref(number), 0)
-    except DriverGone:
-        raise
-    except SourceError:  # a node without the module for them
-        return []
-    return list(ids[: number.value])
-
-
-def _read_links(session: DcgmSession) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
-    """Links that are up, by GPU and by switch. DCGM 3 names link entities in another way, and is not asked."""
-    if session.library.major < 4:
-        return {}, {}
-    status = versioned(s.NvLinkStatus)
-    try:
-        session.call("dcgmGetNvLinkLinkStatus", byref(status))
+        connection.call(function, *arguments)
     except DriverGone:
         raise
     except SourceError as e:
-        _log.debug("no NVLink states: %s", e)
+        _log.debug("%s", e)
+        return False
+    return True
+
+
+def _read_switches(connection: DcgmConnection) -> list[int]:
+    ids, count = (c_uint32 * _MAX_SWITCHES)(), c_int(_MAX_SWITCHES)
+    found = _read_optional(connection, "dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0)
+    return list(ids[: count.value]) if found else []
+
+
+def _read_links(connection: DcgmConnection) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]:
+    """Returns links that are up by GPU and by switch. Not with DCGM 3, which has other ids for links."""
+    status = s.make_struct(s.NvLinkStatus)
+    if connection.library.major < 4 or not _read_optional(connection, "dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
-    gpus = {g.entityId: _up(g.linkState) for g in status.gpus[: status.numGpus]}
-    return gpus, {w.entityId: _up(w.linkState) for w in status.nvSwitches[: status.numNvSwitches]}
+    gpus = {g.entityId: _find_up(g.linkState) for g in status.gpus[: status.numGpus]}
+    return gpus, {w.entityId: _find_up(w.linkState) for w in status.nvSwitches[: status.numNvSwitches]}
 
 
-def _up(states: Sequence[int]) -> tuple[int, ...]:
+def _find_up(states: Sequence[int]) -> tuple[int, ...]:
     return tuple(number for number, state in enumerate(states) if state == s.LINK_UP)
 
 
-def _read_cpus(session: DcgmSession) -> dict[int, tuple[int, ...]]:
-    hierarchy = versioned(s.CpuHierarchy)
-    try:
-        session.call("dcgmGetCpuHierarchy", byref(hierarchy))
-    except DriverGone:
-        raise
-    except SourceError:  # only Grace has it
+def _read_cpus(connection: DcgmConnection) -> dict[int, tuple[int, ...]]:
+    hierarchy = s.make_struct(s.CpuHierarchy)
+    if not _read_optional(connection, "dcgmGetCpuHierarchy", byref(hierarchy)):
         return {}
-    return {cpu.cpuId: _cores(cpu.cores.bitmask) for cpu in hierarchy.cpus[: hierarchy.numCpus]}
+    return {cpu.cpuId: _parse_cores(cpu.cores.bitmask) for cpu in hierarchy.cpus[: hierarchy.numCpus]}
 
 
-def _cores(bitmask: Sequence[int]) -> tuple[int, ...]:
+def _parse_cores(bitmask: Sequence[int]) -> tuple[int, ...]:
     return tuple(64 * n + bit for n, word in enumerate(bitmask) for bit in range(64) if word >> bit & 1)

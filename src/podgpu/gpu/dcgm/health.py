@@ -1,113 +1,160 @@
-"""This module asks for DCGM's own judgement of each GPU: its health watches, and whom it reaches over NVLink."""
+"""Reads DCGM's own assessment of GPUs (health watches, NVLink peers) and their XID errors."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import byref
+from ctypes import byref, c_int64
+from typing import Any
 
 from podgpu.errors import DriverGone, SourceError
 from podgpu.gpu.dcgm import structs as s
-from podgpu.gpu.dcgm.library import versioned
-from podgpu.gpu.dcgm.session import DcgmSession
+from podgpu.gpu.dcgm.connection import DcgmConnection
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.metrics.fields import health_code
+from podgpu.gpu.dcgm.values import Entity
+from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.conditions import health_code, xid_text
 from podgpu.model import Detail
 
+_log = logging.getLogger(__name__)
 HEALTH_FIELD, P2P_FIELD = 9003, 9004
 _PASS = 0
 _WATCHES = {
-    0x1: "PCIE",
-    0x2: "NVLINK",
-    0x4: "PMU",
-    0x8: "MCU",
-    0x10: "MEM",
-    0x20: "SM",
-    0x40: "INFOROM",
-    0x80: "THERMAL",
-    0x100: "POWER",
-    0x200: "DRIVER",
-    s.HEALTH_ALL: "ALL",
+    **{1 << bit: name for bit, name in enumerate(("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL"))},
+    **{0x100: "POWER", 0x200: "DRIVER", s.HEALTH_ALL: "ALL"},
 }
-_P2P = (
+_P2P_STATES = (
     *("OK", "ChipsetNotSupported", "GPUNotSupported", "TopologyNotSupported"),
     *("DisabledByRegKey", "NotSupported", "Unknown"),
 )
+_OVERLAP_US = 60_000_000
+"""Samples of different entities need not arrive in the order of their times, so this much is read again."""
 
 Details = Mapping[int, tuple[Detail, ...]]
-"""GPU id -> what is to be said of it."""
+"""By GPU id."""
 
 
-def set_health(session: DcgmSession, groups: Sequence[int]) -> None:
-    """Begin to watch; a check before that finds nothing."""
-    for group in groups:
-        session.call("dcgmHealthSet", group, s.HEALTH_ALL)
-
-
-def check_health(session: DcgmSession, groups: Sequence[int], gpu_ids: Sequence[int]) -> Details:
-    """One answer per watch and GPU. Of several incidents the worst counts: a warning must not hide a failure."""
+def check_health(connection: DcgmConnection, groups: Sequence[int], gpu_ids: Sequence[int]) -> Details:
+    """Returns one detail per watch and GPU. The worst of several incidents counts."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
-        response = versioned(s.HealthResponseV5 if session.library.major >= 4 else s.HealthResponseV4)
-        session.call("dcgmHealthCheck", group, byref(response))
+        response = s.make_struct(s.HealthResponseV5 if connection.library.major >= 4 else s.HealthResponseV4)
+        connection.call("dcgmHealthCheck", group, byref(response))
         for incident in response.incidents[: response.incidentCount]:
             if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:
-                where = (incident.entity.id, incident.system)
-                worst[where] = max(worst.get(where, (_PASS, 0)), (incident.health, incident.code))
-    return {gpu: tuple(_health_details(gpu, worst)) for gpu in gpu_ids}
+                key = (incident.entity.id, incident.system)
+                worst[key] = max(worst.get(key, (_PASS, 0)), (incident.health, incident.code))
+    return {gpu: tuple(_make_health_details(gpu, worst)) for gpu in gpu_ids}
 
 
-def _health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
-    """Every watch speaks, but for the one about the whole GPU, which only ever has failures to tell."""
-    speaking = [w for w in _WATCHES if w != s.HEALTH_ALL or (gpu, w) in worst]
-    found = ((_WATCHES[w], *worst.get((gpu, w), (_PASS, 0))) for w in speaking)
-    return [Detail(HEALTH_FIELD, (*_code_labels(code), ("health_watch", name)), health) for name, health, code in found]
+def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
+    """The watch of the whole GPU is left out without a failure, as in dcgm-exporter."""
+    details = []
+    for watch, name in _WATCHES.items():
+        if watch != s.HEALTH_ALL or (gpu, watch) in worst:
+            health, number = worst.get((gpu, watch), (_PASS, 0))
+            code = health_code(number)
+            labels = (
+                ("health_error_code", code.name),
+                ("health_error_severity", code.severity),
+                ("health_error_category", code.category),
+                ("health_watch", name),
+            )
+            details.append(Detail(HEALTH_FIELD, labels, health))
+    return details
 
 
-def _code_labels(number: int) -> tuple[tuple[str, str], ...]:
-    code = health_code(number)
-    return (
-        ("health_error_code", code.name),
-        ("health_error_severity", code.severity),
-        ("health_error_category", code.category),
-    )
-
-
-def read_p2p(session: DcgmSession, gpu_ids: Sequence[int]) -> Details:
-    status = versioned(s.NvLinkP2PStatus)
-    session.call("dcgmGetNvLinkP2PStatus", byref(status))
+def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
+    status = s.make_struct(s.NvLinkP2PStatus)
+    connection.call("dcgmGetNvLinkP2PStatus", byref(status))
     return {
         gpu.entityId: tuple(
-            Detail(P2P_FIELD, (("link_status", _P2P[state]), ("peer_gpu", str(peer))), state)
+            Detail(P2P_FIELD, (("link_status", _P2P_STATES[state]), ("peer_gpu", str(peer))), state)
             for peer in gpu_ids
-            if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P)
+            if peer != gpu.entityId and 0 <= (state := gpu.linkStatus[peer]) < len(_P2P_STATES)
         )
         for gpu in status.gpus[: status.numGpus]
     }
 
 
-class Judgement:
-    """What was asked for of the two, as of the last turn. What fails costs only itself."""
+class HealthReader:
+    """Health and peers of all GPUs as of the last turn, as far as they are wanted."""
 
     def __init__(self) -> None:
         self.details: Details = {}
         self.errors: dict[int, SourceError] = {}
-        """Field id -> why it has no answer."""
+        """By field id."""
 
-    def read(self, session: DcgmSession, wanted: set[int], groups: Sequence[int], gpu_ids: Sequence[int]) -> None:
+    def start(self, connection: DcgmConnection, groups: Sequence[int]) -> None:
+        """Starts DCGM's health watches; a check before that returns nothing."""
+        try:
+            for group in groups:
+                connection.call("dcgmHealthSet", group, s.HEALTH_ALL)
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.warning("DCGM's health checks are not available: %s", e)
+
+    def read(self, connection: DcgmConnection, wanted: set[int], groups: Sequence[int], gpu_ids: Sequence[int]) -> None:
         reads: Mapping[int, Callable[[], Details]] = {
-            HEALTH_FIELD: lambda: check_health(session, groups, gpu_ids),
-            P2P_FIELD: lambda: read_p2p(session, gpu_ids),
+            HEALTH_FIELD: lambda: check_health(connection, groups, gpu_ids),
+            P2P_FIELD: lambda: read_p2p(connection, gpu_ids),
         }
-        found: dict[int, tuple[Detail, ...]] = {}
+        details: dict[int, tuple[Detail, ...]] = {}
         self.details, self.errors = {}, {}
-        for field_id, read in reads.items():
-            if field_id not in wanted:
-                continue
+        for field_id in reads.keys() & wanted:
             try:
-                for gpu, details in read().items():
-                    found[gpu] = (*found.get(gpu, ()), *details)
+                for gpu, more in reads[field_id]().items():
+                    details[gpu] = (*details.get(gpu, ()), *more)
             except DriverGone:
                 raise
             except SourceError as e:
                 self.errors[field_id] = e
-        self.details = found
+        self.details = details
+
+
+class XidReader:
+    """Reads XIDs from all samples of field 230 since the last call, each once."""
+
+    def __init__(self) -> None:
+        self._last: dict[Entity, int] = {}
+        self._has_read = False
+        self._lock = threading.Lock()
+        self._events: list[ErrorEvent] = []
+
+    def read(
+        self, connection: DcgmConnection, groups: Sequence[tuple[int, Sequence[int]]], devices: Mapping[Entity, str]
+    ) -> None:
+        """`devices`: device keys by entity. Samples from before the first call are ignored."""
+        if not groups:
+            return
+        samples: list[tuple[int, Entity, int]] = []
+
+        def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
+            for value in values[:count]:
+                if value.status == 0 and 0 < value.value.i64 < s.INT32_BLANK:
+                    samples.append((value.ts, Entity(group, entity_id), value.value.i64))
+            return 0
+
+        callback = s.OnValues(add_values)
+        since = max(max(self._last.values(), default=0) - _OVERLAP_US, 0)
+        for group, field_groups in groups:
+            for field_group in field_groups:
+                connection.call("dcgmGetValuesSince_v2", group, field_group, since, byref(c_int64()), callback, None)
+        for timestamp, entity, xid in sorted(samples):
+            if timestamp > self._last.get(entity, 0):
+                self._last[entity] = timestamp
+                if self._has_read and entity in devices:
+                    self._add_event(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
+        self._has_read = True
+
+    def _add_event(self, event: ErrorEvent) -> None:
+        _log.warning("XID %d on %s: %s", event.code, event.device, xid_text(event.code))
+        with self._lock:
+            self._events.append(event)
+
+    def drain(self) -> list[ErrorEvent]:
+        with self._lock:
+            events, self._events = self._events, []
+        return events

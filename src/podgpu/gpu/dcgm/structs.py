@@ -1,6 +1,6 @@
-"""This module declares libdcgm's structures and constants for ctypes, as DCGM 3.3 and 4.x have them. It calls nothing.
+"""libdcgm's structures and constants for ctypes, as in DCGM 3.3 and 4.x.
 
-The sizes are part of every version word, so a wrong one is refused by the library; tests hold them against NVIDIA's.
+The library checks the sizes through the version word of each structure; tests compare them with NVIDIA's headers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ from ctypes import (
     sizeof,
 )
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 Handle = c_size_t
-"""dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t are as wide as a pointer."""
+"""dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t have the size of a pointer."""
 MAX_GPUS = 32
 MAX_FIELDS = 128
-"""Of one field group, and of one reading."""
+"""Limit of a field group and of one call."""
 MAX_ENTITIES = 64
-"""Of one group and of one reading in DCGM 3; DCGM 4 takes 1024."""
-TEXT = 256
-BLOB = 4096
+"""Limit of a group and of one call in DCGM 3; DCGM 4 has 1024."""
 MODE_AUTO = 1
 GROUP_EMPTY = 1
 LIVE = 1
-"""Flag of a reading: ask the driver now, not the cache."""
+"""Flag: read from the driver instead of the cache."""
+LINK_UP = 3
+HEALTH_ALL = 0xFFFFFFFF
+INT64_BLANK = 0x7FFFFFFFFFFFFFF0
+INT32_BLANK = 0x7FFFFFF0
+DOUBLE_BLANK = 140737488355328.0
+BLANK, NOT_FOUND, NOT_SUPPORTED, NOT_PERMITTED = BLANKS = range(4)
+"""Offsets of the four special values above each BLANK constant."""
 
 
 class EntityGroup(IntEnum):
@@ -65,14 +70,13 @@ class EntityStatus(IntEnum):
     DETACHED = 7
 
 
-LINK_UP = 3
-HEALTH_ALL = 0xFFFFFFFF
-INT64_BLANK = 0x7FFFFFFFFFFFFFF0
-INT32_BLANK = 0x7FFFFFF0
-DOUBLE_BLANK = 140737488355328.0
-NOT_SUPPORTED_OFFSET = 2
-"""Each kind of blank comes in four: not there, not found, not supported, not permitted."""
-BLANKS = 4
+_Text = c_char * 256
+_VERSION = ("version", c_uint32)
+_S = TypeVar("_S", bound=Structure)
+
+
+def _uint32(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_uint32) for name in names]
 
 
 class EntityPair(Structure):
@@ -81,62 +85,39 @@ class EntityPair(Structure):
 
 class ConnectV2Params(Structure):
     STRUCT_VERSION = 2
-    _fields_ = [
-        ("version", c_uint32),
-        ("persistAfterDisconnect", c_uint32),
-        ("timeoutMs", c_uint32),
-        ("addressIsUnixSocket", c_uint32),
-    ]
+    _fields_ = _uint32("version", "persistAfterDisconnect", "timeoutMs", "addressIsUnixSocket")
 
 
 class StartEmbeddedV2Params(Structure):
-    """The first version: every library since 2.x takes it."""
-
-    STRUCT_VERSION = 1
+    STRUCT_VERSION = 1  # accepted by every library since 2.x
     _fields_ = [
-        ("version", c_uint32),
-        ("opMode", c_int),
-        ("dcgmHandle", Handle),
-        ("logFile", c_char_p),
-        ("severity", c_int),
-        ("denyListCount", c_uint32),
-        ("denyList", c_uint32 * 10),
+        *(_VERSION, ("opMode", c_int), ("dcgmHandle", Handle), ("logFile", c_char_p)),
+        *(("severity", c_int), ("denyListCount", c_uint32), ("denyList", c_uint32 * 10)),
     ]
 
 
 class VersionInfo(Structure):
     STRUCT_VERSION = 2
-    _fields_ = [("version", c_uint32), ("text", c_char * (2 * TEXT))]
+    _fields_ = [_VERSION, ("text", c_char * 512)]
 
 
 class FieldPayload(Union):
-    _fields_ = [("i64", c_int64), ("dbl", c_double), ("str", c_char * TEXT), ("blob", c_char * BLOB)]
+    _fields_ = [("i64", c_int64), ("dbl", c_double), ("str", _Text), ("blob", c_char * 4096)]
 
 
 class FieldValueV1(Structure):
     STRUCT_VERSION = 1
     _fields_ = [
-        ("version", c_uint32),
-        ("fieldId", c_uint16),
-        ("fieldType", c_uint16),
-        ("status", c_int32),
-        ("ts", c_int64),
-        ("value", FieldPayload),
+        *(_VERSION, ("fieldId", c_uint16), ("fieldType", c_uint16), ("status", c_int32)),
+        *(("ts", c_int64), ("value", FieldPayload)),
     ]
 
 
 class FieldValueV2(Structure):
     STRUCT_VERSION = 2
     _fields_ = [
-        ("version", c_uint32),
-        ("entityGroupId", c_int32),
-        ("entityId", c_uint32),
-        ("fieldId", c_uint16),
-        ("fieldType", c_uint16),
-        ("status", c_int32),
-        ("unused", c_uint32),
-        ("ts", c_int64),
-        ("value", FieldPayload),
+        *(_VERSION, ("entityGroupId", c_int32), ("entityId", c_uint32), ("fieldId", c_uint16), ("fieldType", c_uint16)),
+        *(("status", c_int32), ("unused", c_uint32), ("ts", c_int64), ("value", FieldPayload)),
     ]
 
 
@@ -145,49 +126,29 @@ OnValues = CFUNCTYPE(c_int, c_int32, c_uint32, POINTER(FieldValueV1), c_int32, c
 
 class MigEntry(Structure):
     _fields_ = [
-        ("entity", EntityPair),
-        ("parent", EntityPair),
-        ("gpuUuid", c_char * 128),
-        ("nvmlGpuIndex", c_uint32),
-        ("nvmlInstanceId", c_uint32),
-        ("nvmlComputeInstanceId", c_uint32),
-        ("nvmlMigProfileId", c_uint32),
-        ("nvmlProfileSlices", c_uint32),
+        *(("entity", EntityPair), ("parent", EntityPair), ("gpuUuid", c_char * 128)),
+        *_uint32("nvmlGpuIndex", "nvmlInstanceId", "nvmlComputeInstanceId", "nvmlMigProfileId", "nvmlProfileSlices"),
     ]
 
 
 class MigHierarchy(Structure):
     STRUCT_VERSION = 2
-    _fields_ = [("version", c_uint32), ("count", c_uint32), ("entries", MigEntry * 448)]
+    _fields_ = [_VERSION, ("count", c_uint32), ("entries", MigEntry * 448)]
 
 
 class Identifiers(Structure):
     _fields_ = [
-        ("version", c_uint32),
-        ("brandName", c_char * TEXT),
-        ("deviceName", c_char * TEXT),
-        ("pciBusId", c_char * TEXT),
-        ("serial", c_char * TEXT),
-        ("uuid", c_char * TEXT),
-        ("vbios", c_char * TEXT),
-        ("inforomImageVersion", c_char * TEXT),
-        ("pciDeviceId", c_uint32),
-        ("pciSubSystemId", c_uint32),
-        ("driverVersion", c_char * TEXT),
-        ("virtualizationMode", c_uint32),
+        *(_VERSION, ("brandName", _Text), ("deviceName", _Text), ("pciBusId", _Text), ("serial", _Text)),
+        *(("uuid", _Text), ("vbios", _Text), ("inforomImageVersion", _Text)),
+        *(*_uint32("pciDeviceId", "pciSubSystemId"), ("driverVersion", _Text), ("virtualizationMode", c_uint32)),
     ]
 
 
 class DeviceAttributes(Structure):
     STRUCT_VERSION = 3
     _fields_ = [
-        ("version", c_uint32),
-        ("clockSets", c_char * 3080),
-        ("thermal", c_uint32 * 3),
-        ("powerLimits", c_uint32 * 6),
-        ("identifiers", Identifiers),
-        ("memoryUsage", c_uint32 * 5),
-        ("settings", c_uint32 * 4),
+        *(_VERSION, ("clockSets", c_char * 3080), ("thermal", c_uint32 * 3), ("powerLimits", c_uint32 * 6)),
+        *(("identifiers", Identifiers), ("memoryUsage", c_uint32 * 5), ("settings", c_uint32 * 4)),
     ]
 
     @property
@@ -197,32 +158,19 @@ class DeviceAttributes(Structure):
 
 class Incident(Structure):
     _fields_ = [
-        ("system", c_uint32),
-        ("health", c_int32),
-        ("message", c_char * 1024),
-        ("code", c_uint32),
-        ("entity", EntityPair),
+        *(("system", c_uint32), ("health", c_int32), ("message", c_char * 1024)),
+        *(("code", c_uint32), ("entity", EntityPair)),
     ]
 
 
 class HealthResponseV4(Structure):
     STRUCT_VERSION = 4
-    _fields_ = [
-        ("version", c_uint32),
-        ("overallHealth", c_int32),
-        ("incidentCount", c_uint32),
-        ("incidents", Incident * 64),
-    ]
+    _fields_ = [_VERSION, ("overallHealth", c_int32), ("incidentCount", c_uint32), ("incidents", Incident * 64)]
 
 
 class HealthResponseV5(Structure):
     STRUCT_VERSION = 5
-    _fields_ = [
-        ("version", c_uint32),
-        ("overallHealth", c_int32),
-        ("incidentCount", c_uint32),
-        ("incidents", Incident * 1024),
-    ]
+    _fields_ = [_VERSION, ("overallHealth", c_int32), ("incidentCount", c_uint32), ("incidents", Incident * 1024)]
 
 
 class GpuLinks(Structure):
@@ -234,15 +182,10 @@ class SwitchLinks(Structure):
 
 
 class NvLinkStatus(Structure):
-    """Taken by every DCGM 4; 4.6 has a wider one too."""
-
-    STRUCT_VERSION = 4
+    STRUCT_VERSION = 4  # accepted by every DCGM 4; 4.6 also has a wider one
     _fields_ = [
-        ("version", c_uint32),
-        ("numGpus", c_uint32),
-        ("gpus", GpuLinks * MAX_GPUS),
-        ("numNvSwitches", c_uint32),
-        ("nvSwitches", SwitchLinks * 12),
+        *(_VERSION, ("numGpus", c_uint32), ("gpus", GpuLinks * MAX_GPUS)),
+        *(("numNvSwitches", c_uint32), ("nvSwitches", SwitchLinks * 12)),
     ]
 
 
@@ -252,11 +195,11 @@ class GpuPeers(Structure):
 
 class NvLinkP2PStatus(Structure):
     STRUCT_VERSION = 1
-    _fields_ = [("version", c_uint32), ("numGpus", c_uint32), ("gpus", GpuPeers * MAX_GPUS)]
+    _fields_ = [_VERSION, ("numGpus", c_uint32), ("gpus", GpuPeers * MAX_GPUS)]
 
 
 class OwnedCores(Structure):
-    _fields_ = [("version", c_uint32), ("bitmask", c_uint64 * 16)]
+    _fields_ = [_VERSION, ("bitmask", c_uint64 * 16)]
 
 
 class CpuCores(Structure):
@@ -265,15 +208,21 @@ class CpuCores(Structure):
 
 class CpuHierarchy(Structure):
     STRUCT_VERSION = 1
-    _fields_ = [("version", c_uint32), ("numCpus", c_uint32), ("cpus", CpuCores * 8)]
+    _fields_ = [_VERSION, ("numCpus", c_uint32), ("cpus", CpuCores * 8)]
+
+
+def make_struct(kind: type[_S]) -> _S:
+    """Returns an empty structure with the version word that libdcgm requires."""
+    struct = kind()
+    struct.version = version_word(kind)
+    return struct
 
 
 def version_word(kind: type[Structure]) -> int:
-    """What libdcgm wants in the first member: the size, and the structure's version above it."""
     version: Any = kind.STRUCT_VERSION
     return sizeof(kind) | int(version) << 24
 
 
-def link_id(owner: EntityGroup, owner_id: int, index: int) -> int:
-    """The entity id of an NVLink (dcgm_link_t, DCGM 4)."""
+def make_link_id(owner: EntityGroup, owner_id: int, index: int) -> int:
+    """Returns the entity id of an NVLink (dcgm_link_t, DCGM 4)."""
     return owner | index << 8 | owner_id << 24

@@ -1,34 +1,32 @@
-"""This module reads the newest values of DCGM's entities, matches and judges them. Blanks and old values end here.
-
-`asked_of` has an engine that is too old to know a field in a base unit asked for the older field instead. DCGM 4.7 has
-1613 and the later ones, 4.6.1 those from 1600 on; every version has the fields in the older units. A field that engine
-and library both know is asked for by its own id: the older one would be less exact, or cut off.
-"""
+"""Watches fields in the DCGM engine, and reads and validates their latest values."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from ctypes import c_uint16
+from ctypes import byref, c_uint16
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple, TypeVar
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
 from podgpu.gpu.dcgm import structs as s
-from podgpu.gpu.dcgm.library import translate
-from podgpu.gpu.dcgm.session import DcgmSession
-from podgpu.metrics.conversions import Blank, value_of, within_unit
-from podgpu.metrics.fields import Field
+from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
+from podgpu.metrics.fields import Blank, Field, value_of, within_unit
 from podgpu.metrics.names import converted, counterpart
 from podgpu.model import Value
 
-_MOST_VALUES = 1024
-"""Of one call: a value takes 4 KiB."""
-_QUIET = {"no_data", "not_watched"}
-"""Nothing was said yet: not worth counting."""
-_NOT_PERMITTED = 3
+_log = logging.getLogger(__name__)
+_MAX_VALUES = 1024
+"""Per call: a value takes 4 KiB."""
+_NOT_YET_READ = {"no_data", "not_watched"}
+_PROFILING = range(1000, 1100)
+_NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
+_FIRST_FIELD_OF_4_7 = 1613
 T = TypeVar("T")
 
 
@@ -37,199 +35,325 @@ class Entity(NamedTuple):
     id: int
 
 
-def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), most):
-        yield items[start : start + most]
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+# Watches
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Fields of entities that the engine should read."""
+
+    entities: tuple[Entity, ...]
+    fields: tuple[Field, ...]
+    keep_seconds: float
+    """How long the engine keeps a sample; 0: no limit."""
+    interval: float = 30.0
+    keep_samples: int = 0
+    """How many samples the engine keeps; 0: no limit."""
+
+
+class Watches:
+    """The watches of one connection, by kind of entity. The engine removes them with the connection."""
+
+    def __init__(self, connection: DcgmConnection) -> None:
+        self._connection = connection
+        self._names = (f"podgpu-{uuid.uuid4().hex[:12]}-{n}" for n in count())
+        self._active: dict[str, _ActiveWatch] = {}
+
+    def update(self, watches: Mapping[str, Watch]) -> None:
+        """Watches exactly these. Raises SourceError; fields that cannot be watched are only refused."""
+        changed = {k: w for k, w in watches.items() if k not in self._active or w != self._active[k].watch}
+        for kind in [k for k in self._active if k in changed or k not in watches]:
+            self._active.pop(kind).remove()
+        for kind, watch in changed.items():
+            active = _ActiveWatch(self._connection, self._names, watch)
+            try:
+                active.create()
+            except SourceError:
+                active.remove()
+                raise
+            self._active[kind] = active
+            for reason in sorted(set(active.refused.values())):
+                ids = few_of(i for i, why in active.refused.items() if why == reason)
+                _log.warning("DCGM does not watch these fields of %s (%s): %s", kind, reason, ids)
+        if changed:
+            self._connection.call("dcgmUpdateAllFields", 1)
+
+    def groups(self, kind: str) -> Sequence[tuple[int, Sequence[int]]]:
+        """Returns each entity group of a kind with its field groups."""
+        active = self._active.get(kind)
+        return [] if active is None else [(group, active.field_groups) for group in active.groups]
+
+    def refused(self, kind: str) -> Mapping[int, str]:
+        """Returns field id -> reason word, of fields that the engine does not watch."""
+        active = self._active.get(kind)
+        return {} if active is None else active.refused
+
+    def close(self) -> None:
+        for active in self._active.values():
+            active.remove()
+        self._active = {}
+
+
+class _ActiveWatch:
+    def __init__(self, connection: DcgmConnection, names: Iterator[str], watch: Watch) -> None:
+        self._connection = connection
+        self._names = names
+        self.watch = watch
+        self.groups: list[int] = []
+        self.field_groups: list[int] = []
+        self.refused: dict[int, str] = {}
+
+    def create(self) -> None:
+        for entities in _chunks(self.watch.entities, s.MAX_ENTITIES):
+            self.groups.append(self._create_group(entities))
+        # Profiling is a module of its own that may refuse; the other fields must not be affected.
+        plain = [f.id for f in self.watch.fields if f.id not in _PROFILING]
+        profiling = [f.id for f in self.watch.fields if f.id in _PROFILING]
+        for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
+            self._watch_fields(ids)
+
+    def _create_group(self, entities: Sequence[Entity]) -> int:
+        group = s.Handle()
+        self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, next(self._names).encode(), byref(group))
+        for entity in entities:
+            try:
+                self._connection.call("dcgmGroupAddEntity", group, *entity)
+            except DriverGone:
+                raise
+            except SourceError as e:  # removed since the layout was read
+                _log.debug("%s cannot be watched: %s", entity, e)
+        return group.value
+
+    def _watch_fields(self, ids: Sequence[int]) -> None:
+        """One refused field makes the engine refuse the whole group, so bisect until that field is alone."""
+        try:
+            self._watch_group(ids)
+        except (DriverGone, DeviceLost):
+            raise
+        except SourceError as e:
+            if e.reason in _NOT_CAUSED_BY_A_FIELD:
+                raise
+            if len(ids) == 1:
+                self.refused[ids[0]] = e.reason
+                return
+            middle = len(ids) // 2
+            self._watch_fields(ids[:middle])
+            self._watch_fields(ids[middle:])
+
+    def _watch_group(self, ids: Sequence[int]) -> None:
+        numbers, group = (c_uint16 * len(ids))(*ids), s.Handle()
+        self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, next(self._names).encode(), byref(group))
+        watch = self.watch
+        interval_us = round(watch.interval * 1_000_000)
+        try:
+            for entities in self.groups:
+                how = (interval_us, watch.keep_seconds, watch.keep_samples)
+                self._connection.call("dcgmWatchFields", entities, group, *how)
+        except SourceError:
+            self._remove_fields(group.value)
+            raise
+        self.field_groups.append(group.value)
+
+    def _remove_fields(self, field_group: int) -> None:
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmUnwatchFields", group, field_group)
+        with suppress(SourceError):
+            self._connection.call("dcgmFieldGroupDestroy", field_group)
+
+    def remove(self) -> None:
+        for field_group in self.field_groups:
+            self._remove_fields(field_group)
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmGroupDestroy", group)
+
+
+# Values
 
 
 @dataclass(slots=True)
-class Latest:
-    """What some entities said."""
-
+class LatestValues:
     values: dict[Entity, dict[int, Value]] = field(default_factory=dict)
     unsupported: list[tuple[Entity, int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     lost: dict[Entity, DeviceLost] = field(default_factory=dict)
 
-    def add(self, more: Latest) -> None:
-        self.values |= more.values
-        self.unsupported += more.unsupported
-        self.dropped += more.dropped
-        self.errors += more.errors
-        self.lost |= more.lost
 
+class StalenessCheck:
+    """Detects values whose timestamp no longer changes."""
 
-class Freshness:
-    """Remembers when each value's timestamp last moved: one that stands still is no reading any more."""
-
-    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
-        self._patience = patience
+    def __init__(self, max_age: float, clock: Callable[[], float]) -> None:
+        self._max_age = max_age
         self._clock = clock
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
 
-    def accepts(self, entity: Entity, field_id: int, timestamp: int) -> bool:
+    def is_fresh(self, entity: Entity, field_id: int, timestamp: int) -> bool:
         now = self._clock()
         seen = self._seen.get((entity, field_id))
         if seen is None or seen[0] != timestamp:
             self._seen[entity, field_id] = timestamp, now
             return True
-        return now - seen[1] < self._patience
+        return now - seen[1] < self._max_age
 
 
 def read_latest(
-    session: DcgmSession, entities: Sequence[Entity], fields: Sequence[Field], freshness: Freshness
-) -> Latest:
-    """From the engine's cache. Raises SourceError when the call itself fails; a single value costs only itself."""
-    latest = Latest({entity: {} for entity in entities})
+    connection: DcgmConnection,
+    entities: Sequence[Entity],
+    fields: Sequence[Field],
+    staleness: StalenessCheck,
+    latest: LatestValues,
+) -> None:
+    """Adds values from the engine's cache to `latest`. Raises SourceError if the call itself fails."""
     wanted = {f.id: f for f in fields}
-    for raw in _read_raw(session, entities, list(wanted)):
+    for raw in _read_raw(connection, entities, list(wanted)):
         entity = Entity(raw.entityGroupId, raw.entityId)
         if entity in latest.values and raw.fieldId in wanted:
-            _accept(latest, entity, wanted[raw.fieldId], raw, freshness)
-    return latest
+            _accept(latest, entity, wanted[raw.fieldId], raw, staleness)
 
 
-def read_live(session: DcgmSession, entities: Sequence[Entity], known: Field) -> dict[Entity, Value]:
-    """One field of some entities, asked of the driver now; what is no value is left out."""
-    found: dict[Entity, Value] = {}
+def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
+    """Reads one field from the driver. Entities without a value are left out."""
+    values: dict[Entity, Value] = {}
     try:
-        answer = list(_read_raw(session, entities, [known.id], s.LIVE))
+        for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
+            with suppress(Blank, SourceError):
+                values[Entity(raw.entityGroupId, raw.entityId)] = decode(wanted, raw)
     except DriverGone:
         raise
-    except SourceError:
-        return found
-    for raw in answer:
-        with suppress(Blank, SourceError):
-            found[Entity(raw.entityGroupId, raw.entityId)] = decode(known, raw)
-    return found
+    except SourceError as e:
+        _log.debug("%s: %s", wanted.name, e)
+    return values
 
 
 def _read_raw(
-    session: DcgmSession, entities: Sequence[Entity], field_ids: Sequence[int], flags: int = 0
+    connection: DcgmConnection, entities: Sequence[Entity], field_ids: Sequence[int], flags: int = 0
 ) -> Iterator[s.FieldValueV2]:
-    for ids in chunks(field_ids, s.MAX_FIELDS):
-        for some in chunks(entities, max(1, min(s.MAX_ENTITIES, _MOST_VALUES // len(ids)))):
+    for ids in _chunks(field_ids, s.MAX_FIELDS):
+        for some in _chunks(entities, max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))):
             pairs = (s.EntityPair * len(some))(*(s.EntityPair(*entity) for entity in some))
             values = (s.FieldValueV2 * (len(some) * len(ids)))()
             numbers = (c_uint16 * len(ids))(*ids)
-            session.call("dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values)
+            connection.call("dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values)
             yield from values
 
 
-def _accept(latest: Latest, entity: Entity, known: Field, raw: s.FieldValueV2, freshness: Freshness) -> None:
+def _accept(
+    latest: LatestValues, entity: Entity, wanted: Field, raw: s.FieldValueV2, staleness: StalenessCheck
+) -> None:
     try:
-        value = decode(known, raw)
+        value = decode(wanted, raw)
     except Blank:
-        latest.dropped.append(known.id)
+        latest.dropped.append(wanted.id)
     except Unsupported:
-        latest.unsupported.append((entity, known.id))
+        latest.unsupported.append((entity, wanted.id))
     except DeviceLost as e:
         latest.lost[entity] = e
     except SourceError as e:
-        latest.errors += [e.reason] if e.reason not in _QUIET else []
+        latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
     else:
-        # What is constant by nature may keep its timestamp.
-        if known.once or freshness.accepts(entity, known.id, raw.ts):
-            latest.values[entity][known.id] = value
+        if wanted.once or staleness.is_fresh(entity, wanted.id, raw.ts):  # constants keep their timestamp
+            latest.values[entity][wanted.id] = value
         else:
             latest.errors.append("stale_data")
 
 
-def decode(known: Field, raw: s.FieldValueV2 | s.FieldValueV1) -> Value:
-    """The value of a field; raises Blank when it is none, Unsupported or SourceError when DCGM says why."""
+def decode(wanted: Field, raw: s.FieldValueV2 | s.FieldValueV1) -> Value:
+    """Returns the value. Raises Blank if there is none, Unsupported or SourceError if DCGM reports a reason."""
     if raw.status:
-        raise translate(raw.status, known.name)
+        raise translate(raw.status, wanted.name)
     match raw.fieldType:
         case s.FieldType.INT | s.FieldType.TIME:
-            return _judged(known, raw.value.i64, _int_blank(raw.value.i64))
+            return _decode_number(wanted, raw.value.i64, _find_int_blank(raw.value.i64))
         case s.FieldType.DOUBLE:
-            return _judged(known, raw.value.dbl, _double_blank(raw.value.dbl))
+            return _decode_number(wanted, raw.value.dbl, _find_double_blank(raw.value.dbl))
         case s.FieldType.STRING:
-            return _text(known, raw.value.str)
+            return _decode_text(wanted, raw.value.str)
     raise Blank(f"type {raw.fieldType}")
 
 
-def _int_blank(number: int) -> int | None:
-    """Which of the four blanks it is; None: a value."""
+def _find_int_blank(number: int) -> int | None:
     if number >= s.INT64_BLANK:
         return number - s.INT64_BLANK
-    return number - s.INT32_BLANK if 0 <= number - s.INT32_BLANK < s.BLANKS else None
+    return number - s.INT32_BLANK if number - s.INT32_BLANK in s.BLANKS else None
 
 
-def _double_blank(number: float) -> int | None:
-    """Exactly the four: a large counter of type double may well lie above them."""
+def _find_double_blank(number: float) -> int | None:
+    """Compares exactly, because a large counter of type double may be greater."""
     if not math.isfinite(number):
-        return 0
-    above = number - s.DOUBLE_BLANK
-    return int(above) if above in range(s.BLANKS) else None
+        return s.BLANK
+    offset = number - s.DOUBLE_BLANK
+    return int(offset) if offset in s.BLANKS else None
 
 
-def _judged(known: Field, number: int | float, blank: int | None) -> Value:
-    if blank == s.NOT_SUPPORTED_OFFSET:
-        raise Unsupported(f"{known.name}: not supported")
-    if blank == _NOT_PERMITTED:
-        raise Unsupported(f"{known.name}: not permitted", "no_permission")
+def _decode_number(wanted: Field, number: int | float, blank: int | None) -> Value:
+    if blank == s.NOT_SUPPORTED:
+        raise Unsupported(f"{wanted.name}: not supported")
+    if blank == s.NOT_PERMITTED:
+        raise Unsupported(f"{wanted.name}: not permitted", "no_permission")
     if blank is not None:
         raise Blank(str(number))
     if isinstance(number, float) and number > s.DOUBLE_BLANK:
-        return within_unit(known, number)
-    return value_of(_as_dcgm_gives_it(known), number)
+        return within_unit(wanted, number)
+    return value_of(_without_conversion(wanted), number)
 
 
-def _text(known: Field, raw: bytes) -> Value:
+def _decode_text(wanted: Field, raw: bytes) -> Value:
     if raw == b"<<<NOT_SUPPORTED>>>":
-        raise Unsupported(f"{known.name}: not supported")
+        raise Unsupported(f"{wanted.name}: not supported")
     if raw.startswith(b"<<<") and b">>>" in raw:
         raise Blank(raw.decode("utf-8", "replace"))
-    return value_of(_as_dcgm_gives_it(known), raw)
+    return value_of(_without_conversion(wanted), raw)
 
 
 @lru_cache(maxsize=2048)
-def _as_dcgm_gives_it(known: Field) -> Field:
-    """The catalogue's conversions are for NVML's answers; DCGM has done them."""
-    return replace(known, convert="")
+def _without_conversion(wanted: Field) -> Field:
+    """The conversions are for NVML's values; DCGM has already applied them."""
+    return replace(wanted, convert="")
 
 
-_FIRST_OF_4_7 = 1613
-Version = tuple[int, ...]
+# Fields of newer versions
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an engine is asked for, so that the wanted fields can be told."""
+class FieldSubstitution:
+    """The fields to read so that the wanted fields can be computed."""
 
     fields: tuple[Field, ...]
-    instead: tuple[tuple[Field, int, float], ...]
-    """A wanted field that is not asked for, the one that is, and what its number is to be multiplied by."""
+    substitutes: tuple[tuple[Field, int, float], ...]
+    """(wanted field, id of the field that is read instead, factor)"""
 
-    def complete(self, latest: Latest) -> None:
-        """Adds the fields that were not asked for: their values, and that there cannot be any."""
-        for wanted, number, factor in self.instead:
+    def apply(self, latest: LatestValues) -> None:
+        for wanted, field_id, factor in self.substitutes:
             for values in latest.values.values():
-                value = values.get(number)
+                value = values.get(field_id)
                 if value is not None and not isinstance(value, str):
                     values[wanted.id] = converted(wanted, value, factor)
-            latest.unsupported += [(entity, wanted.id) for entity, i in latest.unsupported if i == number]
+            latest.unsupported += [(entity, wanted.id) for entity, i in latest.unsupported if i == field_id]
 
 
-def asked_of(version: Version, wanted: Sequence[Field]) -> Asked:
-    """`version`: the older one of library and engine; empty: not known, and the older fields are asked for."""
-    instead: list[tuple[Field, int, float]] = []
-    asked: dict[int, Field] = {}
+def substitute_fields(version: Version, wanted: Sequence[Field]) -> FieldSubstitution:
+    """Replaces fields in base units that this version lacks by the older fields. Without a version replaces all.
+
+    DCGM 4.6.1 has the fields from 1600 on, 4.7 those from 1613 on. If the version has a field, it is read by its own
+    id, because the older one may be less exact. `version`: the older one of library and engine.
+    """
+    substitutes: list[tuple[Field, int, float]] = []
+    read: dict[int, Field] = {}
     for want in wanted:
-        other = None if knows(version, want) else counterpart(want)
+        first_version = (4, 7) if want.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
+        is_known = want.legacy is None or version >= first_version
+        other = None if is_known else counterpart(want)
         if other is None:
-            asked[want.id] = want
+            read[want.id] = want
         else:
             older, factor = other
-            asked[older.id] = older
-            instead.append((want, older.id, factor))
-    return Asked(tuple(asked.values()), tuple(instead))
-
-
-def knows(version: Version, field: Field) -> bool:
-    """Whether a DCGM of this version has a field, as far as its unit goes."""
-    if field.legacy is None:
-        return True
-    return version >= ((4, 7) if field.id >= _FIRST_OF_4_7 else (4, 6, 1))
+            read[older.id] = older
+            substitutes.append((want, older.id, factor))
+    return FieldSubstitution(tuple(read.values()), tuple(substitutes))

@@ -1,22 +1,25 @@
-"""NvmlDriver makes every NVML call: errors become ours, older drivers get older calls, shutdown waits for calls.
-
-`nvml` is the pynvml module or anything with its functions (see simulate/driver.py).
-"""
+"""All NVML calls: error translation, fallbacks for older drivers, shutdown without calls in flight, and XID events."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from ctypes import byref
 from functools import partial
 from typing import Any
 
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.gpu.gate import Gate
+from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.conditions import xid_text
+from podgpu.model import device_key
+from podgpu.workers import DriverLock
 
+_log = logging.getLogger(__name__)
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
@@ -57,93 +60,83 @@ _OUT_STRUCTS = {
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
 }
+_WAIT_FOR_EVENT = "nvmlEventSetWait_v2"
+_GREW = f"nvml_{pynvml.NVML_ERROR_INSUFFICIENT_SIZE}"
+_LIST_ATTEMPTS = 4
+_NO_INSTANCE = 0xFFFFFFFF
 
 
-_WAIT = "nvmlEventSetWait_v2"
+class DeviceHandle:
+    """Mutable NVML handle of one GPU, shared by all its readers. Replaced after a GPU reset or a driver restart."""
 
-
-class Grip:
-    """By what the driver knows one GPU. After a reset it is taken anew under all who read the GPU through it."""
-
-    __slots__ = ("handle", "taken")
+    __slots__ = ("generation", "handle")
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        self.taken = 1
-        """How often."""
+        self.generation = 1
 
-    def take(self, handle: Any) -> None:
+    def replace(self, handle: Any) -> None:
         self.handle = handle
-        self.taken += 1
+        self.generation += 1
 
 
 class VersionMismatch(StartError):
-    """libnvidia-ml and the kernel driver are of different versions: only a new container helps."""
+    """libnvidia-ml and the kernel driver have different versions. Only a new container helps."""
 
 
 class NvmlDriver:
     def __init__(self, nvml: Any = pynvml) -> None:
+        """`nvml`: the pynvml module, or an object with its functions (see simulate/driver.py)."""
         self._nvml = nvml
-        self._gate = Gate("the driver")
-        self._life = threading.Lock()
-        self.using = self._gate.passed
-        """Around every group of calls, so that `close` never pulls the library away under one."""
-
-    @property
-    def is_open(self) -> bool:
-        return self._gate.is_open
+        self._lock = DriverLock("the driver")
+        self.hold = self._lock.hold
+        """Encloses every group of calls, so that `close` does not shut NVML down during a call."""
 
     def open(self) -> None:
-        """Initialise NVML; does nothing when that is done. Raises DriverGone or VersionMismatch.
+        """Initialises NVML unless done. Raises DriverGone or VersionMismatch."""
+        self._lock.open(partial(self.call, "nvmlInit"))
 
-        One thread opens: the inventory's worker.
-        """
-        with self._life:
-            if not self._gate.is_open:
-                self.call("nvmlInit")
-                self._gate.open()
+    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+        """Calls `free`, then shuts NVML down. Returns False, and stays open, if a call does not return in time."""
 
-    def close(self, wait: float, before: Callable[[], None] = lambda: None) -> bool:
-        """Shut NVML down once no call is in flight; False (and still open) when one does not return in time.
-
-        `before` frees what was allocated, at a moment when nobody can be using it.
-        """
-        if not self._life.acquire(timeout=wait):
-            return False  # it is being opened, and that hangs: a call in flight like any other
-        try:
-            if not self._gate.is_open:
-                return True
-            if not self._gate.shut(wait):
-                return False
-            for step in (before, partial(self.call, "nvmlShutdown")):
-                with suppress(SourceError, StartError):  # the driver may be gone already: nothing is left to let go of
+        def stop() -> None:
+            for step in (free, partial(self.call, "nvmlShutdown")):
+                with suppress(SourceError, StartError):  # the driver may be gone already
                     step()
-            return True
-        finally:
-            self._life.release()
+
+        return self._lock.close(wait, stop)
 
     def constant(self, name: str) -> Any:
         return getattr(self._nvml, name)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """One NVML call. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
-        given = [a.handle if isinstance(a, Grip) else a for a in arguments]
+        """Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
+        given = [a.handle if isinstance(a, DeviceHandle) else a for a in arguments]
         try:
-            return self._function(function)(*given)
+            return self._find(function)(*given)
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and function in _OLDER:
                 return self._call_older(function, *given)
             raise translate(e.value, function) from e
 
+    def call_list(self, function: str, *arguments: Any) -> Any:
+        """Retries while a list grows: pynvml reads its length first, and entries may be added meanwhile."""
+        for _ in range(_LIST_ATTEMPTS - 1):
+            try:
+                return self.call(function, *arguments)
+            except SourceError as e:
+                if e.reason != _GREW:
+                    raise
+        return self.call(function, *arguments)
+
     def wait_for_event(self, event_set: Any, milliseconds: int) -> Any | None:
-        """The next event; None when there was none in time, as nearly always: that is not put into words first, which
-        takes as long as the call. Raises as `call` does."""
+        """Returns None on timeout. Does not translate that error, because it would double the cost of the call."""
         try:
-            return self._function(_WAIT)(event_set, milliseconds)
+            return self._find(_WAIT_FOR_EVENT)(event_set, milliseconds)
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_TIMEOUT:
                 return None
-            raise translate(e.value, _WAIT) from e
+            raise translate(e.value, _WAIT_FOR_EVENT) from e
 
     def _call_older(self, function: str, *arguments: Any) -> Any:
         try:
@@ -151,24 +144,21 @@ class NvmlDriver:
         except pynvml.NVMLError as e:
             raise translate(e.value, function) from e
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def _find(self, name: str) -> Callable[..., Any]:
         if name in _OUT_STRUCTS:
-            return self._out_struct(name)
+            return partial(self._call_with_struct, name)
         if name == "nvmlDeviceValidateInforom":
             return self._validate_inforom
         try:
-            found: Callable[..., Any] = getattr(self._nvml, name)
+            function: Callable[..., Any] = getattr(self._nvml, name)
         except AttributeError:
             raise Unsupported(f"this nvidia-ml-py has no {name}; install a newer one") from None
-        return found
+        return function
 
-    def _out_struct(self, name: str) -> Callable[[Any], Any]:
-        def call(device: Any) -> Any:
-            struct = getattr(self._nvml, _OUT_STRUCTS[name])()
-            getattr(self._nvml, name)(device, byref(struct))
-            return struct
-
-        return call
+    def _call_with_struct(self, name: str, device: Any) -> Any:
+        struct = getattr(self._nvml, _OUT_STRUCTS[name])()
+        getattr(self._nvml, name)(device, ctypes.byref(struct))
+        return struct
 
     def _validate_inforom(self, device: Any) -> int:
         try:
@@ -181,7 +171,7 @@ class NvmlDriver:
 
 
 def translate(code: int, function: str) -> SourceError | StartError:
-    """NVML's return code as one of our errors."""
+    """Converts NVML's return code to one of our errors."""
     text = str(pynvml.NVMLError(code))
     if code in _UNSUPPORTED:
         return Unsupported(f"{function}: {text}", _UNSUPPORTED[code])
@@ -192,7 +182,117 @@ def translate(code: int, function: str) -> SourceError | StartError:
         return DriverGone(advice, reason)
     if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return VersionMismatch(
-            "libnvidia-ml here and the driver in the kernel are of different versions (was the driver upgraded?); "
-            "this container must be recreated: exiting so that it is"
+            "libnvidia-ml here and the driver in the kernel have different versions (was the driver upgraded?); "
+            "exiting, because this container must be recreated"
         )
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
+
+
+def handle_address(handle: Any) -> int | None:
+    """Returns the pointer in a handle. pynvml creates different objects for the same GPU."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def parse_instance_id(gi_id: int) -> int | None:
+    """Returns None for NVML's value that stands for the whole GPU."""
+    return None if gi_id == _NO_INSTANCE else gi_id
+
+
+_WAIT_MS = 400
+"""Each wait costs 0.17 ms of CPU (H200). Releasing the driver waits for its end."""
+_MAX_EVENTS = 100_000
+"""Events not yet drained. A storm brings a thousand a second."""
+XID_LOG_SECONDS = 60.0
+"""The same XID of the same device is logged once in this time."""
+
+
+class XidWatcher:
+    """Waits for XID errors in its own thread. Each GPU is registered by its own reader."""
+
+    def __init__(
+        self, driver: NvmlDriver, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._driver = driver
+        self._wall = wall
+        self._clock = clock
+        self._event_set: Any = None
+        self._uuids: dict[int | None, str] = {}
+        self._lock = threading.Lock()
+        self._events: list[ErrorEvent] = []
+        self._logged: dict[tuple[str, int], tuple[float, int]] = {}
+        """(device, XID) -> time of the last log line, and number of events since."""
+
+    def start(self) -> None:
+        """Call after opening the driver, within `hold`."""
+        self._uuids = {}
+        try:
+            self._event_set = self._driver.call("nvmlEventSetCreate")
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.warning("XID errors cannot be watched on this node: %s", e)
+            return
+        threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
+
+    def register(self, uuid: str, handle: DeviceHandle) -> bool:
+        """Returns False if XIDs are not watched. Raises SourceError, Unsupported if the GPU reports no XIDs."""
+        if self._event_set is None:
+            return False
+        self._uuids[handle_address(handle.handle)] = uuid
+        xid = self._driver.constant("nvmlEventTypeXidCriticalError")
+        self._driver.call("nvmlDeviceRegisterEvents", handle, xid, self._event_set)
+        return True
+
+    def free(self) -> None:
+        """Call when no driver call is in flight. The thread ends before its next wait."""
+        event_set, self._event_set = self._event_set, None
+        if event_set is not None:
+            with suppress(SourceError):
+                self._driver.call("nvmlEventSetFree", event_set)
+
+    def drain(self) -> list[ErrorEvent]:
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def _run(self, event_set: Any) -> None:
+        try:
+            while self._wait(event_set):
+                pass
+        except DriverGone:
+            _log.debug("XID watch ends: the driver is gone")
+
+    def _wait(self, event_set: Any) -> bool:
+        """Returns False if the set was freed. The driver may have been closed and opened again meanwhile."""
+        try:
+            with self._driver.hold(gives_way=True):
+                if event_set is not self._event_set:
+                    return False
+                event = self._driver.wait_for_event(event_set, _WAIT_MS)
+        except DriverGone:
+            raise
+        except SourceError:  # a lost GPU makes the wait fail at once; continue for the other GPUs
+            time.sleep(_WAIT_MS / 1000)
+            return True
+        if event is not None:
+            self._record(event)
+        return True
+
+    def _record(self, data: Any) -> None:
+        uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU cannot be queried for its UUID
+        key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
+        event = ErrorEvent(key, int(data.eventData), self._wall())
+        self._log_event(event)
+        with self._lock:
+            if len(self._events) < _MAX_EVENTS:
+                self._events.append(event)
+
+    def _log_event(self, event: ErrorEvent) -> None:
+        key, now = (event.device, event.code), self._clock()
+        logged_at, repeats = self._logged.get(key, (float("-inf"), 0))
+        if now - logged_at < XID_LOG_SECONDS:
+            self._logged[key] = (logged_at, repeats + 1)
+            return
+        self._logged[key] = (now, 0)
+        more = f" (repeated {repeats} times since the last log line)" if repeats else ""
+        _log.warning("XID %d on %s: %s%s", event.code, event.device, xid_text(event.code), more)

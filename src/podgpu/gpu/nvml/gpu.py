@@ -1,8 +1,4 @@
-"""Gpu is one physical GPU through NVML: it keeps its handle, its plans and its MIG layout, and is found again.
-
-It lives by its UUID: a driver taken up anew hands it another handle, and its sums go on. What it needs to recover it
-does itself, in its own worker.
-"""
+"""One physical GPU through NVML. It is identified by its UUID and survives GPU resets and driver restarts."""
 
 from __future__ import annotations
 
@@ -17,27 +13,28 @@ from typing import Any
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.gpu.nvml.driver import Grip, NvmlDriver
-from podgpu.gpu.nvml.energy import EnergyCounter
-from podgpu.gpu.nvml.mig import IN_ONE_SECOND, IN_ONE_TURN, Instance, MigLayout
+from podgpu.gpu.nvml.driver import DeviceHandle, NvmlDriver, XidWatcher, handle_address
+from podgpu.gpu.nvml.mig import Instance, MigLayout
 from podgpu.gpu.nvml.plan import DevicePlan
-from podgpu.gpu.nvml.process_list import ProcessList
+from podgpu.gpu.nvml.processes import ProcessList
 from podgpu.gpu.nvml.usage import UsageReader
-from podgpu.gpu.nvml.xid_watch import XidWatch, address_in
 from podgpu.gpu.source import GpuAnswer
 from podgpu.metrics.fields import Field, detail_fields
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 
 _log = logging.getLogger(__name__)
 _DETAIL_SECONDS = 60.0
+"""Details are about fifty calls of a few microseconds."""
+_MIG_CACHE_SECONDS, _MIG_CACHE_SECONDS_OF_USAGE = 0.25, 0.95
+"""Usage accepts the MIG mode that telemetry has just read."""
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
-_MOST_LINKS = 36
-_LOOK_SECONDS = 25.0
-"""A link that went down is seen after this long: at default intervals by the next reading."""
+_MAX_LINKS = 36
+_LINK_SECONDS = 25.0
+"""Shorter than the default telemetry interval."""
 
 
-def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
-    """The handle of the GPU with this index, and who it is. Raises SourceError."""
+def open_device(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
+    """Returns the handle and identity of the GPU with this index. Raises SourceError."""
     handle = driver.call("nvmlDeviceGetHandleByIndex", index)
     minor: int | None = None
     with suppress(Unsupported):
@@ -51,159 +48,160 @@ def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
     )
 
 
-class Gpu:
-    """`read`, `processes` and `usage` may each have a worker, so each of the latter has a process list of its own. They
-    share the handle, which `_taking` guards, who the GPU is, how it is cut, and what the energy counter said."""
+class NvmlGpu:
+    """`read`, `processes` and `usage` may run in different workers. They share the handle and the MIG layout."""
 
     def __init__(
         self,
         driver: NvmlDriver,
         handle: Any,
         device: Device,
-        make_usage_reader: Callable[..., UsageReader],
-        xids: XidWatch,
+        make_usage_reader: Callable[[NvmlDriver, DeviceHandle], UsageReader],
+        xids: XidWatcher,
         clock: Callable[[], float],
     ) -> None:
         self._driver = driver
         self._xids = xids
-        self._grip = grip = Grip(handle)
-        self._taking = threading.Lock()
+        self._clock = clock
+        self.handle = DeviceHandle(handle)
+        self._handle_lock = threading.Lock()
         self.device = device
         self.answers: bool | None = None
-        """Whether it did when it was last asked; None: it was not asked since the driver was taken up."""
-        self._watch_failed = False
-        self._tells_xids = False
-        self._read_with = self._used_with = self._watched_with = 0
-        """Which grip each was last done with."""
-        self._reset_with = 0
-        """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
-        self._layout = MigLayout(driver, grip, clock)
+        """Result of the last call; None before the first one since the driver was opened."""
+        self._reset_generation = 0
+        """First handle after the driver or the GPU was away, when its counters may have been reset."""
+        self._layout = MigLayout(driver, self.handle, clock)
+        # State of `read`
+        self._read_generation = self._xid_generation = 0
+        self._xids_registered = self._xids_failed = False
         self._instances: tuple[Instance, ...] = ()
-        self._asked: dict[int, Sequence[Field]] = {}
-        """By their identity, the sets of fields there are plans for: each has its own rates and samples."""
+        self._field_sets: dict[int, Sequence[Field]] = {}
+        """By identity, because each lane passes the same object in every turn."""
         self._plans: dict[tuple[int, str], DevicePlan] = {}
-        self._details: DevicePlan | None = None
-        self._detailed_at = float("-inf")
-        self._told_details: Mapping[int, Value] = {}
-        self._process_list = ProcessList(driver, grip, device.uuid)
-        self._energy = EnergyCounter(driver, grip, clock)
-        self._links = LinkStates(driver, grip, clock)
-        self.usage_reader = make_usage_reader(grip, energy=self._energy)
-        self._usage_processes = ProcessList(driver, grip, device.uuid)
+        self._detail_plan: DevicePlan | None = None
+        self._details_at = float("-inf")
+        self._details: Mapping[int, Value] = {}
+        self._links = LinkCounter(driver, self.handle, clock)
+        # State of `processes`
+        self._process_list = ProcessList(driver, self.handle, device.uuid)
+        # State of `usage`
+        self._usage_generation = 0
+        self.usage_reader = make_usage_reader(driver, self.handle)
+        self._usage_processes = ProcessList(driver, self.handle, device.uuid)
 
-    def take(self, handle: Any, device: Device) -> None:
-        """Go on with this handle. To be called when nobody reads it: the driver was just taken up again."""
-        self._grip.take(handle)
+    def reopen(self, handle: Any, device: Device) -> None:
+        """Continues with a new handle. Call when the driver was just opened again, before any reading."""
+        self.handle.replace(handle)
         if self.answers is False:
-            self._reset_with = self._grip.taken
+            self._reset_generation = self.handle.generation
         self.device = replace(device, mig_enabled=self.device.mig_enabled)
         self.answers = None
 
-    def read(self, fields: Sequence[Field], now: float, beside: Sequence[Sequence[Field]] = ()) -> GpuAnswer:
-        """`beside`: sets of fields that are read at other times; plans are kept for them, and no others.
-
-        A lane's set is the same object in every turn, so it is known by its identity."""
+    def read(self, fields: Sequence[Field], lanes: Sequence[Sequence[Field]] = ()) -> GpuAnswer:
+        """`lanes`: the scheduled sets of fields, whose plans are kept."""
+        now = self._clock()
         self._check_handle()
-        self._watch_xids()
-        if self._read_with != self._grip.taken:
+        self._register_xids()
+        if self._read_generation != self.handle.generation:
             self._drop_plans()
-            self._read_with = self._grip.taken
+            self._read_generation = self.handle.generation
         self._follow_layout()
-        if id(fields) not in self._asked:
-            self._drop_plans(but=beside)
-            self._asked[id(fields)] = fields
-        targets: dict[Device, Any] = {self.device: self._grip}
-        targets |= {i.device(self.device): i.handle for i in self._instances}
-        readings = tuple(self._read_device(device, handle, fields, now) for device, handle in targets.items())
-        plans = {device.key: self._plans[id(fields), device.key] for device in targets}
+        if id(fields) not in self._field_sets:
+            self._drop_plans(keep=lanes)
+            self._field_sets[id(fields)] = fields
+        targets: dict[Device, Any] = {self.device: self.handle}
+        targets |= {i.make_device(self.device): i.handle for i in self._instances}
+        plans = {device: self._find_plan(device, handle, fields) for device, handle in targets.items()}
         return GpuAnswer(
-            readings,
-            unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
+            tuple(Reading(device, plan.read(now)) for device, plan in plans.items()),
+            unsupported=tuple((device.key, i) for device, plan in plans.items() for i in sorted(plan.unsupported)),
             dropped=tuple(i for plan in plans.values() for i in plan.dropped),
             errors=tuple(e for plan in plans.values() for e in plan.errors),
             details=self._read_details(now) if fields else {},
-            tells_errors=self._tells_xids,
+            tells_errors=self._xids_registered,
             links_up=self._links.read() if fields else None,
         )
 
     def processes(self) -> tuple[ProcessUsage, ...]:
         self._check_handle()
-        return self._process_list.read(*self._layout.read(IN_ONE_SECOND))
+        return self._process_list.read(*self._layout.read(_MIG_CACHE_SECONDS_OF_USAGE))
 
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
-        if self._used_with != self._grip.taken:
-            was_away = self._used_with < self._reset_with
-            self._used_with = self._grip.taken
+        if self._usage_generation != self.handle.generation:
+            was_away = self._usage_generation < self._reset_generation
+            self._usage_generation = self.handle.generation
             if was_away:
-                self.usage_reader.begin_anew()
+                self.usage_reader.reset()
             else:
                 self.usage_reader.close()
-        enabled, instances = self._layout.read(IN_ONE_SECOND)
+        enabled, instances = self._layout.read(_MIG_CACHE_SECONDS_OF_USAGE)
         device = replace(self.device, mig_enabled=enabled)
-        processes = partial(self._usage_processes.read, enabled, instances)
-        return self.usage_reader.read(device, instances, processes, shared)
+        read_processes = partial(self._usage_processes.read, enabled, instances)
+        return self.usage_reader.read(device, instances, read_processes, shared)
 
-    def is_quiet(self) -> bool:
-        return self._used_with == self._grip.taken and self.usage_reader.is_quiet()
-
-    def _check_handle(self) -> None:
-        """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.
-
-        A handle that is no good is taken anew, which is all that a GPU needs that was reset or came back to its slot.
-        """
-        with self._taking:
-            if self._is_it(self._grip):
-                return
-            handle = self._find_again()
-            if address_in(handle) != address_in(self._grip.handle):  # else it was one call that failed
-                self._grip.take(handle)
-                self._reset_with = self._grip.taken
-                _log.info("GPU %d (%s) is found again at %s", self.device.index, self.device.uuid, self._slot)
+    def close(self) -> None:
+        self._drop_plans()
+        self.usage_reader.close()
 
     @property
-    def _slot(self) -> str:
-        return self.device.pci_bus_id
+    def _name(self) -> str:
+        return f"GPU {self.device.index} ({self.device.uuid})"
 
-    def _is_it(self, handle: Any) -> bool:
+    def _check_handle(self) -> None:
+        """Replaces an invalid handle.
+
+        A reloaded driver rejects old handles with errors that also mean "not supported", so this reads the UUID, which
+        is always supported. A new handle is sufficient for a GPU that was reset or came back to its slot.
+        """
+        with self._handle_lock:
+            if self._has_uuid(self.handle):
+                return
+            handle = self._find_handle()
+            if handle_address(handle) != handle_address(self.handle.handle):  # else a single call failed
+                self.handle.replace(handle)
+                self._reset_generation = self.handle.generation
+                _log.info("%s was found again at %s", self._name, self.device.pci_bus_id)
+
+    def _has_uuid(self, handle: Any) -> bool:
         try:
             return bool(self._driver.call("nvmlDeviceGetUUID", handle) == self.device.uuid)
         except SourceError:
             return False
 
-    def _find_again(self) -> Any:
-        """Raises DeviceLost, or DriverGone where it may be the driver that is no more."""
-        what = f"GPU {self.device.index} ({self.device.uuid})"
+    def _find_handle(self) -> Any:
+        """Raises DeviceLost, or DriverGone if the driver may be gone."""
+        slot = self.device.pci_bus_id
         try:
-            handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", self._slot)
+            handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", slot)
         except (DeviceLost, DriverGone):
             raise
         except SourceError as e:
             raise DriverGone(
-                f"the driver no longer knows {what} by its handle, nor its slot: {e}", "stale_handle"
+                f"the driver knows {self._name} neither by its handle nor by its slot any more: {e}", "stale_handle"
             ) from e
-        if not self._is_it(handle):
-            raise DeviceLost(f"{what} does not answer at {self._slot}, or another has taken its place")
+        if not self._has_uuid(handle):
+            raise DeviceLost(f"{self._name} does not answer at {slot}, or another GPU has replaced it")
         return handle
 
-    def _watch_xids(self) -> None:
-        """Tried again with every reading until it is done; that it cannot be costs the GPU no reading."""
-        if self._watched_with == self._grip.taken:
+    def _register_xids(self) -> None:
+        """Retried in every reading. A failure does not affect the reading."""
+        if self._xid_generation == self.handle.generation:
             return
-        taken, self._tells_xids = self._grip.taken, False
+        generation, self._xids_registered = self.handle.generation, False
         try:
-            self._tells_xids = self._xids.register(self.device.uuid, self._grip)
+            self._xids_registered = self._xids.register(self.device.uuid, self.handle)
         except Unsupported:
-            _log.info("GPU %d (%s) reports no XID errors", self.device.index, self.device.uuid)
+            _log.info("%s reports no XID errors", self._name)
         except SourceError as e:
-            if not self._watch_failed:
-                _log.warning("XID errors of GPU %d (%s) cannot be watched: %s", self.device.index, self.device.uuid, e)
-            self._watch_failed = True
+            if not self._xids_failed:
+                _log.warning("XID errors of %s cannot be watched: %s", self._name, e)
+            self._xids_failed = True
             return
-        self._watched_with, self._watch_failed = taken, False
+        self._xid_generation, self._xids_failed = generation, False
 
     def _follow_layout(self) -> None:
-        enabled, instances = self._layout.read(IN_ONE_TURN)
+        enabled, instances = self._layout.read(_MIG_CACHE_SECONDS)
         if enabled != self.device.mig_enabled or instances != self._instances:
             layout = ", ".join(i.profile for i in instances) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)
@@ -211,80 +209,69 @@ class Gpu:
             self.device = replace(self.device, mig_enabled=enabled)
         self._instances = instances
 
-    def _read_device(self, device: Device, handle: Any, fields: Sequence[Field], now: float) -> Reading:
-        plan = self._plans.get((id(fields), device.key))
-        if plan is None:
-            plan = self._plans[id(fields), device.key] = self._make_plan(device, handle, fields)
-        return Reading(device, plan.read(now))
+    def _find_plan(self, device: Device, handle: Any, fields: Sequence[Field]) -> DevicePlan:
+        key = id(fields), device.key
+        if key not in self._plans:
+            wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
+            self._plans[key] = DevicePlan(self._driver, handle, partial(self._take_gpm_sample, device.gi_id), wanted)
+        return self._plans[key]
+
+    def _take_gpm_sample(self, gi_id: int | None, sample: Any) -> None:
+        if gi_id is None:
+            self._driver.call("nvmlGpmSampleGet", self.handle, sample)
+        else:
+            self._driver.call("nvmlGpmMigSampleGet", self.handle, gi_id, sample)
 
     def _read_details(self, now: float) -> Mapping[int, Value]:
-        """Some fifty calls of a few microseconds, of which many are made once; the others once a minute."""
-        if self._details is None:
-            self._details = DevicePlan(self._driver, self._grip, self._take_gpm, detail_fields())
-            self._detailed_at = float("-inf")
-        if now - self._detailed_at >= _DETAIL_SECONDS:
-            self._detailed_at = now
-            self._told_details = self._details.read(now)
-        return self._told_details
+        if self._detail_plan is None:
+            take_sample = partial(self._take_gpm_sample, None)
+            self._detail_plan = DevicePlan(self._driver, self.handle, take_sample, detail_fields())
+            self._details_at = float("-inf")
+        if now - self._details_at >= _DETAIL_SECONDS:
+            self._details_at = now
+            self._details = self._detail_plan.read(now)
+        return self._details
 
-    def _make_plan(self, device: Device, handle: Any, fields: Sequence[Field]) -> DevicePlan:
-        if device.gi_id is None:
-            return DevicePlan(self._driver, handle, self._take_gpm, fields, self._energy)
-        wanted = [f for f in fields if f.per_instance]
-        gi_id = device.gi_id
-        return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
-
-    def _take_gpm(self, sample: Any) -> None:
-        self._driver.call("nvmlGpmSampleGet", self._grip, sample)
-
-    def _take_mig_gpm(self, gi_id: int, sample: Any) -> None:
-        self._driver.call("nvmlGpmMigSampleGet", self._grip, gi_id, sample)
-
-    def _drop_plans(self, but: Sequence[Sequence[Field]] = ()) -> None:
-        """Before a set of fields is asked for anew: those that are asked for beside it keep theirs."""
-        kept = {id(fields) for fields in but}
+    def _drop_plans(self, keep: Sequence[Sequence[Field]] = ()) -> None:
+        kept = {id(fields) for fields in keep}
         for key in [key for key in self._plans if key[0] not in kept]:
             self._plans.pop(key).close()
-        self._details = None
-        self._asked = {number: fields for number, fields in self._asked.items() if number in kept}
-
-    def close(self) -> None:
-        self._drop_plans()
-        self.usage_reader.close()
+        self._detail_plan = None
+        self._field_sets = {number: fields for number, fields in self._field_sets.items() if number in kept}
 
 
-class LinkStates:
-    """How many NVLinks of one GPU are up: one call for all of them, and that seldom; from the worker that reads it."""
+class LinkCounter:
+    """Counts the NVLinks of one GPU that are up, in one call for all of them."""
 
-    def __init__(self, driver: NvmlDriver, grip: Grip, clock: Callable[[], float]) -> None:
+    def __init__(self, driver: NvmlDriver, handle: DeviceHandle, clock: Callable[[], float]) -> None:
         self._driver = driver
-        self._grip = grip
+        self._handle = handle
         self._clock = clock
-        self._asked_at = float("-inf")
-        self._asked_with = 0
-        self._count = _MOST_LINKS
-        """Links to ask about: those the GPU said it has. 0: it has none, and is not asked until it is met anew."""
+        self._read_at = float("-inf")
+        self._generation = 0
+        self._links = _MAX_LINKS
+        """Number of links to read; 0 if the GPU has none."""
         self._up: int | None = None
 
     def read(self) -> int | None:
-        """How many are up; None: it has none, or cannot tell. Raises DeviceLost and DriverGone."""
-        if self._asked_with != self._grip.taken:
-            self._asked_with, self._count, self._asked_at = self._grip.taken, _MOST_LINKS, float("-inf")
+        """Returns None if the GPU has no links or does not report them. Raises DeviceLost and DriverGone."""
+        if self._generation != self._handle.generation:
+            self._generation, self._links, self._read_at = self._handle.generation, _MAX_LINKS, float("-inf")
         now = self._clock()
-        if self._count and now - self._asked_at >= _LOOK_SECONDS:
-            self._asked_at = now
-            self._up = self._ask()
+        if self._links and now - self._read_at >= _LINK_SECONDS:
+            self._read_at = now
+            self._up = self._count()
         return self._up
 
-    def _ask(self) -> int | None:
-        asked = [(_LINK_STATE, link) for link in range(self._count)]
+    def _count(self) -> int | None:
+        request = [(_LINK_STATE, link) for link in range(self._links)]
         try:
-            answer = self._driver.call("nvmlDeviceGetFieldValues", self._grip, asked)
+            answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, request)
         except (DeviceLost, DriverGone):
             raise
         except SourceError:
             return None
-        known = {link: entry.value.uiVal for link, entry in enumerate(answer) if not entry.nvmlReturn}
-        if self._count == _MOST_LINKS:
-            self._count = max(known, default=-1) + 1
-        return sum(state == 1 for state in known.values()) if known else None
+        states = {link: entry.value.uiVal for link, entry in enumerate(answer) if not entry.nvmlReturn}
+        if self._links == _MAX_LINKS:
+            self._links = max(states, default=-1) + 1
+        return sum(state == 1 for state in states.values()) if states else None

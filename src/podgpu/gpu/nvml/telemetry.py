@@ -1,9 +1,7 @@
-"""NvmlTelemetry finds the GPUs by NVML, has each read by itself, and follows the driver's life.
+"""NvmlTelemetry enumerates the GPUs through NVML, reads each one, and reopens the driver when needed.
 
-Nothing here knows which fields exist: `metrics/fields.csv` does, and `plan.py` carries it out. NVML lists GPUs once, at
-initialisation: what comes or goes is only seen by a new one, and that shuts everybody out for a moment. So it is made
-when the PCI bus shows other GPUs than before, when not one GPU answers, and ever less often while the driver lists
-fewer than are on the bus. One that is lost while the driver is up is found again without.
+NVML lists GPUs only at initialisation, and a new initialisation interrupts all readers. So it is done when the PCI bus
+shows other GPUs than before, when no GPU answers, and ever less often while the driver lists fewer GPUs than the bus.
 """
 
 from __future__ import annotations
@@ -13,35 +11,139 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
-from podgpu.errors import DeviceLost, DriverGone
-from podgpu.gpu.nvml.driver import NvmlDriver
-from podgpu.gpu.nvml.gpu import Gpu
-from podgpu.gpu.nvml.roll_call import RollCall
+from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError
+from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher
+from podgpu.gpu.nvml.gpu import NvmlGpu, open_device
+from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory, identify_gpu
 from podgpu.gpu.nvml.usage import UsageReader
-from podgpu.gpu.nvml.xid_watch import XidWatch
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, UsageFlaws
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 
-if TYPE_CHECKING:
-    from podgpu.gpu.nvml.switches.opening import Opening, Outlook
-
 _log = logging.getLogger(__name__)
-_BUS_LOOK_SECONDS = 10.0
+_QUIET_SECONDS = 0.5
+"""Wait for further GPUs after the last answer; or half as long again as the others took, because a driver without
+persistence mode needs a second or two for each GPU."""
+_MAX_WAIT_SECONDS = 4.5
+"""Below the usual deadline of an inventory."""
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """Lookup of one GPU."""
+
+    began: float
+    pending: bool = True
+    result: tuple[Any, Device] | None = None
+    error: SourceError | StartError | None = None
+    retry_seconds: float = _MIN_RETRY_SECONDS
+
+
+class DeviceEnumerator:
+    """Opens each GPU in its own thread, so that one that hangs does not delay the others. Retries failures."""
+
+    def __init__(self, driver: NvmlDriver, count: int, clock: Callable[[], float]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._answered = threading.Condition()
+        self._lookups = {index: _Lookup(clock()) for index in range(count)}
+        self._has_waited = False
+        for index, lookup in self._lookups.items():
+            self._start(index, lookup)
+
+    def wait(self) -> None:
+        """Waits in the first call for all GPUs that answer soon.
+
+        Raises StartError, and DriverGone if all lookups failed with it.
+        """
+        with self._answered:
+            began = time.monotonic()
+            while not self._has_waited:
+                pending, elapsed = self._count_pending(), time.monotonic() - began
+                timeout = max(_QUIET_SECONDS, 1.5 * elapsed) if pending < len(self._lookups) else _MAX_WAIT_SECONDS
+                timeout = min(timeout, _MAX_WAIT_SECONDS - elapsed)
+                self._has_waited = not pending or not self._answered.wait_for(
+                    partial(self._has_fewer_pending, pending), timeout
+                )
+        errors = [lookup.error for lookup in self._lookups.values()]
+        for error in errors:
+            if isinstance(error, StartError):
+                raise error
+        gone = [error for error in errors if isinstance(error, DriverGone)]
+        if gone and len(gone) == len(errors):
+            raise gone[0]
+
+    def retry_failed(self) -> None:
+        now = self._clock()
+        for index, lookup in self._lookups.items():
+            if lookup.error is not None and not lookup.pending and now - lookup.began >= lookup.retry_seconds:
+                lookup.began, lookup.pending = now, True
+                lookup.retry_seconds = min(2 * lookup.retry_seconds, _MAX_RETRY_SECONDS)
+                self._start(index, lookup)
+
+    @property
+    def found(self) -> list[tuple[Any, Device]]:
+        """Handles and devices, by index."""
+        return [lookup.result for lookup in self._lookups.values() if lookup.result is not None]
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """Index -> reason, of GPUs that were not found yet."""
+        return {index: self._explain(lookup) for index, lookup in self._lookups.items() if lookup.result is None}
+
+    @property
+    def hung(self) -> frozenset[int]:
+        """Indices of GPUs whose first lookup has not returned."""
+        lookups = self._lookups.items()
+        return frozenset(index for index, lookup in lookups if lookup.result is None and lookup.error is None)
+
+    @property
+    def failed(self) -> int:
+        """Number of GPUs whose lookup failed. Pending lookups are not counted."""
+        return sum(lookup.error is not None for lookup in self._lookups.values())
+
+    def _count_pending(self) -> int:
+        return sum(lookup.pending for lookup in self._lookups.values())
+
+    def _has_fewer_pending(self, before: int) -> bool:
+        return self._count_pending() < before
+
+    def _explain(self, lookup: _Lookup) -> str:
+        if lookup.error is not None:
+            return str(lookup.error)
+        return f"the driver has not identified it for {self._clock() - lookup.began:.0f} s"
+
+    def _start(self, index: int, lookup: _Lookup) -> None:
+        threading.Thread(target=self._look_up, args=(index, lookup), name=f"open-gpu{index}", daemon=True).start()
+
+    def _look_up(self, index: int, lookup: _Lookup) -> None:
+        result: tuple[Any, Device] | None = None
+        error: SourceError | StartError | None = None
+        try:
+            with self._driver.hold():
+                result = open_device(self._driver, index)
+        except (SourceError, StartError) as e:
+            error = e
+        finally:
+            with self._answered:
+                lookup.result, lookup.error, lookup.pending = result, error, False
+                self._answered.notify_all()
+
+
+_BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
-"""Seconds for calls in flight to return, the wait for XIDs among them: within the shortest deadline that an inventory
-is given."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
-"""Seconds between two attempts to start over; they double until one is made and somebody answers."""
-_FIRST_SEARCH, _LONGEST_SEARCH, _SEARCH_GROWTH = 30.0, 600.0, 1.25
-"""Seconds between two attempts to have those listed that were lost when the driver was taken up."""
-_MOST_REMEMBERED = 64
-"""GPUs that are gone."""
+"""Time for calls in flight to return, including the wait for XIDs. Below the shortest deadline of an inventory."""
+_MIN_RESTART_SECONDS, _MAX_RESTART_SECONDS = 5.0, 60.0
+_MIN_SEARCH_SECONDS, _MAX_SEARCH_SECONDS, _SEARCH_GROWTH = 30.0, 600.0, 1.25
+"""Interval of restarts that search for GPUs that the bus shows and the driver does not list."""
+_MAX_REMOVED = 64
 
 
 class NvmlTelemetry:
@@ -53,123 +155,117 @@ class NvmlTelemetry:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         sees_processes: bool = True,
-        opening: Opening | None = None,
+        switch_logs: SwitchLogFactory | None = None,
     ) -> None:
-        """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false.
+        """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are empty.
 
-        `count_expected`: how many GPUs the PCI bus shows; None: not known.
-
-        `opening`: whether and how context switches are read (`--usage-from`); without it they are not.
+        `count_expected`: number of GPUs on the PCI bus, None if unknown.
+        `switch_logs`: opens context-switch logs (`--usage-from`).
         """
         self.name = name
-        self._opening = opening
+        self.switch_logs = switch_logs or SwitchLogFactory()
         self._driver = NvmlDriver(nvml)
         self._make_usage_reader = partial(
-            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall, opening=opening
+            UsageReader, sees_processes=sees_processes, clock=clock, wall=wall, switch_logs=self.switch_logs
         )
         self._count_expected = count_expected
         self._clock = clock
-        self._xids = XidWatch(self._driver, wall, clock)
-        self._life = threading.Lock()
-        """Held while the driver is taken up or let go of."""
-        self._roll_call: RollCall | None = None
-        self._gpus: dict[str, Gpu] = {}
-        """By UUID, those that the driver lists and that were met."""
-        self._gone: dict[str, Gpu] = {}
-        """Those of before: what was summed up of one goes on when it is met again."""
+        self._xids = XidWatcher(self._driver, wall, clock)
+        self._opening = threading.Lock()
+        """Held while the driver is opened or closed."""
+        self._enumerator: DeviceEnumerator | None = None
+        self._gpus: dict[str, NvmlGpu] = {}
+        """By UUID, the GPUs that were found since the driver was opened."""
+        self._removed: dict[str, NvmlGpu] = {}
+        """Earlier GPUs. Their counters continue when they are found again."""
         self.expected: int | None = None
-        self._bus_looked_at = float("-inf")
+        self._bus_read_at = float("-inf")
         self._bus_changed = False
-        self._not_before = float("-inf")
-        self._pause = _FIRST_PAUSE
+        self._restart_at = float("-inf")
+        self._restart_seconds = _MIN_RESTART_SECONDS
         self._listed = 0
         self._search_at = float("-inf")
-        self._search_pause = _FIRST_SEARCH
+        self._search_seconds = _MIN_SEARCH_SECONDS
         self._lanes: tuple[Sequence[Field], ...] = ()
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
         self._lanes = tuple(lane.fields for lane in lanes)
 
     def inventory(self) -> Inventory:
-        self._look_at_bus()
-        with self._life:
-            if self._must_start_over():
-                self._start_over()
-            if self._roll_call is None:
-                self._roll_call = self._take_up()
-            self._roll_call.ask_again()
-            self._roll_call.wait()
-            for handle, device in self._roll_call.met:
+        self._read_bus()
+        with self._opening:
+            if self._must_restart():
+                self._restart_at = self._clock() + self._restart_seconds
+                self._search_at = self._clock() + self._search_seconds
+                self._restart_seconds = min(2 * self._restart_seconds, _MAX_RESTART_SECONDS)
+                self._close(_CLOSE_WAIT)  # if a call hangs, all continue with the open driver
+            if self._enumerator is None:
+                self._enumerator = self._open()
+            self._enumerator.retry_failed()
+            self._enumerator.wait()
+            for handle, device in self._enumerator.found:
                 if device.uuid not in self._gpus:
-                    self._gpus[device.uuid] = self._welcome(handle, device)
-            listed = (self._gpus[device.uuid].device for _, device in self._roll_call.met)
-            return Inventory(tuple(listed), self._roll_call.unmet, self._roll_call.hung)
+                    self._gpus[device.uuid] = self._add_gpu(handle, device)
+            gpus = tuple(self._gpus[device.uuid].device for _, device in self._enumerator.found)
+            return Inventory(gpus, self._enumerator.errors, self._enumerator.hung)
 
-    def _look_at_bus(self) -> None:
+    def _read_bus(self) -> None:
         now = self._clock()
-        if now - self._bus_looked_at >= _BUS_LOOK_SECONDS:
-            before, self.expected, self._bus_looked_at = self.expected, self._count_expected(), now
+        if now - self._bus_read_at >= _BUS_SECONDS:
+            before, self.expected, self._bus_read_at = self.expected, self._count_expected(), now
             self._bus_changed |= before != self.expected
 
-    # -- the driver's life ---------------------------------------------------------------------------------------
-
-    def _must_start_over(self) -> bool:
-        if self._roll_call is None:
+    def _must_restart(self) -> bool:
+        if self._enumerator is None:
             return False
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         if any(answers) and not self._bus_changed:
-            self._pause = _FIRST_PAUSE
-        nobody = bool(answers or self._roll_call.failed) and not any(answers)
+            self._restart_seconds = _MIN_RESTART_SECONDS
+        none_answers = bool(answers or self._enumerator.failed) and not any(answers)
         if self._listed < (self.expected or 0) and self._clock() >= self._search_at:
             return True
-        return (self._bus_changed or nobody) and self._clock() >= self._not_before
+        return (self._bus_changed or none_answers) and self._clock() >= self._restart_at
 
-    def _start_over(self) -> None:
-        """Where a call hangs the driver cannot be let go of: then everybody goes on with what there is."""
-        self._not_before, self._search_at = self._clock() + self._pause, self._clock() + self._search_pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self._let_go(_CLOSE_WAIT)
-
-    def _take_up(self) -> RollCall:
+    def _open(self) -> DeviceEnumerator:
         self._driver.open()
         self._bus_changed = False
-        with self._driver.using():
+        with self._driver.hold():
             self._xids.start()
             count = self._driver.call("nvmlDeviceGetCount")
         if count != self._listed:
-            self._listed, self._search_pause = count, _FIRST_SEARCH
+            self._listed, self._search_seconds = count, _MIN_SEARCH_SECONDS
             _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
-        self._search_at = self._clock() + self._search_pause
-        self._search_pause = min(_SEARCH_GROWTH * self._search_pause, _LONGEST_SEARCH)
-        return RollCall(self._driver, count, self._clock)
+        self._search_at = self._clock() + self._search_seconds
+        self._search_seconds = min(_SEARCH_GROWTH * self._search_seconds, _MAX_SEARCH_SECONDS)
+        return DeviceEnumerator(self._driver, count, self._clock)
 
-    def _welcome(self, handle: Any, device: Device) -> Gpu:
-        known = self._gone.pop(device.uuid, None)
-        if known is not None:
-            known.take(handle, device)
-            return known
-        return Gpu(self._driver, handle, device, self._make_usage_reader, self._xids, self._clock)
+    def _add_gpu(self, handle: Any, device: Device) -> NvmlGpu:
+        gpu = self._removed.pop(device.uuid, None)
+        if gpu is not None:
+            gpu.reopen(handle, device)
+            return gpu
+        return NvmlGpu(self._driver, handle, device, self._make_usage_reader, self._xids, self._clock)
 
     def release(self, wait: float) -> bool:
-        if not self._life.acquire(timeout=wait):
+        if not self._opening.acquire(timeout=wait):
             return False
         try:
-            if not self._let_go(wait):
+            if not self._close(wait):
                 return False
-            for gpu in self._gone.values():
-                gpu.answers = False  # the driver is let go of so that it can be unloaded
+            for gpu in self._removed.values():
+                gpu.answers = False  # the driver may be unloaded now, which resets counters
             return True
         finally:
-            self._life.release()
+            self._opening.release()
 
-    def _let_go(self, wait: float) -> bool:
-        if not self._driver.close(wait, before=self._free):
-            _log.warning("the driver cannot be let go: a call into it has not returned")
+    def _close(self, wait: float) -> bool:
+        if not self._driver.close(wait, self._free):
+            _log.warning("the driver cannot be released: a call has not returned")
             return False
-        self._gone |= self._gpus
-        for uuid in list(self._gone)[:-_MOST_REMEMBERED]:
-            del self._gone[uuid]
-        self._gpus, self._roll_call = {}, None
+        self._removed |= self._gpus
+        for uuid in list(self._removed)[:-_MAX_REMOVED]:
+            del self._removed[uuid]
+        self._gpus, self._enumerator = {}, None
         return True
 
     def _free(self) -> None:
@@ -177,43 +273,31 @@ class NvmlTelemetry:
         for gpu in self._gpus.values():
             gpu.close()
 
-    # -- one GPU -------------------------------------------------------------------------------------------------
-
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
-        with self._using(gpu) as state:
-            return state.read(fields, self._clock(), self._lanes)
+        with self._hold(gpu) as state:
+            return state.read(fields, self._lanes)
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        with self._using(gpu) as state:
+        with self._hold(gpu) as state:
             return state.processes()
 
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
-        with self._using(gpu) as state:
+        with self._hold(gpu) as state:
             return state.usage(shared)
-
-    def is_quiet(self, gpu: Device) -> bool:
-        with self._using(gpu) as state:
-            return state.is_quiet()
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         state = self._gpus.get(gpu.uuid)
         return UsageFlaws() if state is None else state.usage_reader.flaws
 
-    @property
-    def opening(self) -> Opening:
-        """Whether and how context switches are read. Where they are not, what reads them is not loaded until now."""
-        from podgpu.gpu.nvml.switches.opening import Opening
-
-        return self._opening or Opening()
-
-    def outlook(self, gpu: Device) -> Outlook:
-        """How well this GPU would be told apart if containers shared it. Raises SourceError."""
-        with self._using(gpu) as state:
-            return state.usage_reader.outlook(state.device, self.opening)
+    def check_capability(self, gpu: Device) -> Capability:
+        """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
+        with self._hold(gpu) as state:
+            version, architecture = identify_gpu(self._driver, state.handle, state.device)
+            return self.switch_logs.check_capability(state.device, version, architecture)
 
     @contextmanager
-    def _using(self, gpu: Device) -> Iterator[Gpu]:
-        with self._driver.using():
+    def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
+        with self._driver.hold():
             state = self._gpus.get(gpu.uuid)
             if state is None:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")

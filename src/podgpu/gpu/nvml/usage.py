@@ -1,36 +1,318 @@
-"""UsageReader tells how one GPU was used since it was last asked: busy time, energy, memory, processes; MIG or not.
+"""Reads how one GPU was used since the last reading: busy time, energy, memory and processes, with or without MIG.
 
-Knows pids, nanoseconds, millijoules and bytes. Whose they are is accounting's to find out.
+Measured on an H200 (driver 580): the driver samples the GPU about five times a second and stamps each sample with Unix
+microseconds. Utilisation per process since a moment is one entry per process, its mean over all samples since then. So
+the driver's own timestamps delimit the windows, and no time is counted twice or lost by irregular readings.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from podgpu.gpu.nvml.attempts import Attempts
-from podgpu.gpu.nvml.busy import Busy, BusyWindows, InstanceBusy
-from podgpu.gpu.nvml.driver import NvmlDriver
-from podgpu.gpu.nvml.energy import Energy, EnergyCounter, EnergyMeter
+import pynvml
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.gpu.nvml.driver import NvmlDriver, translate
 from podgpu.gpu.nvml.mig import Instance
-from podgpu.gpu.source import UsageFlaws
+from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS, GpmSampler
+from podgpu.gpu.nvml.processes import MAX_PID
+from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
+from podgpu.gpu.source import Lack, UsageFlaws
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 
-if TYPE_CHECKING:
-    from podgpu.gpu.nvml.switches.division import BusyDivision
-    from podgpu.gpu.nvml.switches.opening import Opening, Outlook
-
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
+_SAMPLES = "nvmlDeviceGetSamples"
+_RATES = "nvmlDeviceGetUtilizationRates"
+_PROCESSES = "nvmlDeviceGetProcessUtilization"
+_NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
+"""Same figures. Some Blackwell GPUs support only this call."""
+_GPM = "nvmlGpmMetricsGet"
+_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
+_POWER = "nvmlDeviceGetPowerUsage"
+_LACKS: Mapping[str, Lack] = {
+    _NEWER_PROCESSES: "no_process_utilization",
+    _ENERGY: "no_energy",
+    _MEMORY: "no_memory",
+    _GPM: "no_instance_utilization",
+    _PROCESS_LIST: "no_process_list",
+}
+"""Prefix of an unsupported part -> the figure that is missing without it. Other parts have a substitute."""
 
-ReadProcesses = Callable[[], Sequence[ProcessUsage]]
+
+class PartReader:
+    """Reads the parts of a reading. Unsupported parts are not read again, and errors affect only their part."""
+
+    def __init__(self) -> None:
+        self.unsupported: set[str] = set()
+        self.errors: list[str] = []
+        """Reason words of the current reading."""
+        self.dropped: list[str] = []
+        """Parts without a plausible value in the current reading."""
+
+    def begin(self) -> None:
+        self.errors.clear()
+        self.dropped.clear()
+
+    @property
+    def lacks(self) -> tuple[tuple[str, Lack], ...]:
+        parts = (
+            (part, lack)
+            for part in sorted(self.unsupported)
+            for start, lack in _LACKS.items()
+            if part.startswith(start)
+        )
+        return tuple(parts)
+
+    def read(self, part: str, call: Callable[[], T]) -> T | None:
+        """Returns None if the part is unsupported or failed. Raises DeviceLost and DriverGone."""
+        if part in self.unsupported:
+            return None
+        try:
+            return call()
+        except Unsupported:
+            self.unsupported.add(part)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError as e:
+            self.errors.append(e.reason)
+        return None
+
+    def check(self, part: str, value: Number, most: Number) -> Number | None:
+        """Returns the value if it is between 0 and `most`. Otherwise, also for NaN, counts it as dropped."""
+        if 0 <= value <= most:
+            return value
+        self.dropped.append(part)
+        return None
+
+
+_SECOND_US = 1_000_000
+_MAX_WINDOW_US = 60 * _SECOND_US
+_MAX_SILENCE_US = 10 * _SECOND_US
+"""The driver also samples an idle GPU. After this long without a sample, busy time is unknown."""
+_SLACK_US = 2 * _SECOND_US
+"""Upper limit for the age of the driver's newest sample."""
+_NO_ENTRIES = frozenset({"not_found", "nvml_0"})
+"""NOT_FOUND, and pynvml's error for a driver that reports no entries without an error."""
+_GRAPHICS_UTIL = 1
+_MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
+
+
+class BusyTime(NamedTuple):
+    window_ns: int = 0
+    busy_ns: int | None = None
+    process_ns: dict[int, int | None] | None = None
+    until: float | None = None
+    """Unix time of the window's end."""
+
+
+class BusyWindows:
+    """Busy time of a whole GPU and its processes, window by window."""
+
+    def __init__(
+        self,
+        driver: NvmlDriver,
+        handle: Any,
+        parts: PartReader,
+        sees_processes: bool,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._parts = parts
+        self._sees_processes = sees_processes
+        self._clock = clock
+        self._wall = wall
+        self._start: tuple[int, float] | None = None
+        """Start of the next window: the driver's timestamp, and a monotonic time not later than that."""
+
+    def read(self, has_processes: bool = True) -> BusyTime:
+        """Without processes and busy time the utilisation per process is not read, which saves 1.8 ms of CPU."""
+        now = self._clock()
+        since, clock = self._start or (self._now_us() - _SECOND_US, now - 1.0)
+        samples = self._parts.read(_SAMPLES, lambda: self._read_samples(since))
+        end = self._find_end(since, samples)
+        if end == since:
+            self._start = since, clock
+            is_silent = self._now_us() - since > _MAX_SILENCE_US
+            return BusyTime() if is_silent else BusyTime(0, 0, {} if self._reads_processes() else None)
+        self._start = end, now
+        elapsed_us = int((self._clock() - clock) * 1e6)
+        if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
+            return BusyTime()  # the clock was set, the machine slept, or a call hung
+        window_ns = (end - since) * 1000
+        busy = self._compute_busy(samples, window_ns)
+        return BusyTime(
+            window_ns, busy, self._read_process_busy(since, window_ns, has_processes or busy != 0), end / 1e6
+        )
+
+    def _find_end(self, since: int, samples: list[Any] | None) -> int:
+        if samples:
+            return max(int(sample.timeStamp) for sample in samples)
+        now = self._now_us()
+        was_set_back = since - now > _SLACK_US
+        return now if samples is None or was_set_back else since
+
+    def _now_us(self) -> int:
+        return int(self._wall() * 1e6)
+
+    def _read_samples(self, since: int) -> list[Any]:
+        kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
+        try:
+            _, samples = self._driver.call_list(_SAMPLES, self._handle, kind, since)
+        except SourceError as e:
+            if e.reason == "not_found":
+                return []
+            raise
+        return [sample for sample in samples if sample.timeStamp > since]
+
+    def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
+        if samples is None:
+            return self._compute_busy_from_rate(window_ns) if _SAMPLES in self._parts.unsupported else None
+        values = [self._parts.check(_SAMPLES, sample.sampleValue.uiVal, 100) for sample in samples]
+        valid = [value for value in values if value is not None]
+        return sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
+
+    def _compute_busy_from_rate(self, window_ns: int) -> int | None:
+        """Applies the utilisation of the last sampling period to the whole window. Such drivers report no more."""
+        rate = self._parts.read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
+        valid = None if rate is None else self._parts.check(_RATES, rate, 100)
+        return None if valid is None else valid * window_ns // 100
+
+    def _reads_processes(self) -> bool:
+        return self._sees_processes and not {_PROCESSES, _NEWER_PROCESSES} <= self._parts.unsupported
+
+    def _read_process_busy(self, since: int, window_ns: int, has_processes: bool) -> dict[int, int | None] | None:
+        if not self._reads_processes():
+            return None
+        if not has_processes:
+            return {}
+        entries = self._parts.read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
+        if _PROCESSES in self._parts.unsupported:
+            entries = self._parts.read(_NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since))
+        if entries is None:
+            return None
+        busy: dict[int, int | None] = {}
+        for entry in entries:
+            if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
+                percent = self._parts.check(_PROCESSES, entry.smUtil, 100)
+                busy[entry.pid] = None if percent is None else percent * window_ns // 100
+        return busy
+
+    def _read_entries(self, function: str, since: int) -> list[Any]:
+        try:
+            return list(self._driver.call_list(function, self._handle, since))
+        except SourceError as e:
+            if e.reason in _NO_ENTRIES:
+                return []
+            raise
+
+
+class InstanceBusy:
+    """Busy time of one MIG instance: GPM's graphics activity. NVML has no figure per process there."""
+
+    def __init__(
+        self, driver: NvmlDriver, handle: Any, gi_id: int, parts: PartReader, clock: Callable[[], float]
+    ) -> None:
+        self._gpm = GpmSampler(driver, lambda sample: driver.call("nvmlGpmMigSampleGet", handle, gi_id, sample))
+        self._part = f"{_GPM} gi{gi_id}"
+        self._parts = parts
+        self._clock = clock
+        self._last_at: float | None = None
+
+    def read(self) -> BusyTime:
+        return self._parts.read(self._part, self._read) or BusyTime()
+
+    def _read(self) -> BusyTime:
+        now, before = self._clock(), self._last_at
+        if before is not None and now - before < MIN_GPM_SECONDS:
+            return BusyTime(0, 0)
+        code, percent = self._gpm.read([_GRAPHICS_UTIL], now).get(_GRAPHICS_UTIL, (pynvml.NVML_SUCCESS, 0.0))
+        self._last_at = now
+        if code:
+            raise translate(code, _GPM)
+        if before is None:
+            return BusyTime()
+        # Rounds the times, not the difference, so that windows add up to the time between their ends.
+        window_ns = int(now * 1e9) - int(before * 1e9)
+        valid = self._parts.check(self._part, percent, _MAX_GPM_PERCENT)
+        return BusyTime(window_ns, None if valid is None else round(min(valid, 100.0) * window_ns / 100))
+
+    def close(self) -> None:
+        self._gpm.close()
+        self._last_at = None
+
+
+ENERGY_SECONDS = 5.0
+"""Interval of energy readings while processes stay the same. A reading costs 4.5 ms of CPU (H200)."""
+_EARLY_SECONDS = 0.5  # a turn that comes slightly early reads, too
+_MAX_WATTS = 5000
+_MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's sentinel
+_COUNTER_STEP_SECONDS = 1.0  # the counter may lag and then catch up at once
+
+
+class EnergyReading(NamedTuple):
+    used_mj: int | None = None
+    """Energy since the previous reading of the counter. None if not read in this turn, or unknown."""
+    power_mw: int | None = None
+
+
+class EnergyMeter:
+    """Reads power in every turn, and the energy counter every 5 s or when processes change."""
+
+    def __init__(self, driver: NvmlDriver, handle: Any, parts: PartReader, clock: Callable[[], float]) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._parts = parts
+        self._clock = clock
+        self._counter: tuple[float, int] | None = None
+        """Time and value of the last reading."""
+        self._has_result = False
+        self._pids: Collection[int] | None = None
+
+    def read(self, pids: Collection[int] | None = None) -> EnergyReading:
+        """`pids`: processes on the GPU, None if not visible."""
+        now = self._clock()
+        power = self._read_power()
+        changed, self._pids = pids != self._pids, pids
+        # The first result comes without delay. Without power the turns of a window cannot be weighted.
+        is_due = changed or not self._has_result or power is None
+        if self._counter is None or is_due or now - self._counter[0] >= ENERGY_SECONDS - _EARLY_SECONDS:
+            return EnergyReading(self._read_counter(now), power)
+        return EnergyReading(None, power)
+
+    def _read_counter(self, now: float) -> int | None:
+        raw = self._parts.read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
+        if raw is None or self._parts.check(_ENERGY, raw, _MAX_COUNTER_MJ) is None:
+            return None
+        before, self._counter, self._has_result = self._counter, (now, int(raw)), False
+        if before is None or raw < before[1]:
+            return None
+        most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
+        used = self._parts.check(_ENERGY, int(raw) - before[1], most)
+        self._has_result = used is not None
+        return used
+
+    def _read_power(self) -> int | None:
+        """Returns milliwatts. Errors are not reported, because power only weights turns."""
+        try:
+            power = self._driver.call(_POWER, self._handle)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError:
+            return None
+        return int(power) if 0 < power <= _MAX_WATTS * 1000 else None
 
 
 class UsageReader:
-    """Reading after reading of one GPU. Its other readers share the energy counter with it: it may have its own worker.
+    """Reads the usage of one GPU and its instances. Called from one worker.
 
-    Without `sees_processes` (podgpu is not in the host's PID namespace) no call about processes is made at all.
+    Without `sees_processes` (podgpu is not in the host's PID namespace) no process is read.
     """
 
     def __init__(
@@ -41,154 +323,121 @@ class UsageReader:
         sees_processes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        opening: Opening | None = None,
-        energy: EnergyCounter | None = None,
+        switch_logs: SwitchLogFactory | None = None,
     ) -> None:
         self._driver = driver
         self._handle = handle
         self._sees_processes = sees_processes
         self._clock = clock
         self._wall = wall
-        self._attempts = Attempts()
-        self._counter = energy or EnergyCounter(driver, handle, clock)
-        self._energy = self._new_meter()
-        self._topology: tuple[bool, tuple[Instance, ...]] | None = None
-        self._was_cut: bool | None = None
-        """Whether MIG was on when it was last read."""
-        self._anybody = True
-        """Whether a process was listed when they were last read, as far as is known."""
-        self._memory: int | None = None
-        """In use when it was last read, just before processes were listed; None: not known, or not all that tells."""
+        self._parts = PartReader()
+        self._energy = self._new_energy()
         self._windows = self._new_windows()
+        self._layout: tuple[bool, tuple[Instance, ...]] | None = None
+        self._was_in_mig: bool | None = None
+        self._had_processes = True
         self._instances: dict[int, InstanceBusy] = {}
-        self._division = self._new_division(opening)
+        self._splitter: BusyTimeSplitter | None = None
+        if switch_logs is not None and switch_logs.wanted != "samples":
+            self._splitter = BusyTimeSplitter(driver, handle, switch_logs, clock, wall)
 
     @property
     def flaws(self) -> UsageFlaws:
-        """What the last reading had to leave out."""
-        attempts = self._attempts
-        division = self._division
+        """Figures that the last reading lacks."""
+        parts, splitter = self._parts, self._splitter
         return UsageFlaws(
-            tuple(attempts.dropped),
-            tuple(attempts.errors),
-            attempts.lacks,
-            tuple(division.doubts) if division is not None else (),
-            division is not None,
-            division.fallback if division is not None else "",
+            tuple(parts.dropped),
+            tuple(parts.errors),
+            parts.lacks,
+            tuple(splitter.errors) if splitter is not None else (),
+            splitter is not None,
+            splitter.fallback if splitter is not None else "",
         )
 
     def read(
         self,
         device: Device,
         instances: tuple[Instance, ...],
-        processes: ReadProcesses,
+        read_processes: Callable[[], Sequence[ProcessUsage]],
         shared: Collection[str] = (),
     ) -> tuple[DeviceUsage, ...]:
-        """The GPU, then its instances. Raises DeviceLost or DriverGone; anything smaller costs only its own figure."""
-        self._attempts.begin()
-        self._follow(device.mig_enabled, instances)
+        """Returns the GPU, then its instances. Raises DeviceLost or DriverGone; other errors affect only their part."""
+        self._parts.begin()
+        self._follow_layout(device.mig_enabled, instances)
         memory = self._read_memory(_MEMORY, self._handle)
-        self._memory = None if device.mig_enabled else memory
-        running = self._read_processes(processes)
-        anybody, self._anybody = self._anybody, running is None or bool(running)
-        if self._division is not None:
-            self._division.begin(device, running, shared)
-        parts = [self._read_instance(device, instance, running) for instance in instances]
-        busy = Busy() if device.mig_enabled else self._windows.read(anybody or self._anybody)
-        # Last: it takes 5 to 20 ms, and should tell of the same time as the busy windows that end now.
+        running = self._parts.read(_PROCESS_LIST, read_processes) if self._sees_processes else None
+        has_processes = running is None or bool(running)
+        if self._splitter is not None:
+            self._splitter.begin_turn(device, running, shared)
+        usages = [self._read_instance(device, instance, running) for instance in instances]
+        busy = BusyTime() if device.mig_enabled else self._windows.read(has_processes or self._had_processes)
+        self._had_processes = has_processes
+        # Read last: it takes 5 to 20 ms, and should cover the same time as the busy windows.
         energy = self._energy.read(None if running is None else frozenset(process.pid for process in running))
-        return (self._divided(_usage(device, busy, memory, running, energy), busy.until), *parts)
-
-    def _divided(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
-        """With the busy time as context switches tell it, where they do."""
-        return usage if self._division is None else self._division.divide(usage, until)
-
-    def is_quiet(self) -> bool:
-        """Whether as much memory is in use as when it was last read, to the byte: nobody comes or goes without any.
-        It takes the driver 0.01 ms, a reading 5. Raises SourceError."""
-        if self._memory is None:
-            return False
-        version = self._driver.constant("nvmlMemory_v2")
-        return bool(self._driver.call(_MEMORY, self._handle, version).used == self._memory)
-
-    def outlook(self, device: Device, opening: Opening) -> Outlook:
-        """How it would be told apart if containers shared it."""
-        from podgpu.gpu.nvml.switches.division import identify
-
-        return opening.outlook(device, *identify(self._driver, self._handle, device))
+        return (self._split(_make_usage(device, busy, memory, running, energy), busy.until), *usages)
 
     def close(self) -> None:
-        """Lets go of what the driver holds for it; the next reading goes on from the last all the same."""
+        """Frees the driver's resources. The next reading continues from the last one."""
         for instance in self._instances.values():
             instance.close()
         self._instances = {}
-        if self._division is not None:
-            self._division.close()
-        self._memory = None
-        self._was_cut = None if self._topology is None else self._topology[0]
-        self._topology = None
+        if self._splitter is not None:
+            self._splitter.close()
+        if self._layout is not None:
+            self._was_in_mig = self._layout[0]
+        self._layout = None
 
-    def begin_anew(self) -> None:
-        """The GPU was away: what it tells next has nothing to do with what it told last."""
+    def reset(self) -> None:
+        """Starts again after the GPU was away, because its counters may have been reset."""
         self.close()
         self._windows = self._new_windows()
-        self._counter.forget()
-        self._energy = self._new_meter()
+        self._energy = self._new_energy()
 
-    def _new_division(self, opening: Opening | None) -> BusyDivision | None:
-        """None, and nothing loaded for it, where the driver's samples are all that is wanted."""
-        if opening is None or opening.wanted == "samples":
-            return None
-        from podgpu.gpu.nvml.switches.division import BusyDivision
-
-        return BusyDivision(self._driver, self._handle, opening, self._clock, self._wall)
-
-    def _new_meter(self) -> EnergyMeter:
-        return EnergyMeter(self._driver, self._handle, self._attempts, self._clock, self._counter)
+    def _new_energy(self) -> EnergyMeter:
+        return EnergyMeter(self._driver, self._handle, self._parts, self._clock)
 
     def _new_windows(self) -> BusyWindows:
-        return BusyWindows(self._driver, self._handle, self._attempts, self._sees_processes, self._clock, self._wall)
+        return BusyWindows(self._driver, self._handle, self._parts, self._sees_processes, self._clock, self._wall)
 
-    def _follow(self, mig_enabled: bool, instances: tuple[Instance, ...]) -> None:
-        if self._topology == (mig_enabled, instances):
+    def _follow_layout(self, mig_enabled: bool, instances: tuple[Instance, ...]) -> None:
+        if self._layout == (mig_enabled, instances):
             return
         self.close()
-        self._attempts.forget()
-        if self._was_cut is not None and self._was_cut != mig_enabled:
+        self._parts.unsupported.clear()
+        if self._was_in_mig is not None and self._was_in_mig != mig_enabled:
             self._windows = self._new_windows()
         self._instances = {
-            i.gi_id: InstanceBusy(self._driver, self._handle, i.gi_id, self._attempts, self._clock) for i in instances
+            i.gi_id: InstanceBusy(self._driver, self._handle, i.gi_id, self._parts, self._clock) for i in instances
         }
-        self._topology = (mig_enabled, instances)
-
-    def _read_processes(self, processes: ReadProcesses) -> Sequence[ProcessUsage] | None:
-        return self._attempts.of(_PROCESS_LIST, processes) if self._sees_processes else None
+        self._layout = (mig_enabled, instances)
 
     def _read_instance(self, gpu: Device, instance: Instance, running: Sequence[ProcessUsage] | None) -> DeviceUsage:
         memory = self._read_memory(f"{_MEMORY} gi{instance.gi_id}", instance.handle)
         busy = self._instances[instance.gi_id].read()
-        return self._divided(_usage(instance.device(gpu), busy, memory, running), self._wall())
+        return self._split(_make_usage(instance.make_device(gpu), busy, memory, running), self._wall())
+
+    def _split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
+        return usage if self._splitter is None else self._splitter.split(usage, until)
 
     def _read_memory(self, part: str, handle: Any) -> int | None:
         version = self._driver.constant("nvmlMemory_v2")
-        answer = self._attempts.of(part, lambda: self._driver.call(_MEMORY, handle, version))
-        return None if answer is None else self._attempts.within(part, answer.used, answer.total)
+        info = self._parts.read(part, lambda: self._driver.call(_MEMORY, handle, version))
+        return None if info is None else self._parts.check(part, info.used, info.total)
 
 
-def _usage(
+def _make_usage(
     device: Device,
-    busy: Busy,
+    busy: BusyTime,
     memory: int | None,
     running: Sequence[ProcessUsage] | None,
-    energy: Energy = Energy(),  # noqa: B008 - a tuple
+    energy: EnergyReading = EnergyReading(),  # noqa: B008 - immutable
 ) -> DeviceUsage:
     return DeviceUsage(
         device,
         busy.window_ns,
         busy_ns=busy.busy_ns,
-        energy_mj=energy.used,
-        energy_estimate_nj=energy.estimate,
-        energy_since_nj=energy.since,
+        energy_mj=energy.used_mj,
+        power_mw=energy.power_mw,
         memory_used=memory,
         processes=None if running is None else tuple(p for p in running if p.device == device.key),
         process_busy_ns=busy.process_ns,

@@ -51,7 +51,6 @@
 {{- end }}
 {{- if include "podgpu.autoscale.discovers" . }}
 - {{ printf "--discover-kubernetes=%s" (include "podgpu.autoscale.selector" .) | quote }}
-- {{ printf "--discover-port=%v" $autoscale.discover.port | quote }}
 {{- include "podgpu.cluster.access" (list "exporter" "/etc/podgpu/exporters" $autoscale.exporterAccess) }}
 {{- else }}
 - {{ printf "--prometheus=%s" $autoscale.prometheus.url | quote }}

@@ -46,7 +46,6 @@
 - {{ printf "--address=:%v" $cluster.port | quote }}
 {{- if include "podgpu.cluster.discovers" . }}
 - {{ printf "--discover-kubernetes=%s" (include "podgpu.cluster.selector" .) | quote }}
-- {{ printf "--discover-port=%v" $cluster.discover.port | quote }}
 {{- include "podgpu.cluster.access" (list "exporter" "/etc/podgpu/exporters" $cluster.exporterAccess) }}
 {{- else }}
 - {{ printf "--prometheus=%s" $cluster.prometheus.url | quote }}

@@ -1,0 +1,340 @@
+"""Judges the health of every GPU, and counts XIDs and clock events.
+
+`metrics/conditions.py` has the names and texts of the conditions. A condition that cannot be checked (no such field, no
+answer in this turn) is neither present nor absent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from podgpu.agent.telemetry_turn import TelemetryPart
+from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.conditions import (
+    DRIVER_AWAY,
+    LOST,
+    NVLINK,
+    POWER_BRAKE,
+    THERMAL,
+    UNREADABLE,
+    XID,
+    order_of,
+    told_by_fields,
+    xid_detail,
+    xid_needs_action,
+)
+from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.model import Assignment, Device, Value, Workload, physical
+from podgpu.node_state import Condition, XidCount
+
+XID_SECONDS = 86_400.0  # a GPU counts as broken for a day after its last XID that needs action
+THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
+THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # part of that time
+_SAMPLE_SECONDS = 5.0  # between two samples of the throttling counters
+_ENERGY = 156
+_DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # these fall only if the GPU is reset or its driver is reloaded
+
+
+@dataclass(frozen=True, slots=True)
+class _ThrottleKind:
+    counters: tuple[int, ...]  # fields in nanoseconds; the highest counts, older drivers only have the last one
+    bits: int  # of the clock events, for drivers without such counters
+
+
+def _throttle_kind(*reasons: str) -> _ThrottleKind:
+    counters = {reason: field_id for field_id, reason in THROTTLE_REASONS.items()}
+    bits = sum(bit for bit, event in CLOCK_EVENTS.items() if event in reasons)
+    return _ThrottleKind(tuple(counters[reason] for reason in reasons), bits)
+
+
+_THROTTLE_KINDS: Mapping[str, _ThrottleKind] = {
+    THERMAL: _throttle_kind("sw_thermal", "hw_thermal", "thermal"),
+    POWER_BRAKE: _throttle_kind("hw_power_brake"),
+}
+_THROTTLE_FIELDS = {i for kind in _THROTTLE_KINDS.values() for i in kind.counters} | {CLOCK_EVENTS_FIELD}
+
+
+@dataclass(slots=True)
+class Throttling:
+    """Detects whether one GPU has been throttled for a while, from its counters."""
+
+    _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
+    _active: set[str] = field(default_factory=set)
+    _last: dict[str, float | None] = field(default_factory=dict)
+
+    def update(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
+        """Returns for each condition when it began, or None if it is absent. Unknown conditions are left out."""
+        samples = self._samples
+        if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
+            return self._last
+        samples.append((now, {i: float(v) for i in _THROTTLE_FIELDS if isinstance(v := values.get(i), int | float)}))
+        while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
+            samples.popleft()
+        if now - samples[0][0] >= THROTTLE_SECONDS:
+            ratios = {name: ratio for name in _THROTTLE_KINDS if (ratio := self._ratio(name)) is not None}
+            self._active = {
+                name
+                for name, ratio in ratios.items()
+                if ratio >= THROTTLE_BEGINS or (name in self._active and ratio >= THROTTLE_ENDS)
+            }
+            self._last = {name: samples[0][0] if name in self._active else None for name in ratios}
+        return self._last
+
+    def _ratio(self, name: str) -> float | None:
+        kind, (began, first), (now, last) = _THROTTLE_KINDS[name], self._samples[0], self._samples[-1]
+        counters = [i for i in kind.counters if i in first and i in last]
+        if counters:
+            return max((last[i] - first[i]) / 1e9 / (now - began) for i in counters)
+        masks = [sample[CLOCK_EVENTS_FIELD] for _, sample in list(self._samples)[1:] if CLOCK_EVENTS_FIELD in sample]
+        return sum(bool(int(mask) & kind.bits) for mask in masks) / len(masks) if masks else None
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """The state of one GPU between turns. Moments are monotonic."""
+
+    since: dict[str, float] = field(default_factory=dict)  # by condition
+    xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # that need action: first and last occurrence
+    throttling: Throttling = field(default_factory=Throttling)
+    counters: dict[int, float] = field(default_factory=dict)
+    links: int = 0  # the most NVLinks that were up
+    holders: tuple[Workload, ...] = ()
+    was_away: bool = False  # it was lost, or without a driver
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    device: Device
+    conditions: tuple[Condition, ...] = ()
+    healthy: tuple[str, ...] = ()  # conditions that were checked and are absent
+    last_holders: tuple[Workload, ...] = ()  # of a lost GPU
+
+
+class HealthWatch:
+    """Thread-safe. `to_unix` converts a monotonic moment."""
+
+    def __init__(self, to_unix: Callable[[float], float]) -> None:
+        self._to_unix = to_unix
+        self._lock = threading.Lock()
+        self._gpus: dict[str, _Gpu] = {}
+        self._judged: tuple[tuple[Device, dict[str, str | None]], ...] = ()
+
+    def update(self, part: TelemetryPart, now: float) -> None:
+        """Judges the GPUs after a telemetry turn."""
+        with self._lock:
+            gpus = [d for d in part.devices if not d.is_instance]
+            self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
+            shown = {d.uuid for d in part.selected}
+            readings = {r.device.uuid: r.values for r in part.readings if not r.device.is_instance}
+            links = _usual_links(part.links_up, {d.uuid: d.model for d in gpus})
+            self._judged = tuple(
+                (d, _judge(self._gpus[d.uuid], d, part, readings.get(d.uuid), links.get(d.uuid, 0), now))
+                for d in gpus
+                if d.uuid in shown
+            )
+
+    def add_xids(self, events: Iterable[ErrorEvent], now: float) -> None:
+        with self._lock:
+            for event in events:
+                gpu = self._gpus.get(physical(event.device))
+                if gpu is not None and xid_needs_action(event.code):
+                    first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
+                    gpu.xids[event.code] = first, now
+
+    def update_holders(self, assignments: Sequence[Assignment], absent: frozenset[str]) -> None:
+        """A GPU that disappeared, or is lost and still listed, keeps its last holders."""
+        held: dict[str, dict[Workload, None]] = {}
+        for assignment in assignments:
+            held.setdefault(physical(assignment.device), {})[assignment.holder] = None
+        with self._lock:
+            for uuid, gpu in self._gpus.items():
+                if uuid in held or not (uuid in absent or LOST in gpu.since):
+                    gpu.holders = tuple(held.get(uuid, ()))
+
+    def forget_xids(self, uuid: str) -> bool:
+        """Removes the XIDs of a GPU at an operator's request. False: there are none."""
+        with self._lock:
+            gpu = self._gpus.get(uuid)
+            if gpu is None or not gpu.xids:
+                return False
+            gpu.xids.clear()
+            return True
+
+    def is_lost(self, uuid: str) -> bool:
+        with self._lock:
+            gpu = self._gpus.get(uuid)
+            return gpu is not None and LOST in gpu.since
+
+    def forget(self, uuid: str) -> None:
+        with self._lock:
+            self._gpus.pop(uuid, None)
+            self._judged = tuple(judged for judged in self._judged if judged[0].uuid != uuid)
+
+    def report(self, assignments: Sequence[Assignment], now: float) -> tuple[GpuHealth, ...]:
+        held = {physical(assignment.device) for assignment in assignments}
+        with self._lock:
+            return tuple(self._report(*judged, held=judged[0].uuid in held, now=now) for judged in self._judged)
+
+    def _report(self, device: Device, judged: Mapping[str, str | None], *, held: bool, now: float) -> GpuHealth:
+        gpu = self._gpus[device.uuid]
+        gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
+        details, since = dict(judged), dict(gpu.since)
+        if gpu.xids:
+            details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
+        found = [(name, since[name], detail) for name, detail in details.items() if detail is not None]
+        return GpuHealth(
+            device,
+            tuple(
+                Condition(name, self._to_unix(moment), detail)
+                for name, moment, detail in sorted(found, key=lambda entry: order_of(entry[0]))
+            ),
+            tuple(sorted((name for name, detail in details.items() if detail is None), key=order_of)),
+            () if held or details.get(LOST) is None else gpu.holders,
+        )
+
+
+def _judge(
+    gpu: _Gpu, device: Device, part: TelemetryPart, values: Mapping[int, Value] | None, usual_links: int, now: float
+) -> dict[str, str | None]:
+    """Returns the detail of each condition, or None if it is absent. Conditions that are unknown are left out."""
+    absence = _find_absence(device, part)
+    details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
+    if absence is not None:
+        details[absence[0]] = absence[1]
+    _check_return(gpu, absence, values)
+    began: dict[str, float] = {}
+    if values is not None:
+        if device.uuid not in part.mute:
+            details[XID] = None
+        details |= {condition: "" if there else None for condition, there in told_by_fields(values).items()}
+        for condition, moment in gpu.throttling.update(values, now).items():
+            details[condition] = None if moment is None else ""
+            if moment is not None:
+                began[condition] = moment
+        up = part.links_up.get(device.uuid)
+        if up is not None and not device.mig_enabled:  # in MIG mode the links are not used
+            gpu.links = max(gpu.links, up)
+            if gpu.links:  # a GPU without a bridge never has any
+                wired = max(gpu.links, usual_links)
+                details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
+    found = {condition for condition, detail in details.items() if detail is not None}
+    kept = {c: moment for c, moment in gpu.since.items() if c in found or c not in details}
+    gpu.since = {c: began.get(c, now) for c in found} | kept
+    return details
+
+
+def _check_return(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None) -> None:
+    """Clears the XIDs of a GPU that was reset, or whose driver was reloaded."""
+    if values is None:
+        gpu.was_away |= absence is not None and (absence[0] == LOST or absence[1] in _DRIVER_REASONS)
+        return
+    counters = {i: v for i in _MONOTONIC_FIELDS if isinstance(v := values.get(i), int | float)}
+    if gpu.was_away or any(value < gpu.counters.get(i, value) for i, value in counters.items()):
+        gpu.xids.clear()
+        gpu.throttling = Throttling()
+    gpu.counters, gpu.was_away = counters, False
+
+
+def _find_absence(device: Device, part: TelemetryPart) -> tuple[str, str] | None:
+    """Returns the condition and detail that explain why a GPU was not read. None: it was read, or not tried."""
+    inventory = part.sources[0] if part.sources else None
+    if inventory is not None and not inventory.up:
+        return (LOST, "") if device.uuid in part.absent else (DRIVER_AWAY, inventory.error)
+    if device.uuid in part.absent:
+        hung = device.index is not None and any(
+            s.name == f"gpu{device.index}" and s.error == "hung" and not s.device for s in part.sources
+        )
+        return (UNREADABLE, "hung") if hung else (LOST, "")
+    source = next((s for s in part.sources if s.device == device.uuid), None)
+    if source is None or source.up:
+        return None
+    if source.error not in (*_DRIVER_REASONS, "gpu_lost"):
+        return UNREADABLE, "hung" if source.error == "deadline" else source.error
+    others_answer = any(s.up for s in part.sources if s.device)
+    return (LOST, "") if others_answer or source.error == "gpu_lost" else (DRIVER_AWAY, source.error)
+
+
+def _usual_links(up: Mapping[str, int], models: Mapping[str, str]) -> dict[str, int]:
+    """Returns for each UUID how many links most GPUs of its model have up. GPUs on one board are wired alike."""
+    usual: dict[str, int] = {}
+    for model in {models[uuid] for uuid in up if uuid in models}:
+        counts = sorted((up[uuid] for uuid in up if models.get(uuid) == model), reverse=True)
+        usual[model] = counts[len(counts) // 2] if len(counts) > 2 else 0
+    return {uuid: usual.get(models.get(uuid, ""), 0) for uuid in up}
+
+
+class XidLog:
+    """Counts XIDs by device since the start, and within the window of dcgm-exporter's XID metric.
+
+    The window has buckets of one second, so that a storm of XIDs needs no more memory than one XID.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._totals: Counter[tuple[str, int]] = Counter()  # by device key and XID
+        self._last_seen: dict[tuple[str, int], float] = {}
+        self._recent: deque[tuple[float, Counter[tuple[str, int]]]] = deque()
+        self._last: dict[str, int] = {}
+
+    def add(self, events: Iterable[ErrorEvent], now: float) -> None:
+        for event in events:
+            key = (event.device, event.code)
+            self._totals[key] += 1
+            self._last_seen[key] = event.at
+            if not self._recent or now - self._recent[-1][0] >= 1.0:
+                self._recent.append((now, Counter()))
+            self._recent[-1][1][key] += 1
+            self._last[event.device] = event.code
+
+    def counts(self, now: float) -> dict[str, tuple[tuple[XidCount, ...], int]]:
+        """Returns the counts and the newest XID of each device."""
+        while self._recent and self._recent[0][0] <= now - self._window:
+            self._recent.popleft()
+        in_window: Counter[tuple[str, int]] = Counter()
+        for _, bucket in self._recent:
+            in_window.update(bucket)
+        counts: dict[str, list[XidCount]] = {}
+        for (device, xid), total in sorted(self._totals.items()):
+            count = XidCount(xid, total, self._last_seen[device, xid], in_window[device, xid])
+            counts.setdefault(device, []).append(count)
+        return {device: (tuple(those), self._last[device]) for device, those in counts.items()}
+
+
+class ClockEventLog:
+    """Counts clock event samples within a window, and how often each event began. Not thread-safe."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._samples: dict[str, deque[tuple[float, int]]] = {}
+        self._last: dict[str, int] = {}
+        self._begun: dict[str, Counter[str]] = {}
+
+    def add(self, masks: Mapping[str, int], now: float) -> None:
+        for device, mask in masks.items():
+            self._samples.setdefault(device, deque()).append((now, mask))
+            begun = mask & ~self._last.get(device, mask)
+            self._last[device] = mask
+            self._begun.setdefault(device, Counter()).update(_events(begun))
+        for device, samples in list(self._samples.items()):
+            while samples and samples[0][0] <= now - self._window:
+                samples.popleft()
+            if not samples:
+                del self._samples[device]
+
+    def counts(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Returns for each device and event the samples in the window, and how often it began since the start."""
+        counts: dict[str, dict[str, tuple[int, int]]] = {}
+        for device in self._samples.keys() | self._begun.keys():
+            masks = (mask for _, mask in self._samples.get(device, ()))
+            recent, begun = Counter(event for mask in masks for event in _events(mask)), self._begun[device]
+            events = sorted(recent.keys() | begun.keys())
+            counts[device] = {event: (recent[event], begun[event]) for event in events}
+        return counts
+
+
+def _events(mask: int) -> Iterator[str]:
+    return (event for bit, event in CLOCK_EVENTS.items() if mask & bit)

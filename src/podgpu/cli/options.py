@@ -1,0 +1,413 @@
+"""Defines options as data, and builds click's options and grouped help from them.
+
+Accepts dcgm-exporter's Go spelling too: `-c=1000`, `-collectors x`, `--debug=false`.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import SequenceMatcher, get_close_matches
+from fractions import Fraction
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from podgpu.errors import UsageError
+
+COMMON, KUBERNETES, AUTOSCALING, USAGE = "Common", "Kubernetes", "Autoscaling", "Usage and cost"
+ACCESS, COMPATIBILITY, PATHS = "Access (TLS, credentials, probes)", "dcgm-exporter compatibility", "Paths"
+NO_EFFECT = "Accepted without effect"
+GROUPS = (COMMON, KUBERNETES, AUTOSCALING, USAGE, ACCESS, COMPATIBILITY, PATHS, NO_EFFECT)
+FROM_FILE = "podgpu.from_file"
+"""Key of a context's meta: parameter -> file that its value came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    flag: str
+    short: str = ""
+    env: str = ""
+    default: str = ""
+    help: str = ""
+    kind: str = "text"
+    """text, flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
+    milliseconds), age (Go's format), whole:LOW-HIGH or choice:a|b."""
+    works: bool = True
+    """False: accepted, so that a migrated DaemonSet starts."""
+    alias: str = ""
+    acts_when_named: bool = False
+    """Setting it has an effect even at its default value."""
+    ours: bool = False
+    """dcgm-exporter does not have it."""
+    group: str = COMMON
+    common: bool = True
+    """Shown by --help; others only by --help-all."""
+
+    @property
+    def parameter(self) -> str:
+        return self.flag.replace("-", "_")
+
+
+# Values
+
+_TRUE, _FALSE = {"1", "t", "true", "yes", "on"}, {"0", "f", "false", "no", "off"}
+_MAX_SECONDS = 86_400.0
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_GO_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
+_GO_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
+_GO_SECONDS = {
+    "ns": Fraction(1, 10**9),
+    **dict.fromkeys(("us", "µs", "μs"), Fraction(1, 10**6)),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+}
+
+
+def parse_go_duration(text: str) -> Fraction | None:
+    """Returns the seconds of `1h30m`, `1.5s`, `500ms` or `0`; None for negative and invalid ones."""
+    if text == "0":
+        return Fraction(0)
+    if not text or len(text) > 64 or _GO_DURATION.sub("", text):
+        return None
+    return sum((Fraction(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text)), Fraction(0))
+
+
+class _Bool(click.ParamType):  # type: ignore[type-arg]
+    name = "true|false"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        word = str(value).strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        self.fail(f"{value!r} is neither true nor false{_describe_origin(param, ctx)}", param, ctx)
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds as a float. A number without a unit is in `unit`."""
+
+    name = "duration"
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        match, go = _DURATION.fullmatch(text), parse_go_duration(text)
+        plain = "milliseconds (5000)" if self.unit == "ms" else "seconds (15)"
+        if match is None and go is None:
+            origin = _describe_origin(param, ctx)
+            self.fail(f"{value!r} is not a duration; write {plain} or a unit (5s, 500ms, 1m){origin}", param, ctx)
+        seconds = float(go or 0) if match is None else float(match[1]) * _UNIT_SECONDS[match[2] or self.unit]
+        if not 0.1 <= seconds <= _MAX_SECONDS:
+            origin = _describe_origin(param, ctx)
+            self.fail(f"{value} is out of range: 100 ms to 24 h; a plain number is in {plain}{origin}", param, ctx)
+        return seconds
+
+
+class _Age(click.ParamType):  # type: ignore[type-arg]
+    """Seconds as a float, in Go's format; 0 is allowed."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = parse_go_duration(str(value).strip())
+        if seconds is None:
+            origin = _describe_origin(param, ctx)
+            self.fail(f"{value!r} is not a duration; write for example 10m, 90s or 0s{origin}", param, ctx)
+        return float(seconds)
+
+
+class _Whole(click.ParamType):  # type: ignore[type-arg]
+    name = "number"
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip()
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not self.low <= int(text) <= self.high:
+            origin = _describe_origin(param, ctx)
+            self.fail(f"{value!r} is not a whole number from {self.low} to {self.high}{origin}", param, ctx)
+        return int(text)
+
+
+class _Choice(click.ParamType):  # type: ignore[type-arg]
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = words
+        self.name = "|".join(words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.words:
+            near = "".join(f"; did you mean {word}?" for word in find_similar(str(value), self.words)[:1])
+            origin = _describe_origin(param, ctx)
+            self.fail(f"{value!r} is not one of {', '.join(self.words)}{near}{origin}", param, ctx)
+        return str(value)
+
+
+def _make_type(kind: str) -> Any:
+    if kind == "bool":
+        return _Bool()
+    if kind in ("duration", "milliseconds"):
+        return _Duration("s" if kind == "duration" else "ms")
+    if kind == "age":
+        return _Age()
+    if kind.startswith("whole:"):
+        low, _, high = kind.removeprefix("whole:").partition("-")
+        return _Whole(int(low), int(high))
+    if kind.startswith("choice:"):
+        return _Choice(kind.removeprefix("choice:").split("|"))
+    return click.STRING
+
+
+def _describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
+    """Names the environment variable or file that a value came from."""
+    if param is None or ctx is None or param.name is None:
+        return ""
+    if param.name in ctx.meta.get(FROM_FILE, {}):
+        return f" (from {ctx.meta[FROM_FILE][param.name]})"
+    if ctx.get_parameter_source(param.name) is not ParameterSource.ENVIRONMENT:
+        return ""
+    return f" (from the variable {param.envvar})"
+
+
+@contextmanager
+def naming_variable(ctx: click.Context, parameter: str) -> Iterator[None]:
+    """Adds the environment variable or file of the value to a UsageError."""
+    try:
+        yield
+    except UsageError as error:
+        param = next(p for p in ctx.command.params if p.name == parameter)
+        raise UsageError(f"{error}{_describe_origin(param, ctx)}") from error
+
+
+def is_given(ctx: click.Context, option: Option) -> bool:
+    """Returns True if a flag or variable sets it to something other than the default."""
+    if ctx.get_parameter_source(option.parameter) is ParameterSource.DEFAULT:
+        return False
+    value = ctx.params[option.parameter]
+    word = str(value).lower() if isinstance(value, bool) else str(value)
+    return option.acts_when_named or word != option.default
+
+
+# Commands
+
+Example = tuple[str, str]
+"""A command line, and what it does."""
+_HELP_ALL = "podgpu.help_all"
+_MAX_WIDTH = 110
+_INDENT = "  "
+_NAMES_WIDTH = 28
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_SWITCHES = "Switches can be written --NAME, --NAME=true or --NAME=false."
+_METAVARS = {"bool": "[true|false]", "duration": "DURATION", "milliseconds": "DURATION", "age": "DURATION"}
+_TEXT_METAVARS = {  # by the whole flag, or its last word
+    **dict.fromkeys(("url", "cluster", "prometheus"), "URL"),
+    **dict.fromkeys(("file", "kubeconfig", "prices", "snapshot", "out", "podlist"), "FILE"),
+    **dict.fromkeys(("dir", "directory", "path-proc", "path-varlog", "path-sysfs"), "DIR"),
+    "in": "URL|FILE",
+    "scrape": "URL,URL,...",
+    "address": "ADDRESS",
+    "info": "ADDRESS",
+    "socket": "PATH",
+}
+
+
+class _Option(click.Option):
+    """click's option, with the group and visibility of ours."""
+
+    def __init__(self, *arguments: Any, row: Option | None = None, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.row = row or Option(max(self.opts, key=len).lstrip("-"))
+
+
+def make_command(
+    name: str, options: Iterable[Option], *examples: Example
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Decorator that makes a command with these options, grouped help and --help-all."""
+    rows = list(options)
+    settings = {"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        if any(not row.common for row in rows):
+            function = click.option(
+                "--help-all",
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help="Show every option and exit.",
+                cls=_Option,
+            )(function)
+        for row in reversed(rows):
+            function = _make_option(row)(function)
+        return click.command(name, cls=_GroupedCommand, examples=examples, context_settings=settings)(function)
+
+    return decorate
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _make_option(row: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    names = [f"--{row.flag}", *([f"-{row.short}"] if row.short else []), *([f"--{row.alias}"] if row.alias else [])]
+    if row.kind == "flag":
+        return click.option(*names, row.parameter, cls=_Option, row=row, is_flag=True, help=row.help)
+    optional_value: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if row.kind == "bool" else {}
+    return click.option(
+        *names,
+        row.parameter,
+        cls=_Option,
+        row=row,
+        type=_make_type(row.kind),
+        metavar=_make_metavar(row),
+        envvar=row.env or None,
+        default=row.default,
+        help=row.help,
+        **optional_value,
+    )
+
+
+def _make_metavar(row: Option) -> str:
+    if row.kind == "text":
+        return _TEXT_METAVARS.get(row.flag) or _TEXT_METAVARS.get(row.flag.rpartition("-")[2], "TEXT")
+    if row.kind.startswith("whole:"):
+        return "NUMBER"
+    return _METAVARS.get(row.kind) or row.kind.removeprefix("choice:")
+
+
+class _GroupedCommand(click.Command):
+    def __init__(self, *arguments: Any, examples: Sequence[Example], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown = shown_options(self, everything=bool(ctx.meta.get(_HELP_ALL)))
+        params: dict[str, click.Option] = {row.flag: param for row, param in shown}
+        for group in GROUPS:
+            flags = [row.flag for row, _ in shown if row.group == group]
+            if group == COMMON:
+                help_option = self.get_help_option(ctx)
+                assert help_option is not None
+                params["help"] = help_option
+                flags.append("help")
+            if flags:
+                lines = (line for flag in flags for line in _format_option(params[flag], formatter.width))
+                _write_section(formatter, group, lines)
+        if any(row.kind == "bool" for row, _ in shown):
+            formatter.write_paragraph()
+            formatter.write(f"{_SWITCHES}\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, self.examples)
+
+
+def shown_options(command: click.Command, *, everything: bool) -> Sequence[tuple[Option, click.Option]]:
+    """The options that --help shows, or --help-all."""
+    options = [param for param in command.params if isinstance(param, _Option)]
+    return [(param.row, param) for param in options if everything or param.row.common]
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) -> None:
+    lines: list[str] = []
+    for command, meaning in examples:
+        lines.append(f"{_INDENT}$ {command}")
+        lines += textwrap.wrap(meaning, formatter.width, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
+    _write_section(formatter, "Examples", lines)
+
+
+def write_list(formatter: click.HelpFormatter, title: str, items: Collection[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in items)
+    _write_section(formatter, title, (line for item in items for line in _format_item(*item, width, formatter.width)))
+
+
+def _write_section(formatter: click.HelpFormatter, title: str, lines: Iterable[str]) -> None:
+    formatter.write_paragraph()
+    formatter.write("".join(f"{line}\n" for line in (f"{title}:", *lines)))
+
+
+def _format_option(option: click.Option, width: int) -> Iterator[str]:
+    facts = [fact for fact in (option.envvar, describe_default(option)) if isinstance(fact, str) and fact]
+    note = f"[{', '.join(facts).replace(' ', _NO_BREAK)}]" if facts else ""
+    return _format_item(describe_names(option), " ".join(filter(None, (option.help, note))), _NAMES_WIDTH, width)
+
+
+def _format_item(name: str, text: str, names_width: int, width: int) -> Iterator[str]:
+    """Name left, text right. Words are never broken, so that they can be copied."""
+    left = len(_INDENT) + names_width + 2
+    room = max(20, width - left)
+    lines = [
+        line.replace(_NO_BREAK, " ")
+        for line in textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False)
+    ]
+    if len(name) <= names_width:
+        yield f"{_INDENT}{name}".ljust(left) + (lines.pop(0) if lines else "")
+    else:
+        yield f"{_INDENT}{name}"
+    yield from (" " * left + line for line in lines)
+
+
+def describe_names(option: click.Option) -> str:
+    """`-a, --address ADDRESS`. A switch that is off by default has no metavar."""
+    long = [name for name in option.opts if name.startswith("--")]
+    short = [name for name in option.opts if not name.startswith("--")]
+    is_switch = option.is_flag or (isinstance(option.type, _Bool) and option.default == "false")
+    return " ".join(filter(None, (", ".join((*short, *long)), "" if is_switch else option.metavar or "")))
+
+
+def describe_default(option: click.Option) -> str:
+    if not isinstance(option.default, str) or option.default in ("", "false"):
+        return ""
+    is_milliseconds = isinstance(option.type, _Duration) and option.default.isdecimal()
+    return f"default {option.default}{' ms' if is_milliseconds else ''}"
+
+
+# Spelling
+
+_MAX_SIMILAR = 3
+_MIN_WORD = 4  # fewer letters behind one dash are short options
+_SIMILAR = 0.85
+
+
+def normalize_arguments(arguments: Sequence[str], options: Iterable[Option]) -> list[str]:
+    """Converts Go's `-c=1000` and `-collectors file`."""
+    long_names = {name for option in options for name in (option.flag, option.alias) if name}
+    normal: list[str] = []
+    for argument in arguments:
+        if re.match(r"-[A-Za-z]=", argument):
+            normal += [argument[:2], argument[3:]]
+        elif (match := re.match(r"-([a-z][\w-]+)(=.*)?$", argument)) and match[1] in long_names:
+            normal.append(f"-{argument}")
+        else:
+            normal.append(argument)
+    return normal
+
+
+def explain_unknown(kind: str, name: str, names: Collection[str]) -> str:
+    """`there is no option --colectors; did you mean --collectors?`"""
+    similar = find_similar(name, names)
+    return f"there is no {kind} {name}" + (f"; did you mean {' or '.join(similar)}?" if similar else "")
+
+
+def find_similar(name: str, names: Collection[str]) -> list[str]:
+    begun = sorted(n for n in names if n.startswith(name) and len(name.strip("-")) >= _MIN_WORD)
+    return list(dict.fromkeys((*get_close_matches(name, names, _MAX_SIMILAR), *begun)))[:_MAX_SIMILAR]
+
+
+def is_misspelt_long_option(argument: str, long_names: Collection[str]) -> bool:
+    """True for `-colectors x`, which click would read as `-c olectors`."""
+    match = re.fullmatch(r"-([a-z][a-z-]+)(?:=.*)?", argument, re.DOTALL)
+    if match is None or len(match[1]) < _MIN_WORD or f"--{match[1]}" in long_names:
+        return False
+    return any(SequenceMatcher(None, match[1], name.lstrip("-")).ratio() >= _SIMILAR for name in long_names)

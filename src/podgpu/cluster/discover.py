@@ -1,0 +1,135 @@
+"""Reads from the API server where exporters are (EndpointSlices of Services) and what owns each pod."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from podgpu.cluster.collect import Pod
+from podgpu.errors import UsageError
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import (
+    PODS_PATH,
+    EndpointSliceRecord,
+    MetricsUrls,
+    PodOwner,
+    endpoint_slices_path,
+    metrics_urls,
+    parse_endpoint_slice,
+    parse_owner,
+)
+from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.model import WorkloadOwner
+
+_PODS_PER_PAGE = 500  # as kubectl does: about 500 KB of metadata
+_NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class ServiceSelector(NamedTuple):
+    namespace: str  # empty: all
+    labels: str
+
+    @classmethod
+    def parse(cls, text: str) -> ServiceSelector:
+        """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
+
+        The name of a label may contain a slash. The part before the first slash is a namespace if it has no dot.
+        A leading slash means all namespaces.
+        """
+        before, slash, after = text.strip().partition("/")
+        is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
+        namespace, labels = (before, after) if is_namespace else ("", text.strip())
+        if not labels or not labels.isprintable():
+            raise UsageError(
+                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE, the labels of the exporters' Service"
+            )
+        return cls(namespace, labels)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.labels}" if self.namespace else self.labels
+
+
+class KubernetesTargets:
+    """Implements `Targets` for --discover-kubernetes. While the API server is away, the last list stays.
+
+    Endpoints that are not ready are listed too: a failing exporter must not disappear.
+    """
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        selector: ServiceSelector,
+        *,
+        https: bool = False,
+        settings: ReflectorSettings | None = None,
+    ) -> None:
+        """`https`: use TLS also for ports that are not declared as https."""
+        self._selector = selector
+        self._https = https
+        self._slices: Informer[EndpointSliceRecord] = Informer(
+            config,
+            endpoint_slices_path(selector.namespace),
+            {"labelSelector": selector.labels},
+            parse_endpoint_slice,
+            settings=settings,
+        )
+        self._version = -1
+        self._targets = MetricsUrls((), ())
+
+    def wait_synced(self, timeout: float) -> bool:
+        return self._slices.wait_synced(timeout)
+
+    def urls(self) -> Sequence[str]:
+        version = self._slices.version
+        if version != self._version:
+            self._targets = metrics_urls(self._slices.items(), https=self._https)
+            self._version = version
+        return self._targets.urls
+
+    def notes(self) -> Sequence[str]:
+        error = self._slices.error
+        if error is not None:
+            return (f"the list of exporters may be out of date: {error}", *self._targets.problems)
+        if not self._slices.synced:
+            return ("the API server has not yet returned the list of exporters",)
+        if not self._targets.urls and not self._targets.problems:
+            return (f"no Service with the labels {self._selector} has an endpoint",)
+        return self._targets.problems
+
+    def close(self) -> None:
+        self._slices.close()
+
+
+class ApiOwners:
+    """Owners of all pods, for clusters without kube-state-metrics or Prometheus."""
+
+    def __init__(
+        self, config: ApiConfig, settings: ReflectorSettings | None = None, page_size: int = _PODS_PER_PAGE
+    ) -> None:
+        self._pods: Informer[PodOwner] = Informer(
+            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
+        )
+        self._version = -1
+        self._owners: Mapping[Pod, WorkloadOwner] = {}
+
+    def all(self) -> Mapping[Pod, WorkloadOwner]:
+        version = self._pods.version
+        if version != self._version:
+            self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
+            self._version = version
+        return self._owners
+
+    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
+        owners = self.all()
+        return {pod: owners[pod] for pod in pods if pod in owners}
+
+    def notes(self) -> Sequence[str]:
+        error = self._pods.error
+        return () if error is None else (f"the owners of pods may be out of date: {error}",)
+
+    def wait_synced(self, timeout: float) -> bool:
+        return self._pods.wait_synced(timeout)
+
+    def close(self) -> None:
+        self._pods.close()

@@ -1,0 +1,503 @@
+"""Collector that reads Prometheus or a compatible server: instant queries per round, evaluated at the server's time.
+
+The rolling mean, idle times and owners of pods also come from the server, so that a restart loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from podgpu.clock import Clock
+from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, Scope, TargetOutcome
+from podgpu.cluster.promql import (
+    PrometheusClient,
+    PrometheusServer,
+    by,
+    check_matchers,
+    check_node_labels,
+    one_of,
+    select,
+)
+from podgpu.cluster.settings import ViewSettings
+from podgpu.errors import SourceError
+from podgpu.metrics import families
+from podgpu.metrics.adapter import (
+    GPU_LABELS,
+    IDENTITY,
+    POD_LABELS,
+    REPLICA_LABELS,
+    TARGET_LABELS,
+    TargetState,
+    nodes_from_vectors,
+)
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.fields import XID_FIELD, Field
+from podgpu.metrics.mig import billed_name
+from podgpu.metrics.names import generations, meaning, names_of, successors
+from podgpu.metrics.parse import ParsedSample
+from podgpu.model import WorkloadOwner
+
+UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
+FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
+HOLDER_LABELS = (
+    *(label for labels in POD_LABELS for label in labels),
+    *(families.JOB_LABEL, *families.NAMELESS_LABELS, "vgpu"),
+)
+_SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *HOLDER_LABELS)
+_OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may learn of a pod later than we do
+_PODS_PER_QUERY = 500
+_IDLE_SECONDS = 600.0  # between two queries for idle devices
+_IDLE_CHECKS = 30  # of whether there are samples, in the idle window
+_MAX_RATIO = 1.01
+_NAMESPACE = "podgpu_namespace"
+_NO_SAMPLES = "Prometheus has no samples of it any more: check that its exporter runs and is scraped"
+FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, WorkloadOwner]]
+
+
+class PrometheusCollector:
+    """Implements `Collector`."""
+
+    def __init__(
+        self,
+        server: PrometheusServer,
+        settings: ViewSettings,
+        *,
+        keep_fields: frozenset[str] = frozenset(),
+        find_owners: FindOwners | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`find_owners`: owners of pods that kube-state-metrics does not know. Raises UsageError."""
+        self._match = check_matchers(server.match)
+        self._node_labels = check_node_labels(server.node_labels)
+        self._client = PrometheusClient(server)
+        self._settings = settings
+        self._keep_fields = keep_fields
+        self._clock = clock or Clock()
+        self._rolling = RollingMean(self._client, RollingQueries(self._match, self._node_labels, settings), settings)
+        self._idle = IdleDevices(self._client, self._match, settings.idle_after or 0.0)
+        self._owners = PodOwners(self._client, self._match, find_owners)
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._succeeded_at = -math.inf
+        self._reading = ClusterReading()
+
+    def reading(self) -> ClusterReading:
+        return self._reading
+
+    async def fetch(self, target: str, path: str) -> bytes:
+        raise SourceError("not_available", "the figures come from Prometheus; exporters are not read directly")
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def run_round(self) -> None:
+        started = self._clock.monotonic()
+        self._client.notes.clear()
+        try:
+            failures = await self._read_all()
+        except SourceError as error:
+            failures = [("", error)]
+            self._reading = replace(self._reading, notes=())
+            if self._clock.monotonic() - self._succeeded_at > self._settings.stale_after:
+                self._reading = replace(self._reading, rolling={}, idle_for={})
+        first = failures[0][1] if failures else None
+        self._errors.update((self._client.name, failure.reason) for _, failure in failures)
+        outcome = TargetOutcome(
+            self._client.name, self._clock.monotonic() - started, first.reason if first else "", str(first or "")
+        )
+        self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
+
+    async def _read_all(self) -> list[tuple[str, SourceError]]:
+        """Returns failed optional queries. Raises SourceError if a required query failed."""
+        now = await self._client.query_time()
+        monotonic = self._clock.monotonic()
+        failures: list[tuple[str, SourceError]] = []
+
+        async def query(what: str, text: str) -> list[ParsedSample]:
+            try:
+                return await self._client.query(text, now)
+            except SourceError as error:
+                failures.append((what, error))
+                return []
+
+        queries = [*series_queries(self._match, self._node_labels, self._keep_fields)]
+        vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
+        required = {part.what for part in queries if part.required}
+        for what, error in failures:
+            if what in required:
+                raise error
+        found = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
+        nodes = [self._make_reading(target, now, monotonic) for target in found.states]
+        self._succeeded_at = monotonic
+        self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
+        for what, work in (
+            ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
+            ("idle GPUs", self._idle.update(nodes, now)),
+            ("rolling mean", self._rolling.update(now, self._clock)),
+        ):
+            try:
+                await work
+            except SourceError as error:
+                failures.append((what, error))
+        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(found.errors.items())[:3])]
+        self._reading = replace(
+            self._reading,
+            owners=self._owners.known(),
+            idle_for=self._idle.seconds(now),
+            rolling=self._rolling.means(now),
+            notes=(*notes, *self._describe_gaps(failures)),
+        )
+        return failures
+
+    def _make_reading(self, target: TargetState, now: float, monotonic: float) -> NodeReading:
+        sampled_at = now if target.scraped_at is None else target.scraped_at
+        taken_at = target.state.taken_at
+        return NodeReading(
+            target=target.instance,
+            state=target.state,
+            read_at=monotonic - max(0.0, now - sampled_at),
+            skew_seconds=None if taken_at is None else taken_at - sampled_at,
+            named=target.state.node != target.instance,
+        )
+
+    def _find_vanished(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
+        """Nodes of earlier rounds that have no series now. They stay as they were until --drop-after.
+
+        A node whose GPUs all appear elsewhere has only changed its name.
+        """
+        names = {node.state.node for node in nodes}
+        uuids = {device.uuid for node in nodes for device in node.state.devices}
+        oldest = self._clock.monotonic() - self._settings.drop_after
+        return [
+            replace(node, notes=(_NO_SAMPLES,))
+            for node in self._reading.nodes
+            if node.state.node not in names
+            and node.read_at >= oldest
+            and any(device.uuid not in uuids for device in node.state.devices)
+        ]
+
+    def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
+        notes = []
+        if failures:
+            notes.append(f"unknown, because Prometheus did not answer: {', '.join(what for what, _ in failures)}")
+        devices = [device for node in self._reading.nodes for device in node.state.devices]
+        if not devices:
+            and_match = " and that --match is right" if self._match else ""
+            notes.append(f"Prometheus has no figures of GPUs: check that it scrapes the exporters{and_match}")
+        elif not all(device.uuid for device in devices):
+            notes.append("GPUs without a UUID label are in no rolling mean")
+        return notes
+
+
+# Series of a round
+
+
+class SeriesQuery(NamedTuple):
+    what: str
+    text: str
+    required: bool = False  # without it, GPUs would look free, or the exporter's pod like a holder
+
+
+def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = ()) -> list[SeriesQuery]:
+    """Queries whose results `nodes_from_vectors` reads. `max by` drops all other labels, to keep the answers small."""
+    kept = [known.field.id for name in sorted(keep_fields) if (known := meaning(name))]
+    identity = (*IDENTITY, *node_labels)
+
+    def query(
+        what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
+    ) -> SeriesQuery:
+        series = f"{select(names, match)}{condition}"
+        return SeriesQuery(what, f"max {by(*_SERIES_LABELS, *labels)} ({series})", required)
+
+    gpus = _field_names(UTIL, GR_ENGINE, TEMPERATURE, *kept)
+    timed = (*_field_names(UTIL, GR_ENGINE, TEMPERATURE), families.CONDITION_SINCE.name)
+    target = by(*TARGET_LABELS, *REPLICA_LABELS)
+    own_pods = by("__name__", "job", "instance", "namespace", "pod")
+    f = families
+    return [
+        query("GPUs", gpus, *identity, required=True),
+        query("holders", _own_names(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), "source",
+              required=True),
+        SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, instance) "
+                    f"({select(timed, match)})", required=True),
+        SeriesQuery("times of scrapes",
+                    " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
+                    required=True),
+        query("memory", (*_field_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), f.DEVICE_MEMORY.name), *identity),
+        query("power", (*_field_names(POWER), f.DEVICE_ENERGY.name), *identity),
+        query("use by containers", _own_names(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),
+        query("time by containers", _own_names(f.CONTAINER_BUSY, f.CONTAINER_IDLE, f.CONTAINER_ENERGY)),
+        query("namespaces", _own_names(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY), "modelName"),
+        query("exporters", _own_names(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP, f.DEVICE_COUNT),
+              "version", "source", "state", *node_labels),
+        query("conditions", _own_names(f.CONDITION_SINCE, f.LAST_HOLDER), "condition", "detail", *identity),
+        query("faults", _field_names(*FIELD_CONDITIONS, XID_FIELD), condition=" > 0"),
+    ]  # fmt: skip
+
+
+def _field_names(*numbers: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for number in numbers for name in names_of(number)))
+
+
+def _own_names(*specs: families.FamilySpec) -> tuple[str, ...]:
+    return tuple(spec.name for spec in specs)
+
+
+# Rolling mean of the utilisation of GPUs in use
+
+
+class RollingQueries:
+    """PromQL for one instant: the mean over the devices in use, 0 if there are devices and none is in use.
+
+    A device is identified by its UUID, so that the copies of an HA pair count once.
+    """
+
+    def __init__(self, match: str, node_labels: Sequence[str], settings: ViewSettings) -> None:
+        """Raises UsageError for a field that is not a utilisation."""
+        self._full = settings.full
+        known = meaning(settings.used_field)
+        assert known is not None
+        self._field: Field = known.field
+        self.node_labels = tuple(node_labels)
+        self._match = match
+        self._keys = ("UUID", "uuid", "GPU_I_ID") if self._field.per_instance else ("UUID", "uuid")
+        models = ("modelName", "GPU_I_PROFILE") if self._field.per_instance else ("modelName",)
+        self.by_kind = {
+            "cluster": self._mean(()),
+            "node": self._mean(self.node_labels),
+            "model": self._mean(models),
+            "namespace": self._mean_by_namespace(),
+        }
+
+    def _mean(self, labels: tuple[str, ...]) -> str:
+        devices = f"max {by(*self._keys, *labels)} ({self._figures()})"
+        return self._mean_of_used(devices, labels)
+
+    def _mean_by_namespace(self) -> str:
+        """A GPU that is held from several namespaces counts in each."""
+        names = (*names_of(self._field.id), families.ALLOCATION_INFO.name)
+        held = " or ".join(
+            f'label_replace(group {by(*self._keys, namespace)} ({self._with_pod(names, pod)}), "{_NAMESPACE}", "$1", '
+            f'"{namespace}", "(.+)")'
+            for namespace, pod, _ in POD_LABELS
+        )
+        devices = (
+            f"(group {by(*self._keys, _NAMESPACE)} ({held}) * on ({', '.join(self._keys)}) group_left () "
+            f"max {by(*self._keys)} ({self._figures()}))"
+        )
+        return self._mean_of_used(devices, (_NAMESPACE,))
+
+    def _mean_of_used(self, devices: str, labels: tuple[str, ...]) -> str:
+        ratio = f"(avg {by(*labels)} ({devices} > 0) or group {by(*labels)} ({devices}) * 0)"
+        return f"{ratio} / {self._full:g}"
+
+    def _figures(self) -> str:
+        """The field in its older unit. Impossible values are left out, and GPUs whose instances have the field."""
+        figures = f"({self._select_field()}) <= {self._full * _MAX_RATIO:g}"
+        if not self._field.per_instance:
+            return figures
+        whole, instances = self._select_field('GPU_I_ID=""'), self._select_field('GPU_I_ID!=""')
+        return f"{figures} unless (({whole}) and on (UUID, uuid) ({instances}))"
+
+    def _select_field(self, *matchers: str) -> str:
+        old_names, new_names = generations(self._field.id)
+        identified = one_of("__name__", old_names)
+        old = f"{{{','.join(filter(None, (identified, *matchers, self._match)))}}}"
+        if not new_names:
+            return old
+        new, successor = select(new_names, *matchers, self._match), successors().get(self._field.id)
+        return f"{old} or {new}" if successor is None else f"{old} or ({new} / {successor.factor:g})"
+
+    def _held(self) -> str:
+        own = select((families.ALLOCATION_INFO.name, families.CONTAINER_PROCESSES.name), self._match)
+        names = names_of(self._field.id)
+        pods = [self._with_pod(names, pod) for _, pod, _ in POD_LABELS]
+        jobs = select(names, f'{families.JOB_LABEL}!=""', self._match)
+        return " or ".join(f"group {by(*self._keys)} ({series})" for series in (own, *pods, jobs))
+
+    def _with_pod(self, names: Sequence[str], pod: str) -> str:
+        """Series with a holder. A plain `pod` may be the exporter's own, which Prometheus adds to its series."""
+        if pod != "pod":
+            return select(names, f'{pod}!=""', self._match)
+        series = select(names, 'pod!=""', 'exported_pod=""', self._match)
+        return f"{series} unless on (job, instance, namespace, pod) up"
+
+
+class RollingMean:
+    """Mean over the instants of --window. Each instant is a multiple of --interval, and is queried once."""
+
+    def __init__(self, client: PrometheusClient, queries: RollingQueries, settings: ViewSettings) -> None:
+        self._client = client
+        self._queries = queries.by_kind
+        self._node_labels = queries.node_labels
+        self._interval, self._window = settings.interval, settings.window
+        self._ratios: dict[float, dict[Scope, float]] = {}  # by instant
+
+    def _instants(self, now: float) -> list[float]:
+        last = math.floor(now / self._interval + 1e-6)
+        count = math.ceil(self._window / self._interval)
+        return [round(number * self._interval, 3) for number in range(last - count + 1, last + 1)]
+
+    async def update(self, now: float, clock: Clock) -> None:
+        """After the start the whole window is missing: as much as fits into half an interval is read per round."""
+        deadline = clock.monotonic() + self._interval / 2
+        instants = self._instants(now)
+        self._ratios = {instant: ratios for instant, ratios in self._ratios.items() if instant in instants}
+        for instant in reversed(instants):
+            if instant in self._ratios:
+                continue
+            results = await asyncio.gather(*(self._client.query(text, instant) for text in self._queries.values()))
+            ratios: dict[Scope, float] = {}
+            for kind, samples in zip(self._queries, results, strict=True):
+                for sample in samples:
+                    scope = _make_scope(kind, sample.labels, self._node_labels)
+                    if scope is not None and sample.value <= _MAX_RATIO:
+                        ratios[scope] = max(sample.value, ratios.get(scope, 0.0))
+            self._ratios[instant] = ratios
+            if clock.monotonic() > deadline:
+                break
+
+    def means(self, now: float) -> dict[Scope, float]:
+        values: dict[Scope, list[float]] = defaultdict(list)
+        for instant in self._instants(now):
+            for scope, ratio in self._ratios.get(instant, {}).items():
+                values[scope].append(ratio)
+        return {scope: sum(ratios) / len(ratios) for scope, ratios in values.items()}
+
+
+def _make_scope(kind: str, labels: Mapping[str, str], node_labels: Sequence[str]) -> Scope | None:
+    """None: a namespace without a name."""
+    match kind:
+        case "node":
+            return Scope("node", node=next((labels[name] for name in node_labels if labels.get(name)), ""))
+        case "model":
+            model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
+            return Scope("model", model=billed_name(model, profile) if profile else model)
+        case "namespace":
+            namespace = labels.get(_NAMESPACE, "")
+            return Scope("namespace", namespace=namespace) if namespace else None
+    return Scope("cluster")
+
+
+# Idle devices
+
+
+class IdleDevices:
+    """Devices whose utilisation was 0 in the whole window of --idle-after, according to the server."""
+
+    def __init__(self, client: PrometheusClient, match: str, window: float) -> None:
+        self._client = client
+        self._window = window
+        self._query = idle_query(match, window)
+        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> Unix time of the server
+        self._queried_at = -math.inf
+
+    async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
+        """Queries from time to time. In between, devices that are in use or gone are removed."""
+        idle = {
+            (device.uuid, instance)
+            for device in (device for node in nodes for device in node.state.devices)
+            for instance, slot in (("", device), *((str(part.id), part) for part in device.instances))
+            if slot.utilization_ratio == 0
+        }
+        self._since = {key: since for key, since in self._since.items() if key in idle}
+        if abs(now - self._queried_at) < _IDLE_SECONDS:
+            return
+        step = self._window / _IDLE_CHECKS
+        instant = math.floor(now / step) * step
+        start = instant - self._window
+        samples = await self._client.query(self._query, instant)
+        self._queried_at = now
+        keys = {(s.labels.get("UUID") or s.labels.get("uuid", ""), s.labels.get("GPU_I_ID", "")) for s in samples}
+        self._since = {key: min(start, self._since.get(key, start)) for key in keys & idle}
+
+    def seconds(self, now: float) -> dict[tuple[str, str], float]:
+        return {key: max(0.0, now - since) for key, since in self._since.items()}
+
+
+def idle_query(match: str, window: float) -> str:
+    """GPU_UTIL counts for GPUs, the engine's activity for MIG instances and for GPUs without GPU_UTIL."""
+    length = round(window * 1000)
+    step = max(1, round(length / _IDLE_CHECKS))
+
+    def idle(number: int, keys: Sequence[str], *matchers: str) -> str:
+        largest = " or ".join(
+            f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(number) if names
+        )
+        # In a gap without samples the device may have been busy, so every check must have found some.
+        present = f"group {by(*keys)} ({select(names_of(number), *matchers, match)})"
+        checks = f"count_over_time(({present})[{length - 1}ms:{step}ms]) >= {math.ceil(length / step)}"
+        return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
+
+    gpu = ("UUID", "uuid")
+    whole, instances = 'GPU_I_ID=""', 'GPU_I_ID!=""'
+    engine = f"({idle(GR_ENGINE, gpu, whole)} unless on (UUID, uuid) {select(names_of(UTIL), match)})"
+    return f"{idle(UTIL, gpu)} or {engine} or {idle(GR_ENGINE, (*gpu, 'GPU_I_ID'), instances)}"
+
+
+# Owners of pods
+
+
+class PodOwners:
+    """Reads `kube_pod_owner` and `kube_replicaset_owner` of kube-state-metrics. A pod's owner never changes."""
+
+    def __init__(self, client: PrometheusClient, match: str, find_owners: FindOwners | None) -> None:
+        self._client = client
+        self._match = match
+        self._find_owners = find_owners
+        self._pods: frozenset[Pod] = frozenset()
+        self._known: dict[Pod, WorkloadOwner] = {}
+        self._queried_at: dict[Pod, float] = {}
+
+    async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
+        slots = (slot for node in nodes for device in node.state.devices for slot in (device, *device.instances))
+        self._pods = frozenset((h.namespace, h.pod) for slot in slots for h in slot.holders if h.pod)
+        self._known = {pod: owner for pod, owner in self._known.items() if pod in self._pods}
+        self._queried_at = {
+            pod: at for pod, at in self._queried_at.items() if pod in self._pods and now - at < _OWNER_RETRY_SECONDS
+        }
+        missing = sorted(self._pods - self._known.keys() - self._queried_at.keys())[:_PODS_PER_QUERY]
+        if missing:
+            owners = await self._query_owners(missing)
+            self._queried_at |= dict.fromkeys(missing, now)
+            self._known |= {pod: owner for pod, owner in owners.items() if pod in self._pods}
+
+    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, WorkloadOwner]:
+        labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
+        names = {pod for _, pod in pods}
+        series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
+        owners = _read_owners(await self._client.query(f"max {labels} ({' or '.join(series)})"), "pod")
+        sets = {owner.name for owner in owners.values() if owner.kind == "ReplicaSet"}
+        if not sets:
+            return owners
+        labels = by("namespace", "exported_namespace", "replicaset", "owner_kind", "owner_name")
+        query = f"max {labels} ({self._select_owners('kube_replicaset_owner', 'replicaset', sets)})"
+        deployments = _read_owners(await self._client.query(query), "replicaset")
+        return {
+            pod: deployments.get((pod[0], owner.name), owner) if owner.kind == "ReplicaSet" else owner
+            for pod, owner in owners.items()
+        }
+
+    def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
+        return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
+
+    def known(self) -> dict[Pod, WorkloadOwner]:
+        missing = self._pods - self._known.keys()
+        return {**(self._find_owners(missing) if self._find_owners and missing else {}), **self._known}
+
+
+def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, WorkloadOwner]:
+    """Owners by namespace and name. If there are several, the first in alphabetical order counts."""
+    owners: dict[Pod, WorkloadOwner] = {}
+    for labels in (sample.labels for sample in samples):
+        name = labels.get(f"exported_{label}") or labels.get(label, "")
+        owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
+        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # <none>: older kube-state-metrics
+        if name and is_owned:
+            key = labels.get("exported_namespace") or labels.get("namespace", ""), name
+            owners[key] = min(owner, owners.get(key, owner))
+    return owners

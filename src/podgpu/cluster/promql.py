@@ -1,0 +1,233 @@
+"""Client for the HTTP API of Prometheus and of compatible servers, and helpers that write PromQL."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import aiohttp
+import msgspec
+
+from podgpu.errors import SourceError, UsageError
+from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
+from podgpu.metrics.adapter import NODE_LABELS
+from podgpu.metrics.parse import ParsedSample
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # 8,000 GPUs need half of it
+MAX_NOTES = 5
+_CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
+_MAX_TEXT = 300
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # in RE2
+_MATCHER = re.compile(
+    r"""\s*(?!__name__\b)[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*"""
+    r"""(?:"(?:[^"\\\n]|\\[^\n])*+"|'(?:[^'\\\n]|\\[^\n])*+'|`[^`]*+`)\s*"""
+)
+
+
+# Writing PromQL
+
+
+def check_matchers(text: str) -> str:
+    """Returns `--match` without blanks at its ends. Raises UsageError."""
+    position = 0
+    while text[position:].strip():
+        matcher = _MATCHER.match(text, position)
+        if matcher is None or text[matcher.end() : matcher.end() + 1] not in ("", ","):
+            where = (matcher.end() if matcher else position) + 1
+            raise UsageError(
+                f"--match: not understood from character {where} on ({text[where - 1 : where + 19]!r}): write label"
+                ' matchers such as cluster="a",team=~"x|y", without braces and without __name__'
+            )
+        position = matcher.end() + 1
+    return text.strip().rstrip(",")
+
+
+def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns each name once. Raises UsageError."""
+    for name in names:
+        if not _LABEL.fullmatch(name):
+            raise UsageError(f"--node-label: {name!r} is not the name of a label; write {','.join(NODE_LABELS)}")
+    if not names:
+        raise UsageError(f"--node-label names no label: write {','.join(NODE_LABELS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def quote(value: str) -> str:
+    """Quotes a label value. Control characters are escaped for Prometheus and VictoriaMetrics."""
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
+
+
+def one_of(label: str, values: Iterable[str]) -> str:
+    """A matcher for any of the values."""
+    pattern = "|".join(_SPECIAL.sub(r"\\\1", value) for value in values)
+    return f"{label}=~{quote(pattern)}"
+
+
+def select(names: Sequence[str], *matchers: str) -> str:
+    """A selector of series with one of the names. Empty matchers are left out."""
+    name = (one_of("__name__", names),) if len(names) != 1 else ()
+    return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
+
+
+def by(*labels: str) -> str:
+    return f"by ({', '.join(dict.fromkeys(labels))})"
+
+
+# Requests
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusServer:
+    """Options of --prometheus."""
+
+    url: str
+    access: Access = field(default_factory=lambda: Access(prefix="prometheus", server="Prometheus"))
+    match: str = ""  # label matchers for every selector
+    node_labels: tuple[str, ...] = NODE_LABELS
+    timeout: float = 10.0  # seconds for one query
+
+
+class Line(NamedTuple):
+    """One series of a range query."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]  # Unix time, value
+
+
+class _Element(msgspec.Struct):
+    metric: dict[str, str] = {}
+    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct, rename="camel"):
+    result_type: str
+    result: msgspec.Raw
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+    warnings: list[str] = []
+    is_partial: bool = False  # of VictoriaMetrics
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_elements = msgspec.json.Decoder(list[_Element]).decode
+
+
+class PrometheusClient:
+    def __init__(self, server: PrometheusServer) -> None:
+        """Paths of the URL are kept, such as …/prometheus of Mimir. Raises UsageError."""
+        self._http = HttpClient(server.url, server.access, timeout=server.timeout, max_bytes=MAX_ANSWER_BYTES)
+        self.name = self._http.shown
+        self.notes: list[str] = []  # warnings of the server since they were last cleared
+        self._options = {
+            "timeout": f"{max(1, round(server.timeout * 1000))}ms",
+            "nocache": "1",  # without it, VictoriaMetrics leaves out the last 30 seconds
+        }
+        self._method = "POST"
+        self._session: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def query_time(self) -> float:
+        """Unix time of the server's clock. Raises SourceError."""
+        samples = await self.query("vector(time())")
+        if not samples or not 0 < samples[0].value < 1e11:
+            raise SourceError("malformed", f"{self.name} does not answer the query vector(time())")
+        return samples[0].value
+
+    async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
+        """Raises SourceError."""
+        elements = await self._read("api/v1/query", query, {} if at is None else {"time": f"{at:.3f}"}, "vector")
+        samples = []
+        for element in elements:
+            value = _parse_number(element.value[1]) if element.value else math.nan  # a histogram has no value
+            if math.isfinite(value):
+                samples.append(ParsedSample(element.metric.pop("__name__", ""), element.metric, value))
+        return samples
+
+    async def query_range(self, query: str, start: float, end: float, step: float) -> list[Line]:
+        """Raises SourceError."""
+        form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        elements = await self._read("api/v1/query_range", query, form, "matrix")
+        lines = []
+        for element in elements:
+            points = [(at, _parse_number(text)) for at, text in element.values]
+            lines.append(Line(element.metric, [point for point in points if math.isfinite(point[1])]))
+        return lines
+
+    async def _read(self, path: str, query: str, form: Mapping[str, str], result_type: str) -> list[_Element]:
+        async with self._slots:
+            response = await self._send(path, {"query": query, **self._options, **form})
+        try:
+            answer = _decode_answer(response.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if response.status != 200:
+                raise self._http.status_error(response) from error
+            is_page = response.body[:512].lstrip()[:1] == b"<"
+            raise SourceError(
+                "not_prometheus" if is_page else "malformed",
+                f"{self.name} answers with {'a web page' if is_page else f'unexpected JSON ({error})'}: is it the base"
+                " URL of a Prometheus HTTP API?",
+            ) from error
+        if response.status != 200 or answer.status != "success" or answer.data is None:
+            raise self._explain(response, answer)
+        self._add_notes(answer)
+        if answer.data.result_type != result_type:
+            kind = _shorten(answer.data.result_type)
+            raise SourceError("malformed", f"{self.name} answers with a {kind} instead of a {result_type}")
+        try:
+            return _decode_elements(answer.data.result)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise SourceError("malformed", f"{self.name} answers with unexpected JSON: {error}") from error
+
+    async def _send(self, path: str, form: Mapping[str, str]) -> HttpResponse:
+        """A query may be longer than a URL can be, so it is posted. Some proxies allow only GET."""
+        if self._session is None:
+            self._session = open_session()
+        response = await self._http.send(self._session, self._method, path, form, "application/json")
+        if response.status == 405 and self._method == "POST":
+            response = await self._http.send(self._session, "GET", path, form, "application/json")
+            if response.status == 200:
+                self._method = "GET"
+        return response
+
+    def _explain(self, response: HttpResponse, answer: _Answer) -> SourceError:
+        if response.status in (301, 302, 307, 308, 401, 403) or (response.status != 200 and not answer.error):
+            return self._http.status_error(response)
+        advice = "; check --match" if response.status in (400, 422) else ""
+        reason = "query_failed" if response.status == 200 else f"http_{response.status}"
+        text = _shorten(answer.error) or "no reason given"
+        return SourceError(reason, f"{self.name} answers with an error: {text}{advice}")
+
+    def _add_notes(self, answer: _Answer) -> None:
+        notes = [_shorten(text) for text in answer.warnings if text.strip()]
+        if answer.is_partial:
+            notes.append("the answer is incomplete: a part of the storage did not answer")
+        self.notes += [note for note in notes if note not in self.notes][: MAX_NOTES - len(self.notes)]
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _shorten(text: str) -> str:
+    """One printable line."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _MAX_TEXT]).split())
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"

@@ -1,0 +1,263 @@
+"""Reads metrics text, adds the pod labels, and writes a file."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from podgpu import __version__
+from podgpu.clock import Clock
+from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError
+from podgpu.gpu.companion import CompanionDriver
+from podgpu.gpu.exposition import LabelSet, ParsedExposition, select_copy
+from podgpu.metrics.encode import Family, Sample, encode
+from podgpu.metrics.families import HOLDER_LABELS
+from podgpu.metrics.labels import Policy, holder_pairs
+from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
+from podgpu.metrics.render import render_self
+from podgpu.model import Assignment, Device, Unmapped
+from podgpu.node_state import NodeState, SourceStatus, source_statuses
+
+_log = logging.getLogger("podgpu")
+SOURCE = "exporter"
+"""Source name of the metrics text in podgpu's own metrics."""
+OUTPUT = "textfile"
+_OWN_PREFIX = "podgpu_"
+
+
+# Labels
+
+
+@dataclass(frozen=True, slots=True)
+class RelabelResult:
+    families: tuple[ParsedFamily, ...]
+    ambiguous: int
+    """Number of dropped series: copies for several holders of one device with different values."""
+
+
+def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], policy: Policy) -> RelabelResult:
+    """Adds pod labels to series of devices with exactly one holder, and removes those that were there.
+
+    Copies of a series for several holders become one series again. podgpu's own families stay unchanged.
+    """
+    labels = _LabelMaker(exposition, _find_sole_holders(assignments), policy)
+    families = []
+    ambiguous = 0
+    for family in exposition.families:
+        samples = list(family.samples if family.name.startswith(_OWN_PREFIX) else _relabel_samples(family, labels))
+        kept = tuple(sample for sample in samples if sample is not None)
+        ambiguous += len(samples) - len(kept)
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
+    return RelabelResult(tuple(families), ambiguous)
+
+
+def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
+    """Maps devices with exactly one workload to its assignment."""
+    held: dict[str, Assignment | None] = {}
+    for assignment in assignments:
+        first = held.setdefault(assignment.device, assignment)
+        if first is None or first.holder.who != assignment.holder.who:
+            held[assignment.device] = None
+    return {device: assignment for device, assignment in held.items() if assignment is not None}
+
+
+def _relabel_samples(family: ParsedFamily, labels: _LabelMaker) -> Iterator[ParsedSample | None]:
+    """Keeps the order. Yields None for copies that differ."""
+    copies: dict[tuple[str, int], list[ParsedSample]] = {}
+    new_labels: dict[tuple[str, int], LabelSet] = {}
+    for sample in family.samples:
+        made = labels.of(sample)
+        key = (sample.name, id(made))
+        copies.setdefault(key, []).append(sample)
+        new_labels[key] = made
+    for key, samples in copies.items():
+        chosen = samples[0] if len(samples) == 1 else select_copy(samples)
+        yield None if chosen is None else ParsedSample(chosen.name, new_labels[key], chosen.value)
+
+
+class _LabelMaker:
+    """Makes each new label set once; equal sets are the same object."""
+
+    def __init__(self, exposition: ParsedExposition, holders: Mapping[str, Assignment], policy: Policy) -> None:
+        self._exposition = exposition
+        self._holders = holders
+        self._policy = policy
+        self._by_old_id: dict[int, LabelSet] = {}
+        self._unique: dict[frozenset[tuple[str, str]], LabelSet] = {}
+
+    def of(self, sample: ParsedSample) -> LabelSet:
+        made = self._by_old_id.get(id(sample.labels))
+        if made is None:
+            labels = self._make(sample)
+            made = self._by_old_id[id(sample.labels)] = self._unique.setdefault(frozenset(labels.items()), labels)
+        return made
+
+    def _make(self, sample: ParsedSample) -> LabelSet:
+        device = self._exposition.find_device(sample)
+        if device is None:
+            return sample.labels
+        labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
+        assignment = self._holders.get(device.key)
+        if assignment is not None:
+            labels |= dict(sorted((*holder_pairs(assignment.holder, self._policy), *assignment.attributes)))
+        return labels
+
+
+# The file
+
+
+@dataclass(frozen=True)
+class HolderResult:
+    """The assignments, and the status of the sources that reported them."""
+
+    assignments: tuple[Assignment, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class EnrichSettings:
+    policy: Policy = field(default_factory=Policy)
+    stale_after: float | None = 75.0
+    """Seconds after which old values are removed; None: never."""
+    self_metrics: bool = True
+    device_name_ids: bool = False
+
+
+class Enricher:
+    def __init__(
+        self,
+        fetch: Callable[[], ParsedExposition],
+        find_holders: Callable[[Sequence[Device]], HolderResult],
+        textfile: AtomicFile,
+        settings: EnrichSettings | None = None,
+        companion: CompanionDriver | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._fetch = fetch
+        self._find_holders = find_holders
+        self._file = textfile
+        self._settings = settings or EnrichSettings()
+        self._companion = companion or CompanionDriver(None)
+        self._clock = (clock or Clock()).monotonic
+        self._wall = (clock or Clock()).wall
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._failing: dict[str, str] = {}
+        self._answered: set[str] = set()
+        age = textfile.age
+        self._written_at = self._clock() - age if age is not None else None
+        """Time of the values in the file; None if it has none."""
+
+    def turn(self) -> Sequence[SourceStatus]:
+        """Returns the status of the holder sources.
+
+        Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
+        """
+        started = self._clock()
+        try:
+            exposition = self._fetch()
+        except SourceError as e:
+            self._count_error(SOURCE, e.reason, f"{e}; {self._describe_file()}")
+            self._expire(SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e)))
+            raise
+        self._recovered(SOURCE)
+        held = self._find_holders(self._complete_devices(exposition))
+        self._log_sources(held.sources)
+        result = relabel(exposition, held.assignments, self._settings.policy)
+        if result.ambiguous:
+            self._errors[SOURCE, "copies_differ"] += result.ambiguous
+        sources = (SourceStatus(SOURCE, True, self._clock() - started), *held.sources)
+        existing = {family.name for family in result.families}
+        self._write(encode_parsed(result.families) + self._encode_self(sources, held, self._wall(), existing))
+        self._written_at = self._clock()
+        return held.sources
+
+    def _complete_devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
+        by_name = self._settings.device_name_ids
+        devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices)
+        return self._companion.complete(devices)
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+        except OutputError as e:
+            self._count_error(OUTPUT, e.reason, str(e))
+            if self._is_stale():
+                self._remove_file()
+            raise
+        self._recovered(OUTPUT)
+
+    def _remove_file(self) -> None:
+        """Deletes the stale file if it cannot be overwritten. Deleting works even on a full disk."""
+        if self._written_at is None:
+            return
+        try:
+            self._file.remove()
+        except OutputError as e:
+            self._count_error(OUTPUT, "not_removed", f"its values are stale, and {e}")
+            return
+        self._written_at = None
+        _log.warning("%s: its values are stale and it cannot be written: it is removed", self._file.path)
+
+    def _expire(self, failure: SourceStatus) -> None:
+        """Replaces stale values by podgpu's own metrics."""
+        if not self._is_stale():
+            return
+        had_values = self._written_at is not None
+        comment = b"# The metrics of the exporter cannot be read: see podgpu's log.\n"
+        self._write(comment + self._encode_self((failure,), HolderResult(), 0.0))
+        self._written_at = None
+        if had_values:
+            _log.warning("%s: its values are stale and are removed", self._file.path)
+
+    def _is_stale(self) -> bool:
+        limit = self._settings.stale_after
+        return limit is not None and (self._written_at is None or self._clock() - self._written_at > limit)
+
+    def _describe_file(self) -> str:
+        if self._written_at is None:
+            return f"{self._file.path} has no values until they can be read"
+        limit = self._settings.stale_after
+        return f"{self._file.path} keeps the last values" + ("" if limit is None else f" for {limit:g} s in total")
+
+    def _encode_self(
+        self, sources: tuple[SourceStatus, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
+    ) -> bytes:
+        """Skips `existing` families: the text may come from podgpu, and a second HELP line would break the file."""
+        if not self._settings.self_metrics:
+            return b""
+        statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
+        families = (family for family in render_self(state) if family.name not in existing)
+        return encode(_add_file_label(family, self._file.path.name) for family in families)
+
+    def _count_error(self, source: str, reason: str, message: str) -> None:
+        """Counts every error and logs it once until the reason changes."""
+        self._errors[source, reason] += 1
+        if self._failing.get(source) != reason:
+            self._failing[source] = reason
+            _log.warning("%s: %s", source, message)
+
+    def _log_sources(self, sources: Sequence[SourceStatus]) -> None:
+        for source in sources:
+            if source.up:
+                self._recovered(source.name)
+                self._answered.add(source.name)
+            elif self._failing.get(source.name) != source.error:
+                self._failing[source.name] = source.error
+                has_answer = source.name in self._answered
+                kept = "its last answer is used for another minute" if has_answer else "it has not answered yet"
+                _log.warning("%s: %s; %s", source.name, source.message, kept)
+
+    def _recovered(self, source: str) -> None:
+        if self._failing.pop(source, None) is not None:
+            _log.info("%s: works again", source)
+
+
+def _add_file_label(family: Family, file: str) -> Family:
+    """Two files in one directory must not contain the same series."""
+    return family._replace(samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))

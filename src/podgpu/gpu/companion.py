@@ -1,0 +1,96 @@
+"""Completes a feed (an exporter's metrics, DCGM) with what only the driver knows: minors, MIG UUIDs and processes.
+
+A missing or hanging driver does not affect the feed: it is read in its own thread, with a short wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from podgpu.errors import SourceError, StartError, Unsupported
+from podgpu.gpu.source import Telemetry, UsageFlaws
+from podgpu.model import Device, DeviceUsage, ProcessUsage
+
+_WAIT_SECONDS = 0.5
+
+
+class CompanionDriver:
+    def __init__(self, driver: Telemetry | None) -> None:
+        self._driver = driver
+        self._devices: Mapping[str, Device] = {}
+        self._gpus: frozenset[str] = frozenset()
+        self._update: threading.Thread | None = None
+
+    def complete(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+        """Returns the devices with the driver's details. While an update hangs, the last known ones are used."""
+        if self._driver is not None and (self._update is None or not self._update.is_alive()):
+            self._update = threading.Thread(
+                target=self._read_driver, args=(self._driver,), name="companion-driver", daemon=True
+            )
+            self._update.start()
+            self._update.join(_WAIT_SECONDS)
+        return tuple(self._complete(device) for device in devices)
+
+    def _complete(self, device: Device) -> Device:
+        known = self._devices.get(device.key)
+        if known is None:
+            return device
+        return replace(
+            device,
+            minor=known.minor,
+            pci_bus_id=device.pci_bus_id or known.pci_bus_id,
+            model=device.model or known.model,
+            mig_uuids=known.mig_uuids or device.mig_uuids,
+        )
+
+    def _read_driver(self, driver: Telemetry) -> None:
+        devices: dict[str, Device] = {}
+        gpus: tuple[Device, ...] = ()
+        with suppress(SourceError, StartError):
+            gpus = driver.inventory().gpus
+        for gpu in gpus:
+            with suppress(SourceError):
+                devices |= {reading.device.key: reading.device for reading in driver.read(gpu, ()).readings}
+        self._devices, self._gpus = devices, frozenset(gpu.uuid for gpu in gpus)
+
+    def _find_driver(self, gpu: Device) -> Telemetry:
+        if self._driver is None or gpu.uuid not in self._gpus:
+            raise Unsupported(
+                f"GPU {gpu.index}: no driver answers for it here, and an exporter's metrics contain no processes"
+            )
+        return self._driver
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        return self._find_driver(gpu).processes(gpu)
+
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        return self._find_driver(gpu).usage(gpu, shared)
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        return UsageFlaws() if self._driver is None else self._driver.usage_flaws(gpu)
+
+    def discard_error_events(self) -> None:
+        """The feed reports the same XIDs, and each must be counted once."""
+        if self._driver is not None:
+            self._driver.error_events()
+
+    def release(self, wait: float) -> bool:
+        return self._driver is None or self._driver.release(wait)
+
+
+class UsageFromCompanion:
+    """Base of feeds without processes: the companion driver provides them."""
+
+    _companion: CompanionDriver
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        return self._companion.processes(gpu)
+
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        return self._companion.usage(gpu, shared)
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        return self._companion.usage_flaws(gpu)

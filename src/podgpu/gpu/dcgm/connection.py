@@ -1,0 +1,370 @@
+"""Loads libdcgm, converts its return codes to our errors, and keeps one connection to an embedded or remote engine."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, UsageError
+from podgpu.gpu.dcgm import structs as s
+from podgpu.workers import DriverLock
+
+_log = logging.getLogger(__name__)
+SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
+_FOLDERS = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
+_MAJORS = (3, 4)
+Version = tuple[int, ...]
+"""Empty if unknown."""
+
+_H, _HP = s.Handle, POINTER(s.Handle)
+_SIGNATURES: Mapping[str, tuple[Any, ...]] = {
+    "dcgmInit": (),
+    "dcgmShutdown": (),
+    "dcgmVersionInfo": (POINTER(s.VersionInfo),),
+    "dcgmHostengineVersionInfo": (_H, POINTER(s.VersionInfo)),
+    "dcgmStartEmbedded_v2": (POINTER(s.StartEmbeddedV2Params),),
+    "dcgmStopEmbedded": (_H,),
+    "dcgmConnect_v2": (c_char_p, POINTER(s.ConnectV2Params), _HP),
+    "dcgmDisconnect": (_H,),
+    "dcgmGetAllDevices": (_H, POINTER(c_uint32), POINTER(c_int)),
+    "dcgmGetGpuStatus": (_H, c_uint32, POINTER(c_int)),
+    "dcgmGetDeviceAttributes": (_H, c_uint32, POINTER(s.DeviceAttributes)),
+    "dcgmGetEntityGroupEntities": (_H, c_int, POINTER(c_uint32), POINTER(c_int), c_uint32),
+    "dcgmGetGpuInstanceHierarchy": (_H, POINTER(s.MigHierarchy)),
+    "dcgmGetNvLinkLinkStatus": (_H, c_void_p),
+    "dcgmGetNvLinkP2PStatus": (_H, POINTER(s.NvLinkP2PStatus)),
+    "dcgmGetCpuHierarchy": (_H, POINTER(s.CpuHierarchy)),
+    "dcgmGroupCreate": (_H, c_int, c_char_p, _HP),
+    "dcgmGroupDestroy": (_H, _H),
+    "dcgmGroupAddEntity": (_H, _H, c_int, c_uint32),
+    "dcgmFieldGroupCreate": (_H, c_int, POINTER(c_uint16), c_char_p, _HP),
+    "dcgmFieldGroupDestroy": (_H, _H),
+    "dcgmWatchFields": (_H, _H, _H, c_int64, c_double, c_int32),
+    "dcgmUnwatchFields": (_H, _H, _H),
+    "dcgmUpdateAllFields": (_H, c_int),
+    "dcgmEntitiesGetLatestValues": (
+        *(_H, POINTER(s.EntityPair), c_uint32, POINTER(c_uint16), c_uint32, c_uint32),
+        POINTER(s.FieldValueV2),
+    ),
+    "dcgmGetValuesSince_v2": (_H, _H, _H, c_int64, POINTER(c_int64), s.OnValues, c_void_p),
+    "dcgmHealthSet": (_H, _H, c_uint32),
+    "dcgmHealthCheck": (_H, _H, c_void_p),
+}
+
+_UNSUPPORTED = {
+    -6: "not_supported",
+    -13: "unknown_field",
+    -17: "no_permission",
+    -20: "not_supported",
+    -22: "not_supported",
+    -29: "no_permission",
+    -32: "not_supported",
+    -33: "module_not_loaded",
+    -36: "profiling_not_supported",
+}
+_LOST = {-18, -19}
+_GONE = {
+    -10: ("connection_lost", "the connection to DCGM is gone"),
+    -21: ("connection_lost", "the connection to the host engine was lost"),
+    -25: ("driver_not_loaded", "DCGM does not find the driver's libnvidia-ml.so.1 (check `nvidia-smi` on the host)"),
+    -56: ("driver_not_loaded", "DCGM has no driver to talk to (check `nvidia-smi` on the host)"),
+    -67: ("gpus_detached", "the GPUs are detached from the host engine (dcgmi detach); attach them again"),
+}
+_REASONS = {
+    -1: "bad_parameter",
+    -3: "generic_error",
+    -7: "init_error",
+    -8: "nvml_error",
+    -11: "timeout",
+    -12: "version_mismatch",
+    -14: "no_data",
+    -15: "stale_data",
+    -16: "not_watched",
+    -24: "max_limit",
+    -34: "in_use",
+    -37: "profiling_library_error",
+    -49: "insufficient_resources",
+    -54: "paused",
+    -57: "driver_timeout",
+}
+
+
+class DcgmLibrary:
+    def __init__(self, path: str = "") -> None:
+        """Loads this file, or the newest libdcgm of this machine. Raises DriverGone."""
+        self._dll = _load([path] if path else _find_candidates())
+        info = s.make_struct(s.VersionInfo)
+        self.call("dcgmVersionInfo", byref(info))
+        self.version = parse_version(info.text)
+        if self.version and self.version[0] not in _MAJORS:
+            raise DriverGone(
+                f"libdcgm has version {format_version(self.version)}, and podgpu supports DCGM 3.3 and 4.x: install "
+                "datacenter-gpu-manager-4-core, or use --telemetry nvml, which needs no DCGM",
+                "version_mismatch",
+            )
+
+    @property
+    def major(self) -> int:
+        return self.version[0] if self.version else _MAJORS[-1]
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises Unsupported, DeviceLost, DriverGone or SourceError."""
+        try:
+            function = getattr(self._dll, name)
+        except AttributeError:
+            raise Unsupported(f"this libdcgm has no {name}; a newer one may") from None
+        function.argtypes, function.restype = _SIGNATURES[name], c_int
+        code = function(*arguments)
+        if code:
+            raise translate(code, name)
+
+
+def _find_candidates() -> Sequence[str]:
+    """The loader's own search ($LD_LIBRARY_PATH, the cache) comes before the folders of packages."""
+    return [place for name in SONAMES for place in (name, *(f"{folder}/{name}" for folder in _FOLDERS))]
+
+
+def _load(places: Sequence[str]) -> ctypes.CDLL:
+    broken = ""
+    for place in places:
+        try:
+            # RTLD_GLOBAL, because the embedded engine loads modules later that need DCGM's symbols.
+            return ctypes.CDLL(place, mode=ctypes.RTLD_GLOBAL)
+        except OSError as e:
+            if "/" in place and Path(place).exists():
+                broken = broken or str(e)
+    problem = broken or f"{' or '.join(SONAMES) if len(places) > 1 else places[0]} was not found"
+    raise DriverGone(
+        f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, name the "
+        "file with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
+        "library_not_found",
+    )
+
+
+def parse_version(text: bytes) -> Version:
+    """Parses `version:4.2.3;arch:x86_64;…`."""
+    m = re.search(rb"(?:^|;)version:(\d{1,9}(?:\.\d{1,9}){0,3})", text)
+    return tuple(int(part) for part in m[1].split(b".")) if m else ()
+
+
+def format_version(version: Version) -> str:
+    return ".".join(map(str, version)) or "unknown"
+
+
+def translate(code: int, what: str) -> SourceError:
+    """Converts DCGM's return code to one of our errors."""
+    if code in _UNSUPPORTED:
+        reason = _UNSUPPORTED[code]
+        return Unsupported(f"{what}: {reason.replace('_', ' ')} (DCGM {code})", reason)
+    if code in _LOST:
+        return DeviceLost(f"{what}: the GPU is lost (DCGM {code}); it needs a reset or the node a reboot (see dmesg)")
+    if code in _GONE:
+        reason, text = _GONE[code]
+        return DriverGone(text, reason)
+    reason = _REASONS.get(code, f"dcgm_{-code}")
+    return SourceError(reason, f"{what}: {reason.replace('_', ' ')} (DCGM {code})")
+
+
+DEFAULT_PORT = 5555
+LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
+_CONNECT_MS = 2000
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
+_VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Address of a host engine."""
+
+    text: str
+    """In libdcgm's format."""
+    host: str = ""
+    """Empty for a unix socket."""
+
+    @property
+    def is_local(self) -> bool:
+        return self.host in ("", "localhost", "::1") or self.host.startswith("127.")
+
+
+def parse_address(text: str) -> EngineAddress:
+    """HOST, HOST:PORT, [IPV6]:PORT, with or without tcp://, unix:///path or vsock://CID:PORT. Raises UsageError."""
+    if text.startswith("unix://"):
+        path = text.removeprefix("unix://")
+        if not path.startswith("/"):
+            raise UsageError(
+                f"-r {text!r}: the path of a socket must be absolute, as in unix:///run/nv-hostengine.sock"
+            )
+        return EngineAddress(path)
+    if _VSOCK.fullmatch(text):
+        return EngineAddress(text, "localhost")  # libdcgm also uses this machine's name
+    m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
+    if m is None or not 0 < int(m["port"] or DEFAULT_PORT) < 65536:
+        raise UsageError(
+            f"-r {text!r}: write HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT of the host engine"
+        )
+    return EngineAddress(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
+
+
+class DcgmConnection:
+    """Connection to DCGM. Reconnects after a loss, with increasing delays."""
+
+    def __init__(
+        self,
+        address: EngineAddress | None = None,
+        library_path: str = "",
+        log_level: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without an address an engine runs inside this process. Without `log_level` DCGM logs nothing."""
+        self._address = address
+        self._library_path = library_path
+        self._log_level = log_level
+        self._clock = clock
+        self._library: DcgmLibrary | None = None
+        self.engine_version: Version = ()
+        self._handle = 0
+        self.lost = False
+        """A call found the connection lost: close and open it again."""
+        self._lock = DriverLock("DCGM")
+        self.hold = self._lock.hold
+        """Encloses every group of calls, so that `close` does not disconnect during a call."""
+        self._retry_seconds = _MIN_RETRY_SECONDS
+        self._retry_at = float("-inf")
+        self._error: SourceError | None = None
+        self._warned_about: Version = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self._lock.is_open
+
+    @property
+    def library(self) -> DcgmLibrary:
+        if self._library is None:
+            raise DriverGone("libdcgm is not loaded", "library_not_found")
+        return self._library
+
+    @property
+    def library_version(self) -> Version:
+        return self._library.version if self._library is not None else ()
+
+    def open(self) -> None:
+        """Connects, or starts the engine. Raises SourceError, also while backing off after a failure."""
+        self._lock.open(self._start)
+
+    def _start(self) -> None:
+        if self._error is not None and self._clock() < self._retry_at:
+            raise DriverGone(str(self._error), self._error.reason)
+        try:
+            self._connect()
+        except SourceError as e:
+            self._error = e
+            self._retry_at = self._clock() + self._retry_seconds
+            self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
+            raise
+        self._error, self._retry_seconds, self.lost = None, _MIN_RETRY_SECONDS, False
+
+    def _connect(self) -> None:
+        if self._library is None:
+            if self._log_level:
+                os.environ.setdefault("__DCGM_DBG_FILE", "-")
+                os.environ["__DCGM_DBG_LVL"] = self._log_level
+            self._library = DcgmLibrary(self._library_path)
+        self._library.call("dcgmInit")
+        try:
+            self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
+            try:
+                self._check_versions()
+            except SourceError:
+                self._disconnect()
+                raise
+        except SourceError as e:
+            with suppress(SourceError):
+                self._library.call("dcgmShutdown")
+            if e.reason == "version_mismatch":
+                raise self._make_mismatch_error() from e
+            raise
+
+    def _start_embedded(self) -> int:
+        parameters = s.make_struct(s.StartEmbeddedV2Params)
+        parameters.opMode = s.MODE_AUTO
+        parameters.severity = LOG_LEVELS.index(self._log_level or "NONE")
+        self.library.call("dcgmStartEmbedded_v2", byref(parameters))
+        return int(parameters.dcgmHandle)
+
+    def _connect_to(self, address: EngineAddress) -> int:
+        parameters, handle = s.make_struct(s.ConnectV2Params), s.Handle()
+        parameters.timeoutMs, parameters.addressIsUnixSocket = _CONNECT_MS, int(not address.host)
+        try:
+            self.library.call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
+        except SourceError as e:
+            if e.reason == "version_mismatch":
+                raise
+            raise DriverGone(
+                f"no host engine answers at {address.text}: check that nv-hostengine runs there and listens on that "
+                "address (nv-hostengine -b ALL), or leave -r out",
+                "host_engine_unreachable",
+            ) from e
+        return handle.value
+
+    def _check_versions(self) -> None:
+        """Structures differ between major versions. A library older than the engine only lacks new fields."""
+        info = s.make_struct(s.VersionInfo)
+        self.library.call("dcgmHostengineVersionInfo", self._handle, byref(info))
+        self.engine_version = parse_version(info.text)
+        ours = self.library.version
+        if not ours or not self.engine_version:
+            return
+        if ours[0] != self.engine_version[0]:
+            raise self._make_mismatch_error()
+        if ours < self.engine_version and self._warned_about != self.engine_version:
+            self._warned_about = self.engine_version
+            _log.warning(
+                "libdcgm %s is older than the host engine %s: its new fields have no series; "
+                "update datacenter-gpu-manager in podgpu's image",
+                format_version(ours),
+                format_version(self.engine_version),
+            )
+
+    def _make_mismatch_error(self) -> DriverGone:
+        engine = f"has version {format_version(self.engine_version)}" if self.engine_version else "has another version"
+        return DriverGone(
+            f"libdcgm has version {format_version(self.library_version)}, the host engine {engine}: the major versions "
+            "must be equal; name a matching library with --telemetry dcgm:PATH, or update the older of the two",
+            "version_mismatch",
+        )
+
+    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+        """Calls `free`, then disconnects. Returns False, and stays open, if a call does not return in time."""
+
+        def stop() -> None:
+            if not self.lost:
+                with suppress(SourceError):
+                    free()
+            self._disconnect()
+            with suppress(SourceError):
+                self.library.call("dcgmShutdown")
+
+        return self._lock.close(wait, stop)
+
+    def _disconnect(self) -> None:
+        with suppress(SourceError):
+            self.library.call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
+        self._handle = 0
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises Unsupported, DeviceLost, DriverGone or SourceError."""
+        try:
+            self.library.call(name, self._handle, *arguments)
+        except DriverGone as e:
+            self.lost = self.lost or e.reason == "connection_lost"
+            raise

@@ -1,0 +1,282 @@
+"""Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
+
+This module makes all ioctls of podgpu. Parameters that could harm the kernel are constants: sizes stand beside their
+layouts, the only register is read only, and a log always has its subdevice and no notification handle. The layouts are
+from NVIDIA's open kernel modules 515 to 595.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from podgpu.gpu.nvml.switch_attribution import RECORD, SwitchLogError
+
+_FREE: Final = 0x29
+_CONTROL: Final = 0x2A
+_ALLOC: Final = 0x2B
+_MAP: Final = 0x4E
+
+_CLIENT: Final = 0x41
+_DEVICE: Final = 0x80
+_SUBDEVICE: Final = 0x2080
+_EVENT_BUFFER: Final = 0x90CD
+_MEMORY: Final = 0x90CE
+
+_ATTACHED_IDS: Final = 0x201
+_ID_INFO: Final = 0x205
+_PCI_INFO: Final = 0x21B
+_READ_REGISTERS: Final = 0x20800122
+_GPU_TIME: Final = 0x20800403
+_BIND: Final = 0x20801238
+_ENABLE: Final = 0x90CD0101
+_UPDATE_GET: Final = 0x90CD0102
+_FLUSH: Final = 0x90CD0104
+
+_RECORDS: Final = 32768
+"""Three seconds at 5,000 switches a second; one physically contiguous MiB."""
+_HEADER_BYTES: Final = 4096
+_HEADER = struct.Struct("<IIQQQ")
+"""get, put, count, records dropped since the last update of get, variable data dropped"""
+_PAYLOAD_BYTES: Final = 24
+_PADDING: Final = 512
+"""The kernel copies the size of its own structure, which may be larger than ours. So zeros follow the parameters."""
+_WRITE_BACK: Final = 5 << 29
+_USER_READ_ONLY: Final = 1 << 22
+_KEEP_OLDEST: Final = 1
+_READ_ONLY_MAP: Final = 1
+_NO_GPU: Final = (0, 0xFFFFFFFF)
+_BUSY_REGISTER: Final = 0x40060C
+"""Bit 0: the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
+_REFUSED_VALUE: Final = 0xBADF
+_OLDEST_BRANCH: Final = 515
+
+
+@dataclass(frozen=True, slots=True)
+class BranchLayout:
+    """Differences between driver branches."""
+
+    alloc_status: int
+    """Offset of the status in the response to an allocation."""
+    memory_bytes: int
+    """Size of a memory object's parameters."""
+    drain_seconds: float
+    """Interval for reading the log. Old branches copy the hardware's ring only once a second by themselves."""
+
+
+_LAYOUTS: Final = (
+    (550, BranchLayout(alloc_status=28, memory_bytes=128, drain_seconds=2.0)),
+    (535, BranchLayout(alloc_status=28, memory_bytes=120, drain_seconds=0.2)),
+    (_OLDEST_BRANCH, BranchLayout(alloc_status=24, memory_bytes=120, drain_seconds=0.2)),
+)
+
+
+def select_layout(driver_version: str) -> BranchLayout:
+    """Selects by the driver's major version; unknown newer branches use the newest layout. Raises SwitchLogError."""
+    major = driver_version.split(".", 1)[0]
+    branch = int(major) if major.isascii() and major.isdigit() else 0
+    for first, layout in _LAYOUTS:
+        if branch >= first:
+            return layout
+    raise SwitchLogError(
+        "old_driver", f"driver {driver_version} has no readable context-switch log (515 and later have)"
+    )
+
+
+class KernelCalls:
+    """The system calls in use. Tests override them."""
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
+        fcntl.ioctl(fd, request, buffer)
+
+    def map(self, fd: int, length: int) -> mmap.mmap:
+        return mmap.mmap(fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+
+class ContextSwitchLog:
+    """The open log of one GPU. Not thread-safe. Every method may raise SwitchLogError."""
+
+    def __init__(self, pci_bus_id: str, minor: int, layout: BranchLayout, kernel: KernelCalls | None = None) -> None:
+        self._kernel = kernel or KernelCalls()
+        self._layout = layout
+        self._control_fd = self._device_fd = -1
+        self._client = self._handles = 0
+        self._maps: list[mmap.mmap] = []
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._control_fd = self._open("/dev/nvidiactl")
+            self._client = self._allocate(0, _CLIENT, b"")
+            self._device_fd = self._open(f"/dev/nvidia{minor}")
+            self._subdevice = self._find_gpu(pci_bus_id)
+            self._buffer, self._header, self._ring = self._make_buffer()
+            self._bind()
+            self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
+            self._get = self._read_header()[0]
+            undo.pop_all()
+
+    @property
+    def drain_seconds(self) -> float:
+        return self._layout.drain_seconds
+
+    def drain(self) -> bytes:
+        """Returns the records since the last call, oldest first."""
+        self._control(self._buffer, _FLUSH, b"")
+        _, put, _, dropped, _ = self._read_header()
+        if dropped:
+            raise SwitchLogError("ring_overflow", f"{dropped} context switches were lost because the log was full")
+        if put >= _RECORDS:
+            raise SwitchLogError("bad_record", f"the context-switch log reports its end at {put} of {_RECORDS}")
+        if put == self._get:
+            return b""
+        size, ring = RECORD.size, self._ring
+        first = ring[self._get * size : (put if put > self._get else _RECORDS) * size]
+        chunk = first if put > self._get else first + ring[: put * size]
+        self._get = put
+        self._control(self._buffer, _UPDATE_GET, struct.pack("<II", put, 0))
+        return chunk
+
+    def now(self) -> int:
+        """Returns the GPU's clock, which also stamps the records, in nanoseconds."""
+        (now,) = struct.unpack("<Q", self._control(self._subdevice, _GPU_TIME, bytes(8)))
+        return int(now)
+
+    def is_busy(self) -> bool:
+        """Returns True if the engine is busy now. Without CAP_SYS_ADMIN each call writes a line to the kernel log."""
+        operation = ctypes.create_string_buffer(struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0))
+        where = ctypes.addressof(operation)
+        self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
+        status, value = operation.raw[2], struct.unpack_from("<I", operation.raw, 20)[0]
+        if status:
+            raise SwitchLogError("register_status", f"the driver refused to read the busy register (status {status})")
+        if value >> 16 == _REFUSED_VALUE:
+            raise SwitchLogError("register_value", f"the busy register returned {value:#010x}, an error value")
+        return bool(value & 1)
+
+    def close(self) -> None:
+        """Closes the log. The kernel frees all objects of the client."""
+        while self._maps:
+            self._maps.pop().close()
+        if self._client:
+            request = bytearray(struct.pack("<IIII", self._client, 0, self._client, 0))
+            with suppress(SwitchLogError):
+                self._ioctl(_FREE, request)
+            self._client = 0
+        for fd in (self._device_fd, self._control_fd):
+            if fd >= 0:
+                self._kernel.close(fd)
+        self._device_fd = self._control_fd = -1
+
+    def _find_gpu(self, pci_bus_id: str) -> int:
+        wanted = _parse_bus_id(pci_bus_id)
+        attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
+        for gpu_id in attached:
+            if gpu_id not in _NO_GPU and self._read_bus_id(gpu_id) == wanted:
+                answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
+                device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
+                device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
+                return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
+        raise SwitchLogError("gpu_not_found", f"the kernel driver has no GPU at {pci_bus_id} attached")
+
+    def _read_bus_id(self, gpu_id: int) -> tuple[int, int, int]:
+        _, domain, bus, slot = struct.unpack(
+            "<IIHH", self._control(self._client, _PCI_INFO, struct.pack("<I8x", gpu_id))
+        )
+        return domain, bus, slot
+
+    def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
+        header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
+        # Addresses out, record size and count, no variable part, no notification, the subdevice, the two memories.
+        parameters = struct.pack(
+            "<QQIIQIIQIIIIII", 0, 0, RECORD.size, _RECORDS, 0, 0, 0, 0, 0, self._subdevice, 0, header, ring, 0
+        )
+        buffer = self._allocate(self._client, _EVENT_BUFFER, parameters)
+        return buffer, self._map(header, _HEADER_BYTES), self._map(ring, _RECORDS * RECORD.size)
+
+    def _make_memory(self, size: int) -> int:
+        parameters = bytearray(self._layout.memory_bytes)
+        struct.pack_into("<II", parameters, 24, _WRITE_BACK, _USER_READ_ONLY)
+        struct.pack_into("<Q", parameters, 64, size)
+        return self._allocate(self._client, _MEMORY, bytes(parameters))
+
+    def _bind(self) -> None:
+        """Subscribes to the switches of all users. Without privilege, records of other users have no pid."""
+        request = struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0)
+        self._control(self._subdevice, _BIND, request)
+
+    def _read_header(self) -> tuple[int, int, int, int, int]:
+        return _HEADER.unpack_from(self._header, 0)
+
+    def _allocate(self, parent: int, kind: int, parameters: bytes) -> int:
+        memory = ctypes.create_string_buffer(parameters + bytes(_PADDING)) if parameters else None
+        where = ctypes.addressof(memory) if memory is not None else 0
+        self._handles += 1
+        handle = 0xCAFE0000 + self._handles if kind != _CLIENT else 0
+        request = bytearray(struct.pack("<IIIIQII", self._client, parent, handle, kind, where, 0, 0))
+        self._ioctl(_ALLOC, request)
+        _check(request, self._layout.alloc_status, f"an object of class {kind:#x}")
+        return int(struct.unpack_from("<I", request, 8)[0])
+
+    def _control(self, handle: int, command: int, parameters: bytes) -> bytes:
+        memory = ctypes.create_string_buffer(parameters, len(parameters)) if parameters else None
+        where = ctypes.addressof(memory) if memory is not None else 0
+        request = bytearray(struct.pack("<IIIIQII", self._client, handle, command, 0, where, len(parameters), 0))
+        self._ioctl(_CONTROL, request)
+        _check(request, 28, f"control {command:#x}")
+        return memory.raw if memory is not None else b""
+
+    def _map(self, memory: int, length: int) -> mmap.mmap:
+        """Maps memory read only. Opens its own descriptor, because the driver allows one mapping for each."""
+        fd = self._open("/dev/nvidiactl")
+        try:
+            request = bytearray(
+                struct.pack("<IIIIQQQIIi4x", self._client, self._client, memory, 0, 0, length, 0, 0, _READ_ONLY_MAP, fd)
+            )
+            self._ioctl(_MAP, request)
+            _check(request, 40, "a mapping")
+            mapped = self._kernel.map(fd, length)
+        except (OSError, ValueError) as e:
+            raise SwitchLogError("rm_error", f"the context-switch log cannot be mapped: {e}") from e
+        finally:
+            self._kernel.close(fd)
+        self._maps.append(mapped)
+        return mapped
+
+    def _open(self, path: str) -> int:
+        try:
+            return self._kernel.open(path)
+        except OSError as e:
+            raise SwitchLogError("no_device_node", f"{path} cannot be opened: {e.strerror}") from e
+
+    def _ioctl(self, number: int, request: bytearray) -> None:
+        code = 3 << 30 | len(request) << 16 | ord("F") << 8 | number
+        try:
+            self._kernel.ioctl(self._control_fd, code, request)
+        except OSError as e:
+            raise SwitchLogError("rm_error", f"the kernel driver refused call {number:#x}: {e.strerror}") from e
+
+
+def _check(answer: bytearray, offset: int, what: str) -> None:
+    (status,) = struct.unpack_from("<I", answer, offset)
+    if status:
+        raise SwitchLogError("rm_error", f"the kernel driver refused {what} (status {status:#x})")
+
+
+def _parse_bus_id(bus_id: str) -> tuple[int, int, int]:
+    """Parses `00000000:3B:00.0` to domain, bus and slot."""
+    try:
+        domain, bus, rest = bus_id.split(":")
+        return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
+    except ValueError as e:
+        raise SwitchLogError("gpu_not_found", f"{bus_id!r} is not a PCI address") from e

@@ -1,0 +1,182 @@
+"""Table of allocation sources and the factory for `--allocation NAME[:ARGUMENT],…`.
+
+Sources are imported when they are created, because protobuf, h2 and aiohttp slow down commands that only need names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from podgpu.errors import UsageError
+from podgpu.holders import AllocationSource
+from podgpu.model import Device, ProcessUsage
+from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace
+
+if TYPE_CHECKING:
+    from podgpu.holders.dra import DraClaims
+    from podgpu.kube.config import ApiConfig
+    from podgpu.kube.objects import PodRecord, PoolSlice
+    from podgpu.kube.reflector import Store
+
+_log = logging.getLogger("podgpu")
+
+
+class KubernetesApi(Protocol):
+    """Opens watches of this node's objects. The methods raise UsageError if the API server is not configured."""
+
+    @property
+    def at_hand(self) -> bool: ...
+
+    @property
+    def config(self) -> ApiConfig: ...
+
+    def pods(self) -> Store[PodRecord]: ...
+
+    def resource_slices(self) -> Store[PoolSlice]: ...
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    api: KubernetesApi
+    processes: Callable[[Device], Sequence[ProcessUsage]]
+    kubelet_socket: str
+    resource_names: frozenset[str] = frozenset()
+    enable_dra: bool = False
+    job_directory: str = ""
+    proc: str = "/proc"
+
+    @property
+    def kubelet_directory(self) -> str:
+        return os.path.dirname(os.path.dirname(os.path.abspath(self.kubelet_socket)))
+
+
+@dataclass(frozen=True)
+class SourceType:
+    create: Callable[[str, SourceSettings], AllocationSource]
+    is_present: Callable[[SourceSettings], bool]
+    """Returns True if `auto` uses the source on this node."""
+    argument: str = ""
+    """Form of the argument in help texts, such as [:PATH]."""
+
+
+def _create_annotations(argument: str, settings: SourceSettings) -> AllocationSource:
+    from podgpu.holders.annotations import AnnotationsAllocation
+
+    return AnnotationsAllocation(settings.api.pods())
+
+
+def _create_podlist(argument: str, settings: SourceSettings) -> AllocationSource:
+    from podgpu.holders.podlist import PodlistAllocation
+
+    return PodlistAllocation(argument or None, defaults=_podlist_paths(settings))
+
+
+def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
+    """Next to the kubelet's socket. The usual paths count only for the default socket."""
+    from podgpu.holders.podlist import DEFAULT_PATHS
+
+    path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
+    return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
+
+
+def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource:
+    from podgpu.holders.kubelet import KubeletAllocation
+
+    claims = _create_claims(settings) if settings.enable_dra else None
+    return KubeletAllocation(settings.kubelet_socket, settings.resource_names, claims=claims)
+
+
+def _create_claims(settings: SourceSettings) -> DraClaims | None:
+    """Without the API server, uses the DRA driver's checkpoint, if it is mounted."""
+    from podgpu.holders.dra import CHECKPOINT_NAME, ClaimReader, DraClaims, DriverCheckpoint
+
+    path = os.path.join(settings.kubelet_directory, CHECKPOINT_NAME)
+    try:
+        slices, reader = settings.api.resource_slices(), ClaimReader(settings.api.config)
+    except UsageError as error:
+        _log.warning("--kubernetes-enable-dra: %s; continuing without it", error)
+        return DraClaims(None, DriverCheckpoint(path)) if os.path.exists(path) else None
+    return DraClaims(slices, DriverCheckpoint(path), reader)
+
+
+def _create_checkpoint(argument: str, settings: SourceSettings) -> AllocationSource:
+    from podgpu.holders.checkpoint import CheckpointAllocation
+
+    own = _checkpoint_path(settings)
+    return CheckpointAllocation(argument or (own if os.path.exists(own) else None), settings.resource_names)
+
+
+def _checkpoint_path(settings: SourceSettings) -> str:
+    from podgpu.holders.checkpoint import NAME
+
+    return os.path.join(settings.kubelet_directory, NAME)
+
+
+def _has_checkpoint_only(settings: SourceSettings) -> bool:
+    """The checkpoint lags behind the kubelet, so it is only useful without the kubelet's socket."""
+    return os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket)
+
+
+def _create_hpc(argument: str, settings: SourceSettings) -> AllocationSource:
+    from podgpu.holders.hpc import HpcAllocation
+
+    directory = argument or settings.job_directory
+    if not directory:
+        raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
+    return HpcAllocation(directory)
+
+
+def _create_processes(argument: str, settings: SourceSettings) -> AllocationSource:
+    from podgpu.holders.processes import ProcessHolders
+
+    return ProcessHolders(settings.processes, ContainerFinder(settings.proc))
+
+
+SOURCES: Mapping[str, SourceType] = {
+    "annotations": SourceType(_create_annotations, lambda settings: settings.api.at_hand),
+    "podlist": SourceType(
+        _create_podlist, lambda settings: any(map(os.path.exists, _podlist_paths(settings))), "[:PATH]"
+    ),
+    "kubelet": SourceType(_create_kubelet, lambda settings: True),
+    "checkpoint": SourceType(_create_checkpoint, _has_checkpoint_only, "[:PATH]"),
+    "hpc": SourceType(_create_hpc, lambda settings: bool(settings.job_directory), "[:DIR]"),
+    "processes": SourceType(_create_processes, lambda settings: in_host_pid_namespace(settings.proc) is True),
+}
+"""In the order of precedence of `auto`. Schedulers come before the kubelet, because HAMi assigns other GPUs than the
+kubelet lists."""
+
+
+def describe_sources() -> str:
+    """Lists the sources and their arguments for help texts."""
+    return ", ".join(f"{name}{source.argument}" for name, source in SOURCES.items())
+
+
+def create_sources(text: str, settings: SourceSettings, kubernetes: bool) -> list[AllocationSource]:
+    """Creates the sources of `--allocation`. Without -k, `auto` creates only `hpc`. Raises UsageError."""
+    if text != "auto":
+        return [_create(entry.strip(), settings) for entry in text.split(",")]
+    names = [name for name in (SOURCES if kubernetes else ["hpc"]) if SOURCES[name].is_present(settings)]
+    if names:
+        _log.info("allocation sources: %s", ", ".join(names))
+    sources = []
+    for name in names:
+        try:
+            sources.append(SOURCES[name].create("", settings))
+        except UsageError as error:
+            _log.warning("--allocation auto (%s): %s; continuing without it", name, error)
+    return sources
+
+
+def _create(entry: str, settings: SourceSettings) -> AllocationSource:
+    name, _, argument = entry.partition(":")
+    if name == "auto":
+        raise UsageError("--allocation: auto uses all sources that are present and cannot be combined with others")
+    if name not in SOURCES:
+        raise UsageError(f"--allocation {entry!r}: unknown source; sources are auto, {', '.join(SOURCES)}")
+    if argument and not SOURCES[name].argument:
+        raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
+    return SOURCES[name].create(argument, settings)

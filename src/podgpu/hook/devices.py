@@ -1,0 +1,394 @@
+"""Finds the GPUs of a sandbox's containers, and how this node numbers its GPUs.
+
+Sources, in order: annotations of schedulers (koordinator, HAMi, Volcano, gpu-manager), NVIDIA_VISIBLE_DEVICES, mounted
+device files, device nodes. A scheduler's annotation covers the whole pod. Variables and mounts, which users can write,
+count only if they have the form of a GPU id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from podgpu.errors import SourceError, few_of
+from podgpu.files import read_bounded
+from podgpu.holders.annotations import (
+    GPU_MANAGER_CARDS,
+    HAMI_1_DEVICES,
+    HAMI_DEVICES,
+    VOLCANO_DEVICES,
+    BadAnnotation,
+    Grant,
+    koordinator_grants,
+    koordinator_minors,
+    read_grants,
+)
+from podgpu.holders.device_ids import parse_id_or_minor
+from podgpu.kube.objects import ContainerRecord, Pairs, PodRecord
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
+"""NVIDIA's device plugin mounts one file per GPU here with its volume-mounts strategy."""
+MAX_IDS = 512
+"""Per container. No node has more GPUs and MIG instances; users must not be able to fill the file."""
+_MAX_ID_LENGTH = 128
+_NODE = re.compile(r"/dev/nvidia(0|[1-9][0-9]{0,5})", re.ASCII)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
+_CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
+_MANAGEMENT = "management.nvidia.com/"
+"""CDI names of containers that manage GPUs. They see all GPUs and hold none."""
+_MAX_INFORMATION_BYTES = 64 * 1024
+_PCI_NAME = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IGNORECASE)
+"""The driver writes question marks for a GPU that was never opened."""
+_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
+_EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
+_log = logging.getLogger("podgpu")
+
+
+# How this node numbers its GPUs: by minor (/dev/nvidiaN), by index (PCI order) and by UUID
+
+
+@dataclass(frozen=True)
+class Card:
+    uuid: str
+    """Empty if unknown."""
+    minor: int | None
+
+
+@dataclass(frozen=True)
+class Cards:
+    """GPUs in order of their indices; empty without a driver. koordinator writes minors, the toolkit reads indices."""
+
+    cards: tuple[Card, ...] = ()
+
+    @cached_property
+    def _by_minor(self) -> dict[int, str]:
+        return {card.minor: card.uuid for card in self.cards if card.minor is not None and card.uuid}
+
+    def of_minor(self, minor: int) -> str:
+        """Returns the UUID, or the number if it is unknown. Readers of podlist.json take numbers for minors."""
+        return self._by_minor.get(minor, str(minor))
+
+    def of_index(self, index: int) -> str:
+        """Returns the UUID, or the number if it is unknown: on most nodes minors equal indices."""
+        uuid = self.cards[index].uuid if index < len(self.cards) else ""
+        return uuid or str(index)
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Empty if one of them is unknown."""
+        uuids = tuple(card.uuid for card in self.cards)
+        return uuids if all(uuids) else ()
+
+    @property
+    def numbers_differ(self) -> bool:
+        return any(card.minor not in (None, index) for index, card in enumerate(self.cards))
+
+    def __str__(self) -> str:
+        return few_of(f"minor {card.minor} is index {index}" for index, card in enumerate(self.cards))
+
+
+def read_cards(proc: str) -> Cards:
+    """Reads /proc/driver/nvidia/gpus, which needs no driver library. Blocks if the driver hangs."""
+    root = os.path.join(proc, "driver", "nvidia", "gpus")
+    try:
+        places = sorted((name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)), key=_bus_order)
+    except OSError:
+        return Cards()
+    texts = (_read_information(os.path.join(root, place, "information")) for place in places)
+    return Cards(tuple(parse_card(text) for text in texts if not _EXCLUDED.search(text)))
+
+
+def _bus_order(place: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.split(r"[:.]", place))
+
+
+def _read_information(path: str) -> str:
+    try:
+        return read_bounded(path, _MAX_INFORMATION_BYTES).decode(errors="replace")
+    except SourceError:
+        return ""
+
+
+def parse_card(text: str) -> Card:
+    uuid, minor = _UUID.search(text), _MINOR.search(text)
+    return Card(uuid[1] if uuid else "", int(minor[1]) if minor else None)
+
+
+class CardsWatch:
+    """Reads the cards periodically in a thread, because the driver may hang. `cards` is the last result."""
+
+    def __init__(self, read: Callable[[], Cards], on_change: Callable[[], object], every: float = 10.0) -> None:
+        self.cards = Cards()
+        self._read = read
+        self._on_change = on_change
+        self._every = every
+        self._was_read = threading.Event()
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="hook-cards", daemon=True).start()
+
+    def wait_read(self, seconds: float) -> None:
+        self._was_read.wait(seconds)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            cards = self._read()
+            if cards != self.cards:
+                self.cards = cards
+                if cards.numbers_differ:
+                    _log.warning("on this node minors and indices of GPUs differ (%s)", cards)
+                self._on_change()
+            self._was_read.set()
+            self._stopping.wait(self._every)
+
+
+# The GPUs of a sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    id: str
+    name: str
+    visible: str | None = None
+    """NVIDIA_VISIBLE_DEVICES; None if it is not set."""
+    is_monitor: bool = False
+    """Its driver capabilities allow queries only."""
+    mounted: tuple[str, ...] = ()
+    """Names under MOUNTED_DEVICES."""
+    minors: tuple[int, ...] = ()
+    """Of its device nodes; empty for a privileged container, which has all of the host."""
+    gpu_manager: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    id: str
+    namespace: str
+    name: str
+    uid: str = ""
+    annotations: Pairs = ()
+    """Only those in which schedulers write GPUs."""
+    containers: tuple[ContainerFacts, ...] = ()
+    order: tuple[str, ...] = ()
+    """Container names in the order of creation, which is the order of the pod's spec. Annotations use the position."""
+
+    def with_container(self, container: ContainerFacts) -> Sandbox:
+        """Replaces an older container of the same name, whose end may have been missed."""
+        others = (other for other in self.containers if other.name != container.name and other.id != container.id)
+        order = self.order if container.name in self.order else (*self.order, container.name)
+        return replace(self, containers=(*others, container), order=order)
+
+    def without_container(self, container_id: str) -> Sandbox:
+        return replace(self, containers=tuple(c for c in self.containers if c.id != container_id))
+
+    def with_containers_of(self, other: Sandbox) -> Sandbox:
+        return replace(self, containers=other.containers, order=other.order)
+
+
+class PodlistEntry(NamedTuple):
+    namespace: str
+    name: str
+    container: str
+    gpus: tuple[str, ...]
+
+
+class PodProblem(NamedTuple):
+    reason: str
+    """Label of podgpu_hook_errors_total."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxGpus:
+    entries: tuple[PodlistEntry, ...] = ()
+    problems: tuple[PodProblem, ...] = ()
+    disagreeing: int = 0
+    """Containers whose NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator assigned."""
+
+
+def find_gpus(sandbox: Sandbox, cards: Cards) -> SandboxGpus:
+    if not sandbox.namespace or not sandbox.name:  # readers reject a file with such an entry
+        return SandboxGpus()
+    try:
+        held = _read_scheduler(sandbox, cards)
+    except BadAnnotation as error:
+        return SandboxGpus(problems=(PodProblem(error.reason, str(error)),))
+    if held is None:
+        held = {container.name: _read_own_devices(container, cards) for container in sandbox.containers}
+    entries = (
+        PodlistEntry(sandbox.namespace, sandbox.name, container.name, _unique(held.get(container.name, ())))
+        for container in sandbox.containers
+    )
+    problems = tuple(_find_disagreements(sandbox, cards))
+    return SandboxGpus(tuple(entry for entry in entries if entry.gpus), problems, len(problems))
+
+
+def _unique(ids: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(id_ for id_ in ids if len(id_) <= _MAX_ID_LENGTH))[:MAX_IDS]
+
+
+def _read_scheduler(sandbox: Sandbox, cards: Cards) -> dict[str, tuple[str, ...]] | None:
+    """Returns the GPUs by container; None if no scheduler assigned any."""
+    own = {
+        container.name: tuple(_gpu_manager_nodes(container, cards))
+        for container in sandbox.containers
+        if container.gpu_manager
+    }
+    grants = read_grants(_pod_record(sandbox))
+    if not grants:
+        return own or None
+    for_all = tuple(_id_of(grant.device, cards) for grant in grants if grant.container is None)
+    if for_all:
+        return {container.name: for_all for container in sandbox.containers}
+    return (_chosen_by_variable(sandbox, grants) or _group_by_container(grants, cards)) | own
+
+
+def _pod_record(sandbox: Sandbox) -> PodRecord:
+    """Containers that do not exist yet get placeholder names, so that positions in annotations are right."""
+    to_come = range(len(sandbox.order), min(_count_positions(sandbox), MAX_IDS))
+    names = (*sandbox.order, *(f"(container {number})" for number in to_come))
+    containers = tuple(ContainerRecord(name) for name in names)
+    return PodRecord(
+        sandbox.namespace, sandbox.name, sandbox.uid, annotations=sandbox.annotations, containers=containers
+    )
+
+
+def _count_positions(sandbox: Sandbox) -> int:
+    positions = 0
+    for key, text in sandbox.annotations:
+        if key in (HAMI_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES):
+            positions = max(positions, text.strip().removesuffix(";").count(";") + 1)
+        elif key.startswith(GPU_MANAGER_CARDS) and _NUMBER.fullmatch(key.removeprefix(GPU_MANAGER_CARDS)):
+            positions = max(positions, int(key.removeprefix(GPU_MANAGER_CARDS)) + 1)
+    return positions
+
+
+def _gpu_manager_nodes(container: ContainerFacts, cards: Cards) -> Iterator[str]:
+    nodes = (_NODE.fullmatch(word.strip()) for word in container.gpu_manager.split(",", MAX_IDS))
+    return (cards.of_minor(int(node[1])) for node in nodes if node)
+
+
+def _chosen_by_variable(sandbox: Sandbox, grants: Sequence[Grant]) -> dict[str, tuple[str, ...]]:
+    """HAMi sets each container's UUIDs in NVIDIA_VISIBLE_DEVICES, which is more reliable than the position: that is
+    wrong if the hook started after an init container ended."""
+    granted = {grant.device.lower(): grant.device for grant in grants if isinstance(grant.device, str)}
+    chosen: dict[str, tuple[str, ...]] = {}
+    for container in sandbox.containers:
+        names = (word.strip().lower() for word in (container.visible or "").split(",", MAX_IDS))
+        ids = tuple(granted[name] for name in names if name in granted)
+        if ids:
+            chosen[container.name] = ids
+    return chosen
+
+
+def _group_by_container(grants: Sequence[Grant], cards: Cards) -> dict[str, tuple[str, ...]]:
+    held: dict[str, tuple[str, ...]] = {}
+    for grant in grants:
+        name = grant.container or ""
+        held[name] = (*held.get(name, ()), _id_of(grant.device, cards))
+    return held
+
+
+def _id_of(device: str | int, cards: Cards) -> str:
+    return cards.of_minor(device) if isinstance(device, int) else device
+
+
+def _read_own_devices(container: ContainerFacts, cards: Cards) -> tuple[str, ...]:
+    visible = (container.visible or "").strip()
+    if visible == "none":
+        return ()
+    if visible and visible != "void" and not visible.startswith(MOUNTED_DEVICES):
+        named = _resolve(visible.split(",", MAX_IDS), container, cards)
+        if named is not None:
+            return named
+    if container.mounted:
+        named = _resolve((_mounted_name(name) for name in container.mounted), container, cards)
+        if named is not None:
+            return named
+    return tuple(map(cards.of_minor, container.minors))
+
+
+def _mounted_name(name: str) -> str:
+    """`<id>`, or `cdi/<vendor>/<class>/<id>`."""
+    parts = name.split("/", 3)
+    return f"{parts[1]}/{parts[2]}={parts[3]}" if parts[0] == "cdi" and len(parts) == 4 else name
+
+
+def _resolve(words: Iterable[str], container: ContainerFacts, cards: Cards) -> tuple[str, ...] | None:
+    """Resolves ids as the container toolkit does. Returns None if no word is an id."""
+    ids: list[str] = []
+    is_known = False
+    for word in map(str.strip, words):
+        if word.startswith(_MANAGEMENT):
+            is_known = True
+            continue
+        cdi = _CDI_NAME.fullmatch(word)
+        name = cdi[1] if cdi else word
+        if name == "all":
+            ids += () if container.is_monitor else cards.uuids or (name,)
+            is_known = True
+        elif _NUMBER.fullmatch(name):
+            ids.append(cards.of_index(int(name)))
+        elif len(name) <= _MAX_ID_LENGTH and parse_id_or_minor(name) is not None:
+            ids.append(name)
+    return tuple(ids) if ids or is_known else None
+
+
+def _find_disagreements(sandbox: Sandbox, cards: Cards) -> Iterator[PodProblem]:
+    grants = koordinator_grants(_pod_record(sandbox))
+    if not grants or not cards.cards:
+        return
+    assigned = _uuids(grants, cards)
+    for container in sandbox.containers:
+        named = _explicitly_named(container, cards)
+        if named and {id_.lower() for id_ in named} != {id_.lower() for id_ in assigned}:
+            text = (
+                f"pod {sandbox.namespace}/{sandbox.name}, container {container.name}: koordinator assigned"
+                f" {few_of(assigned)}, but {VISIBLE_DEVICES}={(container.visible or '')[:200]} means {few_of(named)}"
+                " to the container toolkit, which reads indices where koordinator writes minors: podlist.json has"
+                " koordinator's assignment; --inject corrects the variable of new containers"
+            )
+            yield PodProblem("disagreement", text)
+
+
+def _uuids(grants: Sequence[Grant], cards: Cards) -> tuple[str, ...]:
+    return _unique(_id_of(grant.device, cards) for grant in grants)
+
+
+def _explicitly_named(container: ContainerFacts, cards: Cards) -> tuple[str, ...]:
+    """Ignores `all`, which is the default of many images."""
+    words = (container.visible or "").split(",", MAX_IDS)
+    if any(word.strip() == "all" for word in words):
+        return ()
+    return _unique(_resolve(words, container, cards) or ())
+
+
+def wanted_variable(sandbox: Sandbox, container: ContainerFacts, cards: Cards) -> str | None:
+    """Returns the value of NVIDIA_VISIBLE_DEVICES for koordinator's annotation; None if it needs no change.
+
+    The value has minors, as koordinator's own hook writes them, or UUIDs if the container toolkit would misread the
+    minors or the annotation has none. Raises BadAnnotation.
+    """
+    pod = _pod_record(sandbox)
+    grants = koordinator_grants(pod)
+    if not grants:
+        return None
+    assigned = _uuids(grants, cards)
+    if {id_.lower() for id_ in _explicitly_named(container, cards)} == {id_.lower() for id_ in assigned}:
+        return None
+    minors = koordinator_minors(pod)
+    misread = any(cards.of_minor(minor) != cards.of_index(minor) for minor in minors)
+    wanted = ",".join(assigned) if misread or not minors else ",".join(dict.fromkeys(map(str, minors)))
+    return None if wanted == container.visible else wanted

@@ -1,0 +1,163 @@
+"""Writes podlist.json in its own thread, whenever its content changes.
+
+Changes during a write or shortly after it are combined into one write. A file that was removed or overwritten is
+restored. If it cannot be written, the old file stays and the write is retried.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
+from podgpu.holders.podlist import MAX_BYTES
+from podgpu.hook.counters import HookCounters
+from podgpu.hook.devices import Cards, PodlistEntry, PodProblem, Sandbox, SandboxGpus, find_gpus
+
+_log = logging.getLogger("podgpu")
+_PAUSE_SECONDS = 0.05
+_CHECK_SECONDS = 5.0
+_FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
+_STOP_SECONDS = 5.0
+
+
+def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
+    """One line per container, sorted."""
+    objects = (
+        {"name": e.name, "namespace": e.namespace, "container": e.container, "gpu_list": list(e.gpus)}
+        for e in sorted(entries)
+    )
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in objects)
+    return f"[\n{lines}\n]\n".encode() if lines else b"[]\n"
+
+
+class PodlistWriter:
+    def __init__(self, file: AtomicFile, counters: HookCounters, cards: Callable[[], Cards] = Cards) -> None:
+        self._file = file
+        self._counters = counters
+        self._cards = cards
+        self._sandboxes: tuple[Sandbox, ...] | None = None
+        """None until the runtime reported all containers; the previous file stays until then."""
+        self._cache: dict[str, tuple[Sandbox, Cards, SandboxGpus]] = {}
+        self._logged: set[str] = set()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._identity = self._look()
+        self._content = self._read()
+        self._failure = ""
+        self.is_up_to_date = False
+        self.gpu_containers = 0
+        self.disagreeing = 0
+        self._thread = threading.Thread(target=self._run, name="hook-podlist", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def update(self, sandboxes: tuple[Sandbox, ...]) -> None:
+        """Sets the sandboxes to write. Does not block."""
+        self._sandboxes = sandboxes
+        self._wake.set()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Writes the last update first, if that works in time."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        wait, retry, stopping = _CHECK_SECONDS, _FIRST_RETRY, False
+        while not stopping:
+            self._wake.wait(wait)
+            self._wake.clear()
+            stopping = self._stopping
+            try:
+                self.write_changes()
+                wait, retry = _CHECK_SECONDS, _FIRST_RETRY
+            except OutputError as error:
+                self._failed(error.reason, str(error))
+                wait, retry = retry, min(2 * retry, _LAST_RETRY)
+            except Exception as error:  # noqa: BLE001 - the thread must go on
+                _log.exception("unexpected error, please report it")
+                self._failed("bug", f"{type(error).__name__}: {error}")
+            if not stopping:
+                time.sleep(_PAUSE_SECONDS)
+
+    def write_changes(self) -> None:
+        """Raises OutputError; the old file then stays."""
+        sandboxes = self._sandboxes
+        if sandboxes is None:
+            return
+        results = self._evaluate(sandboxes)
+        entries = [entry for result in results for entry in result.entries]
+        self.gpu_containers, self.disagreeing = len(entries), sum(result.disagreeing for result in results)
+        self._write(encode_podlist(entries))
+        self.is_up_to_date = sandboxes is self._sandboxes
+
+    def _evaluate(self, sandboxes: tuple[Sandbox, ...]) -> list[SandboxGpus]:
+        """Computes the entries. Results of unchanged sandboxes are cached; each problem is logged and counted once."""
+        cards, cache = self._cards(), self._cache
+        self._cache = {}
+        for sandbox in sandboxes:
+            cached = cache.get(sandbox.id)
+            if cached is None or cached[0] is not sandbox or cached[1] != cards:
+                cached = sandbox, cards, _find_gpus_safely(sandbox, cards)
+            self._cache[sandbox.id] = cached
+        results = [result for _, _, result in self._cache.values()]
+        problems = {problem.text: problem.reason for result in results for problem in result.problems}
+        for text, reason in problems.items():
+            if text not in self._logged:
+                self._counters.error(reason)
+                _log.warning("%s", text)
+        self._logged = set(problems)
+        return results
+
+    def _write(self, content: bytes) -> None:
+        if content == self._content and self._identity is not None and self._identity == self._look():
+            return
+        self.is_up_to_date = False
+        self._file.write(content)
+        self._counters.wrote()
+        self._content, self._identity = content, self._look()
+        if self._failure:
+            _log.info("%s is written again", self._file.path)
+            self._failure = ""
+
+    def _failed(self, reason: str, message: str) -> None:
+        self.is_up_to_date = False
+        if self._failure != message:
+            self._failure = message
+            _log.warning("%s", message)
+        self._counters.error(reason)
+
+    def _look(self) -> FileIdentity | None:
+        try:
+            return look_at(str(self._file.path))
+        except SourceError:
+            return None
+
+    def _read(self) -> bytes | None:
+        try:
+            return read_bounded(str(self._file.path), MAX_BYTES)
+        except SourceError:
+            return None
+
+
+def _find_gpus_safely(sandbox: Sandbox, cards: Cards) -> SandboxGpus:
+    try:
+        return find_gpus(sandbox, cards)
+    except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
+        _log.exception("unexpected error, please report it")
+        problem = f"pod {sandbox.namespace}/{sandbox.name} is skipped: {type(error).__name__}: {error}"
+        return SandboxGpus(problems=(PodProblem("bug", problem),))

@@ -1,0 +1,418 @@
+"""Parses PromQL, with Grafana's variables in it, into a tree whose nodes have positions in the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from podgpu.errors import PodgpuError
+
+NAME = "__name__"
+LABEL_VALUES = "label_values"
+LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
+"""Position of the argument with the target label, and of the first one with a source label."""
+_MAX_LENGTH = 64 * 1024
+_VARIABLE = re.compile(r"\$\{[^{}\n]{1,200}\}|\$\w+|\[\[\w+(?::\w+)?\]\]")
+_TOKEN = re.compile(
+    rf"""
+    (?P<space> (?:\s+|\#[^\n]*)+ )
+    | (?P<variable> (?:[A-Za-z_][\w:]*)? (?:{_VARIABLE.pattern}) (?:{_VARIABLE.pattern}|\w+)* )
+    | (?P<string> "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' | `[^`]*` )
+    | (?P<duration> (?:[0-9]+(?:ms|[smhdwy]))+(?![\w.]) )
+    | (?P<number> 0[xX][0-9a-fA-F]+ | (?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)? )
+    | (?P<name> :?[A-Za-z_][\w:]* )
+    | (?P<operator> ==|!=|=~|!~|<=|>=|[-+*/%^<>=()\{{\}}\[\],@:] )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_AGGREGATIONS = frozenset(
+    {
+        *("sum", "min", "max", "avg", "group", "stddev", "stdvar", "count", "count_values", "bottomk", "topk"),
+        *("quantile", "limitk", "limit_ratio"),
+    }
+)
+_PRECEDENCE = {
+    "or": 0,
+    **dict.fromkeys(("and", "unless"), 1),
+    **dict.fromkeys(("==", "!=", "<=", "<", ">=", ">"), 2),
+    **dict.fromkeys(("+", "-"), 3),
+    **dict.fromkeys(("*", "/", "%", "atan2"), 4),
+}
+"""Of binary operators without ^, which binds to the right and more strongly than a sign."""
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
+
+class PromqlError(PodgpuError):
+    """The text is not PromQL that podgpu can parse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    """Group of _TOKEN, or `end`."""
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A name or a string with its position."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMatcher:
+    label: Word
+    operator: str
+    value: Word
+    """With its quotes."""
+
+
+@dataclass(slots=True)
+class Node:
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Literal(Node):
+    """A number, a duration or a string."""
+
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class VectorSelector(Node):
+    name: Word | None
+    matchers: tuple[LabelMatcher, ...] = ()
+    is_variable: bool = False
+    """The name is a Grafana variable, in whole or in part."""
+    is_range: bool = False
+
+
+@dataclass(slots=True)
+class FunctionCall(Node):
+    function: str
+    arguments: list[Node]
+
+
+@dataclass(slots=True)
+class Aggregation(Node):
+    function: str
+    labels: tuple[Word, ...]
+    arguments: list[Node]
+
+
+@dataclass(slots=True)
+class Binary(Node):
+    operator: str
+    left: Node
+    right: Node
+    labels: tuple[Word, ...] = ()
+    """Of on, ignoring, group_left and group_right."""
+
+
+@dataclass(slots=True)
+class Paren(Node):
+    of: Node
+
+
+@dataclass(slots=True)
+class Modified(Node):
+    """With a sign, an offset or a subquery."""
+
+    of: Node
+
+
+def tokenize(text: str) -> list[Token]:
+    if len(text) > _MAX_LENGTH:
+        raise PromqlError(f"longer than {_MAX_LENGTH} characters")
+    tokens: list[Token] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise PromqlError(f"cannot parse {text[position : position + 20]!a} at character {position + 1}")
+        if match.lastgroup != "space":
+            tokens.append(Token(match.lastgroup or "", match[0], position))
+        position = match.end()
+    return [*tokens, Token("end", "", len(text))]
+
+
+def parse_promql(text: str) -> Node:
+    """Raises PromqlError."""
+    parser = _PromqlParser(tokenize(text))
+    try:
+        tree = parser.parse_binary(0)
+    except RecursionError:
+        raise PromqlError("nested too deep") from None
+    if parser.next.kind != "end":
+        raise parser.unexpected(parser.next, "an operator or the end")
+    return tree
+
+
+class _PromqlParser:
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._position = 0
+
+    @property
+    def next(self) -> Token:
+        return self._tokens[self._position]
+
+    def take(self) -> Token:
+        token = self.next
+        self._position += token.kind != "end"
+        return token
+
+    def is_next(self, *texts: str) -> bool:
+        return self.next.kind in ("operator", "name") and self.next.text.lower() in texts
+
+    def accept(self, *texts: str) -> bool:
+        if self.is_next(*texts):
+            self.take()
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        token = self.take()
+        if token.text != text or token.kind != "operator":
+            raise self.unexpected(token, repr(text))
+        return token
+
+    def take_word(self, expected: str, *kinds: str) -> Word:
+        token = self.take()
+        if token.kind not in kinds:
+            raise self.unexpected(token, expected)
+        return Word(token.text, token.start, token.end)
+
+    @staticmethod
+    def unexpected(token: Token, expected: str) -> PromqlError:
+        what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
+        return PromqlError(f"{what}: {expected} was expected")
+
+    def parse_binary(self, level: int) -> Node:
+        left = self._parse_signed()
+        while self.is_next(*_PRECEDENCE) and _PRECEDENCE[self.next.text.lower()] >= level:
+            operator = self.take().text.lower()
+            labels = self._parse_matching()
+            right = self.parse_binary(_PRECEDENCE[operator] + 1)
+            left = Binary(left.start, right.end, operator, left, right, labels)
+        return left
+
+    def _parse_signed(self) -> Node:
+        first = self.next
+        while self.accept("+", "-"):
+            pass
+        node = self._parse_power()
+        return node if self.next is first or first.start >= node.start else Modified(first.start, node.end, node)
+
+    def _parse_power(self) -> Node:
+        base = self._parse_modifiers(self._parse_primary())
+        if not self.accept("^"):
+            return base
+        labels = self._parse_matching()
+        exponent = self._parse_signed()
+        return Binary(base.start, exponent.end, "^", base, exponent, labels)
+
+    def _parse_matching(self) -> tuple[Word, ...]:
+        self.accept("bool")
+        labels: tuple[Word, ...] = ()
+        if self.accept("on", "ignoring"):
+            labels += self._parse_labels()
+        if self.accept("group_left", "group_right") and self.is_next("("):
+            labels += self._parse_labels()
+        return labels
+
+    def _parse_labels(self) -> tuple[Word, ...]:
+        self.expect("(")
+        labels: list[Word] = []
+        while not self.is_next(")"):
+            labels.append(self.take_word("a label", "name", "variable", "string"))
+            if not self.accept(","):
+                break
+        self.expect(")")
+        return tuple(labels)
+
+    def _parse_primary(self) -> Node:
+        token = self.take()
+        if token.kind in ("number", "duration", "string"):
+            return Literal(token.start, token.end, token.kind, token.text)
+        if token.kind == "operator" and token.text == "(":
+            inner = self.parse_binary(0)
+            return Paren(token.start, self.expect(")").end, inner)
+        if token.kind == "operator" and token.text == "{":
+            return self._parse_selector(token.start, None)
+        if token.kind == "name":
+            lower = token.text.lower()
+            if lower in _AGGREGATIONS and self.is_next("(", "by", "without"):
+                return self._parse_aggregation(token)
+            if self.is_next("("):
+                arguments, end = self._parse_arguments()
+                return FunctionCall(token.start, end, token.text, arguments)
+            if lower in ("inf", "nan"):
+                return Literal(token.start, token.end, "number", token.text)
+        elif token.kind != "variable":
+            raise self.unexpected(token, "an expression")
+        selector = VectorSelector(token.start, token.end, Word(token.text, token.start, token.end))
+        if self.accept("{"):
+            selector = self._parse_selector(token.start, selector.name)
+        selector.is_variable = token.kind == "variable"
+        return selector
+
+    def _parse_aggregation(self, token: Token) -> Node:
+        labels = self._parse_labels() if self.accept("by", "without") else ()
+        arguments, end = self._parse_arguments()
+        if self.accept("by", "without"):
+            labels = self._parse_labels()
+            end = self._tokens[self._position - 1].end
+        return Aggregation(token.start, end, token.text.lower(), labels, arguments)
+
+    def _parse_arguments(self) -> tuple[list[Node], int]:
+        self.expect("(")
+        arguments: list[Node] = []
+        while not self.is_next(")"):
+            arguments.append(self.parse_binary(0))
+            if not self.accept(","):
+                break
+        return arguments, self.expect(")").end
+
+    def _parse_selector(self, start: int, name: Word | None) -> VectorSelector:
+        matchers: list[LabelMatcher] = []
+        while not self.is_next("}"):
+            label = self.take_word("a label", "name", "variable", "string")
+            if label.text[0] in "\"'`" and self.is_next(",", "}") and name is None:
+                name = Word(unquote(label.text), label.start + 1, label.end - 1)  # {"metric"}
+            else:
+                operator = self.take()
+                if operator.text not in ("=", "!=", "=~", "!~"):
+                    raise self.unexpected(operator, "one of = != =~ !~")
+                matchers.append(LabelMatcher(label, operator.text, self.take_word("a string", "string", "variable")))
+            if not self.accept(","):
+                break
+        return VectorSelector(start, self.expect("}").end, name, tuple(matchers))
+
+    def _parse_modifiers(self, node: Node) -> Node:
+        """Parses [range], [range:step], offset and @, in any order."""
+        while True:
+            if self.accept("["):
+                is_subquery = self._parse_range()
+                if is_subquery or not isinstance(node, VectorSelector):
+                    node = Modified(node.start, node.end, node)
+                else:
+                    node.is_range = True
+            elif self.accept("offset"):
+                self.accept("-")
+                self.take_word("a duration", "duration", "number", "variable")
+            elif self.accept("@"):
+                self.accept("-")
+                if self.accept("start", "end"):
+                    self.expect("(")
+                    self.expect(")")
+                else:
+                    self.take_word("a time", "number", "variable")
+            else:
+                return node
+            node.end = self._tokens[self._position - 1].end
+
+    def _parse_range(self) -> bool:
+        """Returns True for a subquery."""
+        is_subquery = False
+        while self.next.kind in ("duration", "number", "variable") or self.is_next(":", "+", "-", "*", "/"):
+            is_subquery |= self.take().text == ":"
+        self.expect("]")
+        return is_subquery
+
+
+# Queries on the tree
+
+
+def children(node: Node) -> Sequence[Node]:
+    match node:
+        case FunctionCall() | Aggregation():
+            return node.arguments
+        case Binary():
+            return (node.left, node.right)
+        case Modified() | Paren():
+            return (node.of,)
+    return ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """In the order of the text. Not recursive, because many operators in a row make a deep tree."""
+    waiting = [node]
+    while waiting:
+        yield (current := waiting.pop())
+        waiting += reversed(children(current))
+
+
+def find_selectors(node: Node) -> Iterator[VectorSelector]:
+    return (found for found in walk(node) if isinstance(found, VectorSelector))
+
+
+def find_labels(tree: Node) -> Iterator[str]:
+    for node in walk(tree):
+        match node:
+            case Aggregation() | Binary():
+                yield from (word.text for word in node.labels)
+            case VectorSelector():
+                yield from (matcher.label.text for matcher in node.matchers)
+            case FunctionCall() if node.function in LABEL_ARGUMENTS:
+                yield from (unquote(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
+            case FunctionCall():
+                yield from (word.text for word in requested_label(node))
+
+
+def requested_label(node: Node) -> Sequence[Word]:
+    """The label of label_values(…)."""
+    if isinstance(node, FunctionCall) and node.function == LABEL_VALUES and node.arguments:
+        label = node.arguments[-1]
+        if isinstance(label, VectorSelector) and label.name is not None:
+            return (label.name,)
+    return ()
+
+
+def name_word(node: VectorSelector) -> Word | None:
+    """Position of the metric's name: before the braces, or as __name__ inside."""
+    if node.name is not None:
+        return node.name
+    for matcher in node.matchers:
+        if matcher.label.text == NAME and matcher.operator == "=":
+            value = matcher.value
+            if value.text[0] not in "\"'`":
+                return value  # a Grafana variable that includes the quotes
+            return Word(unquote(value.text), value.start + 1, value.end - 1)
+    return None
+
+
+def name_of(node: VectorSelector) -> str:
+    word = name_word(node)
+    return "" if word is None else word.text
+
+
+def is_named_by_variable(node: VectorSelector) -> bool:
+    """True for `DCGM_FI_DEV_$what`. A variable alone may be a number."""
+    name = name_of(node)
+    if node.is_variable and _VARIABLE.fullmatch(name):
+        return bool(node.matchers) or node.is_range
+    return _VARIABLE.search(name) is not None
+
+
+def unquote(literal: str) -> str:
+    """Value of a string. Numeric escapes stay, because no name has them."""
+    if literal.startswith("`"):
+        return literal[1:-1]
+    return re.sub(r"\\(.)", _unescape, literal[1:-1], flags=re.DOTALL)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return match[0] if match[1] in "xuU01234567" else _ESCAPES.get(match[1], match[1])

@@ -1,0 +1,188 @@
+"""Nodes and events of `podgpu demo`: a job ends, GPUs break, an exporter dies, and all of it recovers, in a cycle."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.node import Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
+from podgpu.simulate.proc import SimulatedProc
+
+_SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
+"""Namespace -> relative variation of its loads: training is steady, a service is not."""
+_OWNERS = {
+    "llm-train": "Job",
+    "diffusion": "Job",
+    "chat": "Deployment",
+    "embed": "Deployment",
+    "ocr": "Deployment",
+    "jupyter-ada": "Notebook",
+    "jupyter": "StatefulSet",
+}
+"""Prefix of a pod's name -> kind of its owner."""
+CYCLE_SECONDS = 150.0
+XID = 48
+"""A double-bit memory error: the GPU has to be reset."""
+_JOB = ("research", "llm-train-2")
+_JOB_NODE, _LOST_NODE, _LOST_GPU = 2, 1, 3
+
+
+class StageNode:
+    """A simulated node whose pods and GPUs change: a driver, a gRPC kubelet and files as on a host."""
+
+    def __init__(
+        self,
+        name: str,
+        gpus: str,
+        root: Path,
+        *,
+        first: int = 0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`first`: offset in the pattern of tenants. `root`: directory for the host's files."""
+        self.name = name
+        self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
+        self.root = root
+        self.answers = True
+        """False while its exporter does not answer."""
+        self._proc = SimulatedProc(root / "proc")
+        self._numbers = itertools.count()
+        self._pids: dict[Tenant, int] = {}
+        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        self.move_in(*tenants(self.driver, first))
+
+    def __enter__(self) -> Self:
+        self.kubelet.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kubelet.stop()
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        return list(self._pids)
+
+    @property
+    def gpus(self) -> int:
+        return len(self.driver.machine.gpus)
+
+    def move_in(self, *new: Tenant) -> None:
+        for tenant in new:
+            pid = self._pids[tenant] = pid_of(next(self._numbers))
+            furnish_one(self.root, self._proc, tenant, pid)
+            self._start(tenant, pid)
+        self.kubelet.pods = tuple(pods(self._pids))
+
+    def move_out(self, namespace: str, pod: str) -> list[Tenant]:
+        """Ends a pod and returns its containers."""
+        leaving = [tenant for tenant in self._pids if (tenant.namespace, tenant.pod) == (namespace, pod)]
+        for tenant in leaving:
+            pid = self._pids.pop(tenant)
+            if tenant.duty:
+                self.driver.remove(pid)
+            clear_one(self.root, self._proc, tenant, pid)
+        self.kubelet.pods = tuple(pods(self._pids))
+        return leaving
+
+    def _start(self, tenant: Tenant, pid: int) -> None:
+        if tenant.duty:
+            sway = _SWAY.get(tenant.namespace, 0.0)
+            self.driver.place(load_of(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
+
+    def reset(self, gpu: int) -> None:
+        """Resets the GPU and restarts its processes."""
+        self.driver.faults.reset(gpu)
+        for tenant, pid in self._pids.items():
+            if tenant.gpu == gpu:
+                self._start(tenant, pid)
+
+
+def owner_of(pod: str) -> tuple[str, str] | None:
+    """Returns kind and name of a pod's owner."""
+    for prefix, kind in _OWNERS.items():
+        if pod.startswith(f"{prefix}-"):
+            return (kind, pod if kind == "Job" else prefix)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    at: float
+    """Seconds after the beginning of a cycle."""
+    says: str
+    do: Callable[[], object]
+
+
+def acts(nodes: Sequence[StageNode]) -> list[Act]:
+    """Returns the events of the demo's three nodes. All faults are present at the same time within a minute."""
+    first, lost, last = nodes[0], nodes[_LOST_NODE], nodes[_JOB_NODE]
+    ill, job = min(6, first.gpus - 1), _Job(last)
+    return [
+        Act(10.0, f"{last.name}: a training job ends", job.end),
+        Act(15.0, f"{first.name}: GPU {ill} has XID {XID}", lambda: first.driver.faults.raise_xid(ill, XID)),
+        Act(20.0, f"{lost.name}: GPU {_LOST_GPU} falls off the bus", lambda: lost.driver.faults.lose(_LOST_GPU)),
+        Act(30.0, f"{last.name}: its exporter dies", lambda: setattr(last, "answers", False)),
+        Act(90.0, f"{last.name}: its exporter is back", lambda: setattr(last, "answers", True)),
+        Act(95.0, f"{last.name}: the next training job begins", job.begin),
+        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} is back", lambda: lost.driver.faults.recover(_LOST_GPU)),
+        Act(115.0, f"{first.name}: GPU {ill} was reset", lambda: first.reset(ill)),
+    ]
+
+
+class _Job:
+    """A training job that ends, and another one that takes its GPUs."""
+
+    def __init__(self, node: StageNode) -> None:
+        self._node = node
+        self._name = _JOB
+        self._tenants = [tenant for tenant in node.tenants if (tenant.namespace, tenant.pod) == _JOB]
+        self._numbers = itertools.count(int(_JOB[1].rpartition("-")[2]) + 1)
+
+    def end(self) -> None:
+        self._node.move_out(*self._name)
+
+    def begin(self) -> None:
+        namespace, before = self._name
+        self._name = namespace, f"{before.rpartition('-')[0]}-{next(self._numbers)}"
+        self._node.move_in(*(replace(tenant, pod=self._name[1]) for tenant in self._tenants))
+
+
+class Play:
+    """Executes acts at their times, cycle after cycle."""
+
+    def __init__(self, script: Sequence[Act], cycle: float = CYCLE_SECONDS) -> None:
+        self._due = self._schedule(sorted(script, key=lambda act: act.at), cycle)
+        self._next = next(self._due, None)
+
+    @staticmethod
+    def _schedule(script: Sequence[Act], cycle: float) -> Iterator[tuple[float, Act]]:
+        for number in itertools.count() if script else ():
+            for act in script:
+                yield number * cycle + act.at, act
+
+    @property
+    def next_at(self) -> float:
+        """Seconds from the start to the next act; infinite without acts."""
+        return math.inf if self._next is None else self._next[0]
+
+    def go_on(self, now: float) -> list[Act]:
+        """Executes and returns the acts that are due. `now`: seconds since the start."""
+        done = []
+        while self._next is not None and self._next[0] <= now:
+            act = self._next[1]
+            act.do()
+            done.append(act)
+            self._next = next(self._due, None)
+        return done

@@ -1,0 +1,312 @@
+"""Divides what one device did in one turn among workloads. Pure functions without state.
+
+The parts of the workloads and the unattributed rest are always exactly the device's own figure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from msgspec import structs
+
+from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
+from podgpu.model import Assignment, Device, DeviceUsage, Workload, WorkloadKey, device_key, parts_of, physical
+from podgpu.usage.owners import Owners
+
+K = TypeVar("K")
+Owner = Workload | Literal["host", "unknown"]  # "host": in no pod; "unknown": could not be determined
+SHARE_UNITS = 1_000_000  # time slices, HAMi and gpu-manager give hundredths or larger parts
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """One process on one device in one turn. None means not reported."""
+
+    pid: int
+    owner: Owner
+    busy_ns: int | None  # None for MPS clients
+    memory: int | None = None
+    ended: bool = False  # it ran in this turn and has ended, so only its busy time counts
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTurn:
+    """One allocatable device (a whole GPU or a MIG instance) in one turn."""
+
+    usage: DeviceUsage  # its window is 0 if the device did not answer
+    holders: Mapping[Workload, float | None] = field(default_factory=dict)  # with the share of each, None if unknown
+    processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
+
+    @property
+    def device(self) -> Device:
+        return self.usage.device
+
+    @property
+    def slices(self) -> int:
+        return slices_of_profile(self.device.profile) or 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTurn:
+    """One GPU in one turn: itself as the only device, or its instances in MIG mode."""
+
+    uuid: str
+    devices: tuple[DeviceTurn, ...]
+    answered: bool = True
+    power_mw: int | None = None
+    energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read in this turn
+    free_slices: int = 0  # compute slices that belong to no MIG instance
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A figure of a device, divided among workloads. A workload without a part is unknown, not 0."""
+
+    total: int | None = None  # None if not reported
+    parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
+
+    @property
+    def unattributed(self) -> int | None:
+        return None if self.total is None else self.total - sum((self.parts or {}).values())
+
+    def part(self, workload: Workload) -> int | None:
+        return None if self.parts is None else self.parts.get(workload)
+
+
+# -- input of a turn ---------------------------------------------------------------------------------------------
+
+
+def make_turns(
+    devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: Owners
+) -> list[GpuTurn]:
+    """Combines the driver's figures, the holders and the owners of processes.
+
+    `devices` are all known ones: a device that did not answer can still be held.
+    """
+    known = {device.key: device for device in devices}
+    answers = {usage.device.key: usage for usage in usages}
+    held: defaultdict[str, list[Assignment]] = defaultdict(list)
+    for assignment in assignments:
+        if assignment.holder.key:
+            held[assignment.device].append(assignment)
+    keys: defaultdict[str, list[str]] = defaultdict(list)
+    for key in sorted({*known, *answers, *held}):
+        keys[physical(key)].append(key)
+    return [_make_gpu_turn(uuid, own, known, answers, held, owners) for uuid, own in keys.items()]
+
+
+def _make_gpu_turn(
+    uuid: str,
+    keys: Sequence[str],
+    known: Mapping[str, Device],
+    answers: Mapping[str, DeviceUsage],
+    held: Mapping[str, Sequence[Assignment]],
+    owners: Owners,
+) -> GpuTurn:
+    gpu = answers.get(uuid)
+    devices = {key: answers[key].device if key in answers else known.get(key) for key in keys}
+    whole = devices.get(uuid) or Device(None, uuid, "", "")
+    turns = []
+    for key in keys:
+        if key not in held and ((key == uuid and whole.mig_enabled) or (gpu is not None and key not in answers)):
+            continue  # nothing runs on the GPU itself in MIG mode; instances that the driver does not list are gone
+        usage = DeviceUsage(devices[key] or _unknown_instance(whole, key), 0)
+        if key in answers and not (key == uuid and whole.mig_enabled):
+            usage = answers[key]
+        turns.append(make_turn(usage, held.get(key, ()), owners))
+    if gpu is None:
+        return GpuTurn(uuid, tuple(turns), answered=False)
+    free = slices_of_gpu(whole.model) - sum(turn.slices for turn in turns) if whole.mig_enabled else 0
+    return GpuTurn(uuid, tuple(turns), True, gpu.power_mw, gpu.energy_mj, max(0, free))
+
+
+def _unknown_instance(gpu: Device, key: str) -> Device:
+    _, _, number = key.partition("/gi")
+    gi_id = int(number) if number else None
+    assert device_key(gpu.uuid, gi_id) == key
+    return Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, gi_id=gi_id)
+
+
+def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Owners) -> DeviceTurn:
+    """Finds the holders and the processes of one device. Each workload key has one `Workload`.
+
+    A pod that was created again has the name of its predecessor and another UID. Processes of the predecessor that
+    still run are charged to nobody.
+    """
+    listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
+    busy = usage.process_busy_ns or {}
+    pids = sorted(listed.keys() | {pid for pid, ns in busy.items() if ns != 0}) if usage.processes is not None else []
+    users: defaultdict[WorkloadKey, set[Workload]] = defaultdict(set)
+    for pid in pids:
+        if (user := owners.workloads.get(pid)) is not None and user.key:
+            users[user.key].add(user)
+    shares: dict[WorkloadKey, tuple[float, Workload]] = {}
+    for assignment in assignments:
+        share = assignment.share if assignment.share is not None and 0 <= assignment.share <= 1 else -1.0
+        entry = share, assignment.holder
+        key = assignment.holder.key
+        shares[key] = max(entry, shares.get(key, entry), key=lambda one: (one[0], parts_of(one[1])))
+    names = {key: min(workloads, key=parts_of) for key, workloads in users.items()}
+    for key, (_, holder) in shares.items():
+        same = names.get(key)
+        names[key] = structs.replace(holder, uid=same.uid) if same is not None and not holder.uid else holder
+
+    def find_owner(pid: int) -> Owner:
+        user = owners.workloads.get(pid)
+        if user is None or not user.key:
+            return "unknown" if pid in owners.untold else "host"
+        name = names[user.key]
+        return "host" if user.uid and name.uid and user.uid != name.uid else name
+
+    # The driver reports the busy time of all MPS clients as their server's.
+    clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
+    payers = {find_owner(pid) for pid in clients} if owners.mps_servers.intersection(pids) else set[Owner]()
+    payer = payers.pop() if len(payers) == 1 else None
+
+    def make_sample(pid: int) -> ProcessSample:
+        owner = payer or "host" if clients and pid in owners.mps_servers else find_owner(pid)
+        is_measured = pid not in clients or payer is not None
+        memory = listed[pid].memory if pid in listed else None
+        return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
+
+    return DeviceTurn(
+        usage,
+        {names[key]: None if shares[key][0] < 0 else shares[key][0] for key in sorted(shares)},
+        None if usage.processes is None else tuple(map(make_sample, pids)),
+    )
+
+
+# -- division of one turn ----------------------------------------------------------------------------------------
+
+
+def attribute_busy(device: DeviceTurn, ended_owner: Workload | None = None) -> Division:
+    """Divides the device's busy time.
+
+    The driver reports nothing about a process that has ended. If all processes that ended since the last
+    turn were `ended_owner`'s, it pays for the busy time that no running process accounts for.
+    """
+    usage = device.usage
+    total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
+    if device.processes is None:
+        return Division(total)
+    if usage.process_busy_ns is None:  # then only a single holder without other processes is known to have run
+        owners = {process.owner for process in device.processes} | device.holders.keys()
+        is_alone = total is not None and len(owners) == len(device.holders) == 1
+        return Division(total, dict.fromkeys(device.holders, total or 0) if is_alone else None)
+    reported = [(process.owner, process.busy_ns) for process in device.processes]
+    parts, others = _sum_by_owner(device, reported)
+    measured = sum(parts.values()) + others
+    if measured > usage.window_ns:  # samples are inexact, and processes can run at the same time
+        return Division(usage.window_ns, divide(usage.window_ns, parts, others))
+    if total is None or measured > total:
+        return Division(measured, parts)
+    all_reported = all(busy is not None for _, busy in reported)
+    if ended_owner in parts and all_reported and usage.method == "samples":
+        parts[ended_owner] += total - measured
+    return Division(total, parts)
+
+
+def attribute_memory(device: DeviceTurn) -> Division:
+    """Divides the memory in use. The total grows if the workloads' processes report more than the device."""
+    total = device.usage.memory_used
+    if device.processes is None:
+        return Division(total)
+    reported = [(process.owner, 0 if process.ended else process.memory) for process in device.processes]
+    parts, _ = _sum_by_owner(device, reported)
+    return Division(None if total is None else max(total, sum(parts.values())), parts)
+
+
+def count_processes(device: DeviceTurn) -> Mapping[Workload, int]:
+    """Counts the running processes of each workload. Workloads whose number is unknown are left out."""
+    if device.processes is None:
+        return {}
+    return _sum_by_owner(device, [(process.owner, int(not process.ended)) for process in device.processes])[0]
+
+
+def compute_idle(device: DeviceTurn, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
+    """Returns the idle time of a workload in this turn. None if it is uncertain or not a holder.
+
+    The driver gives each sample, about six a second, to a single process. Beside a busy process another one
+    can run for some milliseconds without a sample, so it is not called idle. Context switches have no such gap.
+    """
+    part = busy.part(workload)
+    if part is None or workload not in device.holders:
+        return None
+    own = [process for process in device.processes or () if process.owner == workload]
+    if part or any(process.busy_ns for process in own) or not device.usage.window_ns:
+        return 0
+    is_certain = not busy.total or not own or device.usage.method != "samples"
+    return elapsed_ns if is_certain else None
+
+
+def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int, int]]:
+    """Returns the least and the most that each workload can have run. The figure itself lies between them."""
+    usage, parts = device.usage, busy.parts
+    if not usage.bounded or parts is None or busy.total is None:
+        return {}
+    owners = {process.pid: process.owner for process in device.processes or ()}
+    bounds: dict[Workload, tuple[int, int]] = {}
+    if usage.resident_ns is None:  # samples: the time of a sole user is certain, that of several is not
+        users = set(owners.values())
+        for workload, part in parts.items():
+            bounds[workload] = (part, part) if users == {workload} else (0, busy.total if workload in users else part)
+    else:  # a context on the engine can be idle, but no process runs without being there
+        worked = max(0, busy.total - usage.switching_ns)
+        for workload in parts:
+            own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
+            resident = sum(usage.resident_ns[pid] for pid in own)
+            saving = sum(usage.saving_ns.get(pid, 0) for pid in own)
+            others = sum(usage.resident_ns.values()) - resident + saving
+            bounds[workload] = min(resident, max(0, worked - others)), min(resident, worked)
+    return {
+        workload: (min(low, parts[workload]), max(high, parts[workload])) for workload, (low, high) in bounds.items()
+    }
+
+
+def divide_by_share(device: DeviceTurn, total: int) -> dict[Workload, int]:
+    """Divides `total` by the holders' shares. What nobody holds remains; shares of more than 1 are scaled down.
+
+    An unknown share counts as the whole device for a single holder, and as 0 for one of several.
+    """
+    default = 1.0 if len(device.holders) == 1 else 0.0
+    shares = {holder: default if share is None else share for holder, share in device.holders.items()}
+    weights = {holder: round(share * SHARE_UNITS) for holder, share in shares.items()}
+    return divide(total, weights, max(0, SHARE_UNITS - sum(weights.values())))
+
+
+def divide(total: int, weights: Mapping[K, int], unattributed: int = 0) -> dict[K, int]:
+    """Divides a whole number by weights. The part of the weight `unattributed` remains.
+
+    Rounds the running sum instead of each part. So parts and remainder sum to the total exactly, and each
+    part differs from its exact value by less than 1. If all weights are 0, everything remains.
+    """
+    whole = sum(weights.values()) + unattributed
+    parts: dict[K, int] = {}
+    weight_so_far = divided = 0
+    for key, weight in weights.items():
+        weight_so_far += weight
+        parts[key] = (2 * total * weight_so_far + whole) // (2 * whole) - divided if whole else 0
+        divided += parts[key]
+    return parts
+
+
+def _sum_by_owner(device: DeviceTurn, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
+    """Returns the sums of the workloads whose sum is certain, and the sum of everything else.
+
+    A workload is left out if one of its amounts is not reported. A holder without a process is left out
+    while there is a process of unknown owner, which may be its own.
+    """
+    workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
+    if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):
+        workloads |= device.holders.keys()
+    workloads -= {owner for owner, amount in amounts if amount is None and isinstance(owner, Workload)}
+    parts, others = dict.fromkeys(sorted(workloads, key=parts_of), 0), 0
+    for owner, amount in amounts:
+        if isinstance(owner, Workload) and owner in parts:
+            parts[owner] += amount or 0
+        else:
+            others += amount or 0
+    return parts, others

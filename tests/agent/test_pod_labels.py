@@ -1,0 +1,66 @@
+"""Pod labels as Prometheus labels: the allow-list, valid names, no collisions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.agent.pod_labels import LabelFilter, label_name
+from podgpu.agent.publish import build_node_state
+from podgpu.errors import UsageError
+from podgpu.kube.objects import PodRecord
+from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.encode import encode
+from podgpu.metrics.render import Policy, render_node
+from podgpu.model import Assignment, Device, Reading, Workload
+from tests.agent.documents import make_parts
+
+KEYS = st.one_of(
+    st.sampled_from(
+        ["gpu", "UUID", "device", "pod", "namespace", "container", "err_code", "modelName", "Hostname", "xid"]
+    ),
+    st.from_regex(r"\A[a-z0-9./-]{1,20}\Z"),
+)
+
+
+def test_all_keys_pass_without_a_list_and_only_matching_ones_with_one() -> None:
+    record = PodRecord("ns", "p", "u", labels=(("app", "a"), ("team.example.com/owner", "ml"), ("tier", "x")))
+    assert dict(LabelFilter().of([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml", "tier": "x"}
+    assert dict(LabelFilter("^app$, owner").of([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml"}
+
+
+def test_a_bad_pattern_is_refused() -> None:
+    with pytest.raises(UsageError, match="allowlist-regex"):
+        LabelFilter("(")
+
+
+@given(st.text(min_size=1))
+def test_names_are_always_valid(key: str) -> None:
+    assert re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", label_name(key))
+    assert not label_name(key).startswith("__")
+
+
+@given(st.dictionaries(KEYS, st.text(st.characters(blacklist_categories=("Cs",)), max_size=8), max_size=8))
+def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> None:
+    counters = parse_counters(
+        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_FI_DRIVER_VERSION,label,d\n", "t"
+    )
+    device = Device(0, "GPU-1", "0000:1", "H100")
+    record = PodRecord("ns", "p", "u", labels=tuple(labels.items()))
+    parts = make_parts(
+        [Reading(device, {150: 40, 1: "580"})],
+        [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
+        pod_labels=LabelFilter().of([record]),
+    )
+    families = render_node(build_node_state(parts, "h"), Policy(counters, "h", pod_uid=True))
+    for family in families:
+        for sample in family.samples:
+            names = [name for name, _ in sample.labels.pairs]
+            assert len(names) == len(set(names)), names
+    assert b'namespace="ns",pod="p",pod_uid="u"' in encode(families)
+    (temperature,) = next(f.samples for f in families if f.name == "DCGM_FI_DEV_GPU_TEMP")
+    values = [value for _, value in temperature.labels.pairs]
+    assert all(value in values for value in dict(LabelFilter().of([record])["ns", "p"]).values()), "none is lost"

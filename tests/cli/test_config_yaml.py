@@ -1,0 +1,214 @@
+"""dcgm-exporter's YAML configuration: both versions as its sources read them, and every mistake with its place."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.collections import Collection, ConfigFile, SampleRetention, collection_of_fields
+from podgpu.cli.config_yaml import parse_config_file
+from podgpu.cli.options import parse_go_duration
+from podgpu.errors import UsageError
+from podgpu.metrics.counters import Counter, parse_counters
+
+EXAMPLE = Path(__file__).parents[1] / "data" / "config_file.yaml"
+COUNTERS = parse_counters(
+    "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n", "counters.csv"
+)
+
+
+def parsed(text: str) -> ConfigFile:
+    return parse_config_file(text.encode(), "c.yaml")
+
+
+def refused(text: str) -> str:
+    with pytest.raises(UsageError) as raised:
+        parsed(text)
+    return str(raised.value)
+
+
+def test_version_2_whole() -> None:
+    config = parse_config_file(EXAMPLE.read_bytes(), "c.yaml")
+    assert config.counters is not None
+    assert [c.name for c in config.counters] == [
+        "DCGM_FI_DEV_GPU_TEMP",
+        "DCGM_FI_DEV_POWER_USAGE",
+        "DCGM_FI_DEV_SM_CLOCK",
+    ]
+    assert (config.exporter_metrics, config.interval, config.max_concurrent_scrapes) == (True, 30.0, 8)
+    assert config.bind_unbind is False
+    assert config.retention == SampleRetention(600.0, 0)
+    (quick,) = config.collections
+    assert (quick.name, quick.every, quick.retention) == ("quick-power", 2.0, SampleRetention(0.0, 2))
+
+
+def test_version_1_whole() -> None:
+    config = parsed(
+        "version: 1\n"
+        "metrics: {file: /etc/podgpu/counters.csv, enableExporterMetrics: false}\n"
+        "collection:\n"
+        "  interval: 1m30s\n"
+        "  retention: {maxAge: 5m}\n"
+        "  watchGroups:\n"
+        "    - {name: quick, interval: 500ms, fields: [DCGM_FI_DEV_POWER_USAGE], retention: {maxSamples: 3}}\n"
+        "server: {maxConcurrentScrapes: 4}\n"
+    )
+    assert (config.counters_file, config.counters, config.exporter_metrics) == ("/etc/podgpu/counters.csv", None, False)
+    assert (config.interval, config.retention) == (90.0, SampleRetention(300.0, None))
+    (quick,) = config.collections
+    assert (quick.every, quick.retention.over(config.retention)) == (0.5, SampleRetention(300.0, 3))
+
+
+def test_retention_is_inherited_part_by_part() -> None:
+    config = parsed(
+        "version: 2\n"
+        "sources: {dcgm: {watch: {maxKeepAge: 1m, maxKeepSamples: 7}}}\n"
+        "collections:\n"
+        "- {name: all, every: 5s, metrics: {include: ['*']}, sources: {dcgm: {watch: {maxKeepAge: 2m}}}}\n"
+        "- {name: some, every: 1s, metrics: {include: [A]}, sources: {dcgm: {watch: {maxKeepSamples: 9}}}}\n"
+    )
+    assert config.retention == SampleRetention(120.0, 7)
+    assert config.collections[0].retention.over(config.retention) == SampleRetention(120.0, 9)
+
+
+COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{include: [A]}}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "version: must be 2"),
+        ("version: 3", "version: must be 2"),
+        ("- version: 2", "expected `object`"),
+        ("version: 2\nmetric: {}", "object contains unknown field `metric`"),
+        ("version: 2\ncollection: {interval: 1s}", "unknown field `collection`"),
+        ("version: 1\nsources: {dcgm: {watch: {}}}", "sources.dcgm: object contains unknown field `watch`"),
+        ("version: 2\nmetrics: {file: a, fields: [{name: X, prometheusType: gauge, help: x}]}", "not both"),
+        ("version: 2\nmetrics: {fields: []}", "metrics.fields: expected `array` of length >= 1"),
+        ("version: 2\nmetrics: {file: [a]}", "metrics.file: expected `str | null`"),
+        ("version: 2\nmetrics: {enableExporterMetrics: maybe}", "metrics.enableExporterMetrics: expected `bool"),
+        ("version: 2\nmetrics: {fields: [{name: X, prometheusType: gauge}]}", "missing required field `help`"),
+        (
+            "version: 2\nmetrics: {fields: [{name: DCGM_FI_DEV_GPU_TMP, prometheusType: gauge, help: t}]}",
+            "did you mean DCGM_FI_DEV_GPU_TEMP?",
+        ),
+        (
+            "version: 2\nmetrics: {fields: [{name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gouge, help: t}]}",
+            "has the unknown type 'gouge'",
+        ),
+        ("version: 2\ncollections: []", "collections: expected `array` of length >= 1"),
+        ("version: 2\ncollections: [{name: a, metrics: {include: [A]}}]", "missing required field `every`"),
+        (COLLECTION.format("0"), "collections[0].every: '0' is out of range"),
+        (COLLECTION.format("-1s"), "not a duration"),
+        (COLLECTION.format("100.5ms"), "whole milliseconds"),
+        (COLLECTION.format("25h"), "out of range"),
+        (COLLECTION.format("30"), "not a duration"),
+        (COLLECTION.format("1s") + "\n- {name: a, every: 1s, metrics: {include: [B]}}", "a appears twice"),
+        (
+            "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"
+            "- {name: b, every: 1s, metrics: {include: ['*']}}",
+            "only one",
+        ),
+        ("version: 2\nsources: {dcgm: {watch: {maxKeepAge: 0s, maxKeepSamples: 0}}}", "neither age nor number"),
+        ("version: 2\nserver: {maxConcurrentScrapes: 0}", "server.maxConcurrentScrapes: expected `int` >= 1"),
+        ("version: 2\n---\nversion: 2", "line 2: not YAML"),
+        ("version: 2\n\tmetrics: x", "line 2: not YAML"),
+    ],
+)
+def test_errors_name_the_file_and_the_path(text: str, words: str) -> None:
+    message = refused(text)
+    assert message.startswith("c.yaml: ")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_anchors_of_anchors_cost_nothing() -> None:
+    """A billion laughs: what the aliases stand for is never written out."""
+    text = "version: 2\nmetrics:\n  fields: &a [x, x, x, x, x, x, x, x, x]\n"
+    lists = "".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}' if n else '*a'] * 9)}]\n" for n in range(12))
+    assert "metrics.fields[0]: expected" in refused(text + lists)
+    endless = "version: 2\ncollections: &c\n- {name: a, every: 1s, metrics: {include: *c}}\n"
+    assert "expected `str`" in refused(endless)
+
+
+# Durations
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1h30m", Fraction(5400)),
+        ("1.5s", Fraction(3, 2)),
+        (".5s", Fraction(1, 2)),
+        ("500ms", Fraction(1, 2)),
+        ("1us", Fraction(1, 10**6)),
+        ("1µs", Fraction(1, 10**6)),
+        ("0", Fraction(0)),
+        ("0s", Fraction(0)),
+        ("", None),
+        ("5", None),
+        ("-5s", None),
+        ("1d", None),
+        ("1 s", None),
+        ("s", None),
+        ("1s" * 40, None),
+    ],
+)
+def test_durations_as_go_writes_them(text: str, seconds: Fraction | None) -> None:
+    assert parse_go_duration(text) == seconds
+
+
+# Which field belongs where
+
+
+def chosen(*collections: tuple[str, ...], counters: tuple[Counter, ...] = COUNTERS) -> dict[str, str]:
+    made = [Collection(f"c{n}", 1.0, patterns, place="c.yaml:1:1") for n, patterns in enumerate(collections)]
+    found = collection_of_fields(counters, made)
+    return {counter.name: found[counter.field.id].name for counter in counters if counter.field.id in found}
+
+
+def test_names_and_patterns() -> None:
+    assert chosen(("DCGM_FI_DEV_GPU_*",), ("DCGM_FI_DEV_SM_CLOC?",)) == {
+        "DCGM_FI_DEV_GPU_TEMP": "c0",
+        "DCGM_FI_DEV_SM_CLOCK": "c1",
+    }
+    assert chosen(("DCGM_FI_DEV_[A-P]*",)) == {"DCGM_FI_DEV_GPU_TEMP": "c0", "DCGM_FI_DEV_POWER_USAGE": "c0"}
+    assert chosen(("DCGM_FI_DEV_[^GP]*",)) == {"DCGM_FI_DEV_SM_CLOCK": "c0"}
+
+
+def test_a_name_of_another_dcgm_is_the_same_field() -> None:
+    assert chosen(("DCGM_FI_DEV_GPU_TEMP_CELSIUS",)) == {"DCGM_FI_DEV_GPU_TEMP": "c0"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (("DCGM_FI_DEV_FB_USED",), {"DCGM_FI_DEV_FB_USED_BYTES"}),
+        (("DCGM_FI_DEV_FB_USE?",), {"DCGM_FI_DEV_FB_USED_BYTES"}),
+        (("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL"), {"DCGM_FI_DEV_GPU_UTIL_RATIO"}),
+        (
+            ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_TEMP"),
+            {"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"},
+        ),
+        (("DCGM_FI_DEV_*_UTIL*",), {"DCGM_FI_DEV_GPU_UTIL_RATIO"}),
+    ],
+)
+def test_each_name_of_4_8_is_the_figure_of_4_9(patterns: tuple[str, ...], names: set[str]) -> None:
+    rows = ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS")
+    counters = parse_counters("".join(f"{name},gauge,x\n" for name in rows), "counters.csv")
+    assert chosen(patterns, counters=counters).keys() == names
+
+
+@pytest.mark.parametrize(
+    ("collections", "words"),
+    [
+        ([("DCGM_FI_DEV_NVLINK_*",)], "no configured field matches"),
+        ([("DCGM_FI_DEV_GPU_TEMP",), ("DCGM_FI_DEV_GPU_*",)], "is also in the collection c0"),
+    ],
+)
+def test_what_cannot_be_divided_is_said(collections: list[tuple[str, ...]], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        chosen(*collections)
+    assert str(raised.value).startswith("c.yaml:1:1: ")

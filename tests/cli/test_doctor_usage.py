@@ -1,0 +1,86 @@
+"""`podgpu doctor` about shared GPUs: how their busy time can be split, and what a better method needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from podgpu.doctor.examine import NodeSettings, examine
+from podgpu.doctor.findings import Finding, Level
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.gpu.nvml.switch_log import select_layout
+from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
+from podgpu.model import Device, UsageMethod
+from podgpu.simulate.driver import SimulatedNvml
+
+Examine = Callable[..., list[tuple[Level, str, str]]]
+
+
+@pytest.fixture
+def examined() -> Iterator[Examine]:
+    drivers: list[SimulatedNvml] = []
+
+    def run(
+        spec: str = "1xH200",
+        wanted: UsageMethod = "exact",
+        *,
+        privileged: bool = True,
+        version: str = "580.159.04",
+        error: SwitchLogError | None = None,
+    ) -> list[tuple[Level, str, str]]:
+        driver = SimulatedNvml(spec, unrest=0, driver_version=version)
+        drivers.append(driver)
+
+        def open_log(device: Device, driver_version: str) -> SwitchLog:
+            select_layout(driver_version)
+            if error is not None:
+                raise error
+            return driver.switch_log(device.uuid)
+
+        factory = SwitchLogFactory(wanted, open_log, lambda: privileged)
+        telemetry = NvmlTelemetry(driver, "simulated", lambda: None, switch_logs=factory)
+        settings = NodeSettings(usage_from=wanted, no_hostname=True, proc="/nowhere", sysfs="/nowhere", dev="/nowhere")
+        findings: list[Finding] = examine(settings, telemetry, 5.0, lambda _: None)
+        return [(one.level, one.text, one.advice) for one in findings if one.subject == "sharing"]
+
+    yield run
+    for driver in drivers:
+        driver.faults.unload_driver()
+
+
+def test_what_is_possible(examined: Examine) -> None:
+    ((level, text, _),) = examined(wanted="samples")
+    assert (level, "split by driver samples" in text) == (Level.OK, True)
+    ((level, text, _),) = examined("2xH200")
+    assert (level, text) == (Level.OK, "GPUs 0, 1: exact: uses context switches and busy samples")
+    ((level, text, _),) = examined(wanted="switches")
+    assert (level, text.startswith("GPU 0: uses context switches")) == (Level.OK, True)
+    ((level, text, _),) = examined(wanted="switches", privileged=False)
+    assert (level, "processes of other users" in text) == (Level.NOTE, True)
+
+
+@pytest.mark.fault(
+    "--usage-from exact, and the container has no CAP_SYS_ADMIN",
+    "busy time of shared GPUs is split by context switches, with bounds; `podgpu doctor` reports the remedy",
+)
+def test_the_capability_is_missing(examined: Examine) -> None:
+    ((level, text, advice),) = examined(privileged=False)
+    assert level is Level.WRONG
+    assert "CAP_SYS_ADMIN is missing" in text
+    assert "exporter.usage.from: exact" in advice
+
+
+@pytest.mark.parametrize("spec", ["1xB200", "1xH200/2x1g.18gb"])
+def test_gpus_that_were_not_measured(examined: Examine, spec: str) -> None:
+    ((level, text, _),) = examined(spec)
+    assert (level, "not exact: the busy register was not measured" in text) == (Level.NOTE, True)
+
+
+def test_the_log_cannot_be_read(examined: Examine) -> None:
+    ((level, text, advice),) = examined(wanted="switches", version="470.223.02")
+    assert (level, "470.223.02" in text, "515" in advice) == (Level.WRONG, True, True)
+    missing = SwitchLogError("no_device_node", "/dev/nvidiactl cannot be opened")
+    ((level, text, advice),) = examined(error=missing)
+    assert (level, "/dev/nvidiactl" in text, "runtimeClassName: nvidia" in advice) == (Level.WRONG, True, True)

@@ -1,0 +1,395 @@
+"""The Prometheus collector against a server that misbehaves. What PromQL returns is tested with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.clock import Clock
+from podgpu.cluster.collect import ClusterReading, Scope
+from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
+from podgpu.cluster.promql import check_matchers, one_of, quote, select
+from podgpu.cluster.settings import ViewSettings
+from podgpu.errors import SourceError, UsageError
+from podgpu.http_client import Access
+from podgpu.model import WorkloadOwner
+from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
+from tests.nodes.clock import FakeClock
+
+SETTINGS = ViewSettings(window=45.0)  # three instants
+TIME = "vector(time())"
+
+
+class Rounds:
+    """A collector with a clock that is moved by hand."""
+
+    def __init__(self, double: PrometheusDouble, **options: object) -> None:
+        self.double = double
+        self.clock = FakeClock()
+        server = PrometheusServer(**{"url": double.url, **options})  # type: ignore[arg-type]
+        self._runner = asyncio.Runner()
+        self.collector = PrometheusCollector(
+            server, SETTINGS, clock=Clock(self.clock.monotonic), find_owners=self._find_owners
+        )
+        self.owners: dict[tuple[str, str], WorkloadOwner] = {}
+
+    def _find_owners(self, pods: frozenset[tuple[str, str]]) -> dict[tuple[str, str], WorkloadOwner]:
+        return {pod: owner for pod, owner in self.owners.items() if pod in pods}
+
+    def run(self, after: float = 0.0) -> ClusterReading:
+        self.clock.advance(after)
+        self.double.now += after
+        self._runner.run(self.collector.run_round())
+        return self.collector.reading()
+
+    def close(self) -> None:
+        self._runner.run(self.collector.close())
+        self._runner.close()
+
+
+@pytest.fixture
+def double() -> Iterator[PrometheusDouble]:
+    with running_double() as running:
+        some_gpus(running)
+        yield running
+
+
+@pytest.fixture
+def rounds(double: PrometheusDouble) -> Iterator[Rounds]:
+    made = Rounds(double)
+    yield made
+    made.close()
+
+
+def is_rolling(asked: Asked) -> bool:
+    return asked.query.startswith("(avg")
+
+
+def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
+    """The clock of the server is decades apart from ours: only differences of its own times count."""
+    reading = rounds.run()
+    assert [node.state.node for node in reading.nodes] == ["node-0", "node-1"]
+    assert [len(node.state.devices) for node in reading.nodes] == [2, 2]
+    assert [(node.target, node.read_at, node.listed) for node in reading.nodes] == [
+        (f"10.0.0.{n}:9400", rounds.clock.monotonic() - 3, None) for n in range(2)
+    ]
+    assert [outcome.error for outcome in reading.outcomes] == [""]
+    assert (reading.errors, reading.notes, reading.rolling) == ({}, (), {})
+    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query and not is_rolling(asked)} == {
+        *(double.now, double.now - double.now % 20)  # idle GPUs
+    }
+    with pytest.raises(SourceError):
+        asyncio.run(rounds.collector.fetch("10.0.0.0:9400", "api/v1/gpus/x"))
+
+
+def test_match_is_in_every_selector(double: PrometheusDouble) -> None:
+    made = Rounds(double, match='cluster="a"')
+    made.run()
+    made.close()
+    for query in (asked.query for asked in double.asked):
+        selectors = re.findall(r"\{[^}]*\}", query)
+        assert all('cluster="a"' in selector for selector in selectors), query
+        assert selectors or query == TIME
+
+
+BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
+REPLIES: dict[str, tuple[Reply, str, str]] = {
+    "422": (error(422, 'bad "match"\x1b[2J ' + "x" * 5000), "http_422", 'bad "match" [2J xxx'),
+    "503": (Reply(b"not ready", 503, "text/plain"), "http_503", "503"),
+    "503 with a reason": (error(503, "query timed out", "timeout"), "http_503", "query timed out"),
+    "401": (Reply(b"", 401), "unauthorized", "--prometheus-token-file"),
+    "403": (error(403, "no"), "unauthorized", "--prometheus-username"),
+    "404": (Reply(b"404 page not found", 404, "text/plain"), "http_404", "is the path right?"),
+    "redirect": (Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "does not follow"),
+    "web page": (Reply(b"<!DOCTYPE html>", 200, "text/html"), "not_prometheus", "a web page"),
+    "truncated": (Reply(b'{"status":"succ', claimed_length=900), "truncated", "too early"),
+    "truncated JSON": (Reply(b'{"status":"success","data":{"resul'), "malformed", "truncated"),
+    "other JSON": (Reply(b'["success"]'), "malformed", "Expected `object`"),
+    "error with 200": (Reply(b'{"status":"error","error":"no luck"}'), "query_failed", "no luck"),
+    "matrix": (Reply(b'{"status":"success","data":{"resultType":"matrix","result":[]}}'), "malformed", "a matrix"),
+    "other sample": (
+        Reply(b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1]}]}}'),
+        *("malformed", "unexpected JSON"),
+    ),
+    "deep JSON": (Reply(b'{"status":"success","data":' + b"[" * 100_000), "malformed", "unexpected JSON"),
+    "endless": (Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),
+    "zip bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "too_large", "bytes"),
+    "long error": (error(500, "\x1b[2J" * 200_000), "http_500", "[2J"),
+    "no time": (vector([], 1.0), "malformed", "time()"),
+    "impossible time": (vector([({}, "1e308")], 1.0), "malformed", "time()"),
+}
+
+
+@pytest.mark.fault(
+    "Prometheus is away, refuses queries or answers with nonsense",
+    "All nodes stay as they were last known and become stale after --stale-after; the reason is shown and counted",
+)
+@pytest.mark.parametrize("in_the_middle", [False, True])
+@pytest.mark.parametrize("name", REPLIES)
+def test_failed_rounds(name: str, in_the_middle: bool, double: PrometheusDouble, rounds: Rounds) -> None:
+    if in_the_middle and name.endswith(" time"):
+        return
+    reply, reason, text = REPLIES[name]
+    before = rounds.run()
+    double.misbehave = lambda asked: None if in_the_middle and asked.query == TIME else reply
+    after = rounds.run(15)
+    (outcome,) = after.outcomes
+    assert (outcome.error, after.nodes) == (reason, before.nodes)
+    assert text in outcome.message
+    assert outcome.message.isprintable()
+    assert len(outcome.message) < 600
+    assert after.errors[double.url, reason] >= 1
+    double.misbehave = lambda asked: None
+    again = rounds.run()
+    assert again.outcomes[0].error == ""
+    assert all(new.read_at > old.read_at for new, old in zip(again.nodes, before.nodes, strict=True))
+
+
+def test_a_server_that_hangs_or_is_away(double: PrometheusDouble) -> None:
+    double.misbehave = double.hang
+    made = Rounds(double, timeout=0.2)
+    assert made.run().outcomes[0].error == "timeout"
+    made.close()
+    made = Rounds(double, url="http://127.0.0.1:9")
+    reading = made.run()
+    assert reading.outcomes[0].error == "unreachable"
+    assert "check that Prometheus runs there" in reading.outcomes[0].message
+    made.close()
+
+
+@pytest.mark.fault(
+    "One of Prometheus' targets reports more GPUs, or longer names, than a node can have",
+    "Its series are ignored, with a note that names it; other nodes are not affected",
+)
+@pytest.mark.parametrize(("count", "name"), [(1025, "n"), (1, "n" * 257)])
+def test_a_target_beyond_the_limits(count: int, name: str, double: PrometheusDouble, rounds: Rounds) -> None:
+    for n in range(count):
+        labels = {"instance": "evil:9400", "job": "gpu", "Hostname": name, "gpu": str(n), "UUID": f"GPU-evil-{n}"}
+        double.put("DCGM_FI_DEV_GPU_UTIL", "5", **labels)
+    reading = rounds.run()
+    assert {node.state.node for node in reading.nodes} == {"node-0", "node-1"}
+    assert [note for note in reading.notes if note.startswith("evil:9400: ") and len(note) < 500]
+
+
+def test_an_optional_query_that_fails(double: PrometheusDouble, rounds: Rounds) -> None:
+    double.misbehave = lambda asked: error(503, "busy") if "POWER" in asked.query else None
+    reading = rounds.run()
+    assert len(reading.nodes) == 2
+    assert reading.outcomes[0].error == "http_503"
+    assert reading.notes == ("unknown, because Prometheus did not answer: power",)
+
+
+def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Rounds) -> None:
+    """Otherwise held GPUs would look free."""
+    double.misbehave = lambda asked: error(503, "busy") if "allocation_share" in asked.query else None
+    assert rounds.run().nodes == ()
+
+
+# Rolling mean
+
+
+def test_each_instant_of_the_rolling_mean_is_queried_once(double: PrometheusDouble, rounds: Rounds) -> None:
+    ratios = iter([0.2, 0.4, 0.6, 1.0])
+    values: dict[str, float] = {}
+
+    def answer(asked: Asked) -> Reply | None:
+        if not is_rolling(asked) or "podgpu_namespace" in asked.query or "modelName" in asked.query:
+            return None
+        at = asked.form["time"]
+        value = values.get(at) or values.setdefault(at, next(ratios))
+        labels = {"Hostname": "node-0", "instance": "i"} if "by (UUID, uuid, Hostname" in asked.query else {}
+        return vector([(labels, str(value))], float(at))
+
+    double.misbehave = answer
+    reading = rounds.run()
+    assert reading.rolling == pytest.approx({Scope("cluster"): 0.4, Scope("node", node="node-0"): 0.4})
+    before = len(double.asked)
+    assert rounds.run(1).rolling == reading.rolling
+    assert not any(map(is_rolling, double.asked[before:]))
+    reading = rounds.run(15)
+    assert reading.rolling == pytest.approx({Scope("cluster"): 1.6 / 3, Scope("node", node="node-0"): 1.6 / 3})
+    double.misbehave = lambda asked: error(503, "busy") if is_rolling(asked) else None
+    reading = rounds.run(15)
+    assert reading.rolling, "the instants that are known"
+    assert reading.notes == ("unknown, because Prometheus did not answer: rolling mean",)
+    assert rounds.run(60).rolling == {}
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1.5", "300"])
+def test_an_impossible_mean_is_ignored(value: str, double: PrometheusDouble, rounds: Rounds) -> None:
+    double.misbehave = lambda asked: vector([({}, value)], 1.0) if is_rolling(asked) else None
+    assert rounds.run().rolling == {}
+
+
+def test_nodes_do_not_wait_for_the_rolling_mean(double: PrometheusDouble, rounds: Rounds) -> None:
+    nodes = []
+
+    def answer(asked: Asked) -> Reply | None:
+        if is_rolling(asked):
+            nodes.append(len(rounds.collector.reading().nodes))
+        return None
+
+    double.misbehave = answer
+    rounds.run()
+    assert set(nodes) == {2}
+
+
+# Nodes, owners, notes
+
+
+def test_a_node_without_samples_stays_until_drop_after(double: PrometheusDouble, rounds: Rounds) -> None:
+    rounds.run()
+    double.series = [(labels, value) for labels, value in double.series if labels["instance"] != "10.0.0.0:9400"]
+    reading = rounds.run(60)
+    assert [(node.state.node, bool(node.notes)) for node in reading.nodes] == [("node-1", False), ("node-0", True)]
+    assert reading.nodes[0].read_at - reading.nodes[1].read_at == 60
+    assert [node.state.node for node in rounds.run(300).nodes] == ["node-1"]
+
+
+def test_a_renamed_node_is_not_listed_twice(double: PrometheusDouble, rounds: Rounds) -> None:
+    rounds.run()
+    double.series = [
+        ({name: "new" if text == "node-0" else text for name, text in labels.items()}, value)
+        for labels, value in double.series
+    ]
+    assert {node.state.node for node in rounds.run(15).nodes} == {"new", "node-1"}
+
+
+def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
+    """kube-state-metrics first, then the API server."""
+    controller = {"namespace": "research", "owner_is_controller": "true"}
+    double.put("kube_pod_owner", 1, pod="train-0", owner_kind="ReplicaSet", owner_name="train-7d9c", **controller)
+    double.put("kube_replicaset_owner", 1, replicaset="train-7d9c", owner_kind="Deployment", owner_name="train",
+               **controller)  # fmt: skip
+    double.put("kube_pod_owner", 1, pod="train-1", owner_kind="<none>", owner_name="<none>", **controller)
+    rounds.owners = {("research", f"train-{n}"): WorkloadOwner("Job", "api") for n in range(5)}
+    expected = {
+        ("research", "train-0"): WorkloadOwner("Deployment", "train"),
+        ("research", "train-1"): WorkloadOwner("Job", "api"),
+    }
+    assert rounds.run().owners == expected
+
+    def queries() -> int:
+        return sum("kube_pod_owner" in asked.query for asked in double.asked)
+
+    before = queries()
+    assert rounds.run(15).owners == expected
+    assert queries() == before, "a pod without an owner is not queried in every round"
+    rounds.run(61)
+    assert queries() == before + 1
+
+
+def test_idle_gpus_are_queried_rarely(double: PrometheusDouble, rounds: Rounds) -> None:
+    idle = {"UUID": "GPU-11", "job": "dcgm", "instance": "10.0.0.1:9400", "gpu": "1", "Hostname": "node-1"}
+    double.series = [(labels, "0" if labels.get("UUID") == "GPU-11" else value) for labels, value in double.series]
+
+    def answer(asked: Asked) -> Reply | None:
+        return vector([(idle, "0"), ({"UUID": "GPU-00"}, "0")], 1.0) if "max_over_time" in asked.query else None
+
+    double.misbehave = answer
+    (key, first), *rest = rounds.run().idle_for.items()
+    assert (key, rest) == (("GPU-11", ""), []), "GPU-00 is busy now"
+    assert rounds.run(100).idle_for[key] == first + 100
+    assert sum("max_over_time" in asked.query for asked in double.asked) == 1
+    double.series = [(labels, "9" if labels.get("UUID") == "GPU-11" else value) for labels, value in double.series]
+    assert rounds.run(15).idle_for == {}
+
+
+def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: Rounds) -> None:
+    double.extra = {"warnings": ["store a is away\n\x1b[31m"], "isPartial": True}
+    assert rounds.run().notes == (
+        "store a is away [31m",
+        "the answer is incomplete: a part of the storage did not answer",
+    )
+    double.extra, double.series = {}, []
+    (note,) = rounds.run(1000).notes
+    assert "Prometheus has no figures of GPUs" in note
+
+
+def test_only_get_is_allowed(double: PrometheusDouble, rounds: Rounds) -> None:
+    double.misbehave = lambda asked: Reply(b"", 405) if asked.method == "POST" else None
+    assert len(rounds.run().nodes) == 2
+    posted = sum(asked.method == "POST" for asked in double.asked)
+    rounds.run()
+    assert sum(asked.method == "POST" for asked in double.asked) == posted
+
+
+def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    access = Access(token_file=str(tmp_path / "token"), headers=(("X-Scope-OrgID", "team-a"),), prefix="prometheus")
+    made = Rounds(double, access=access)
+    made.run()
+    made.close()
+    assert all(asked.headers["Authorization"] == "Bearer s3cret" for asked in double.asked)
+    assert all(asked.headers["X-Scope-OrgID"] == "team-a" for asked in double.asked)
+    double.misbehave = lambda asked: error(503, "starting")
+    made = Rounds(double, url=double.url.replace("http://", "http://user:s3cret@"))
+    reading = made.run()
+    made.close()
+    assert reading.outcomes[0].text == f"{double.url} answers with an error: starting"
+    assert "s3cret" not in repr(reading)
+
+
+# Options and PromQL
+
+
+@pytest.mark.parametrize(
+    ("server", "settings", "text"),
+    [
+        ({"match": "cluster"}, {}, "--match: not understood from character 1 "),
+        ({"node_labels": ("a-b",)}, {}, "--node-label"),
+        ({"node_labels": ()}, {}, "--node-label"),
+        ({"url": "nowhere"}, {}, "HOST:PORT"),
+        ({}, {"used_field": "DCGM_FI_DEV_GPU_TEMP"}, "not a utilisation"),
+        ({}, {"used_field": "DCGM_FI_DEV_MEM_COPY_UTI"}, "DCGM_FI_DEV_MEM_COPY_UTIL"),
+    ],
+)
+def test_options_that_are_refused(server: dict[str, object], settings: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        PrometheusCollector(PrometheusServer(**{"url": "http://h:9090", **server}), ViewSettings(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  ", 'cluster="a"', 'a="x" , b!~"y|z",', r"c!~'it\'s\n'", r"c=~`\d+`", 'c="a,b=\\"}"'],
+)
+def test_matchers_that_are_accepted(text: str) -> None:
+    assert check_matchers(text) == text.strip().rstrip(",")
+
+
+@pytest.mark.parametrize(
+    ("text", "character"),
+    [
+        ('{cluster="a"}', 1),
+        ('cluster="a" node="b"', 13),
+        ("cluster=a", 1),
+        ('a="b",cluster', 7),
+        ('cluster="a', 1),
+        ('c="a\nb"', 1),
+        ('__name__="up"', 1),
+        (',c="a"', 1),
+        ('c="a"} or up{d="e"', 6),
+    ],
+)
+def test_matchers_that_are_refused(text: str, character: int) -> None:
+    with pytest.raises(UsageError, match=f"character {character} "):
+        check_matchers(text)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=30))
+def test_a_quoted_value_ends_where_it_ends(value: str) -> None:
+    assert re.fullmatch(r'"(?:[^"\\\n]|\\.)*"', quote(value))
+    assert check_matchers(f"a={quote(value)}")
+
+
+def test_selectors() -> None:
+    assert select(("up",), 'pod!=""', "") == 'up{pod!=""}'
+    assert select(("a", "b"), 'c="d"') == '{__name__=~"a|b",c="d"}'
+    assert one_of("pod", ["a.b", "c"]) == 'pod=~"a\\\\.b|c"'

@@ -1,0 +1,248 @@
+"""Real servers that scrape exporters, compared with reading the same metrics text directly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from podgpu.cluster.collect import ClusterReading, NodeReading, Scope
+from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.settings import ViewSettings
+from podgpu.metrics.adapter import node_from_text
+from podgpu.node_state import Holder, NodeState
+from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics, wait_for
+from tests.nodes.node import FIXTURES
+from tests.two_names import renamed
+
+NODES = FIXTURES.parent / "nodes"
+SETTINGS = ViewSettings(interval=1.0, window=5.0)
+USED = "DCGM_FI_DEV_MEM_COPY_UTIL"
+WAIT_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Exporter:
+    exposition: str
+    honor_labels: bool = True
+    copies: Sequence[Mapping[str, str]] = ({},)
+    """Labels of the target, one per scrape."""
+
+
+OWN_POD = {"namespace": "monitoring", "pod": "exporter", "container": "exporter"}
+H200 = (FIXTURES / "h200" / "dcp_pod.prom").read_text()
+EXPORTERS = {
+    # As the GPU operator has it scraped: the pods' names become exported_*.
+    "dcgm": Exporter(H200, honor_labels=False, copies=[OWN_POD]),
+    # The same without a pod on its GPU: `pod` is the exporter's.
+    "dcgm-free": Exporter((FIXTURES / "h200" / "default.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
+    # Scraped by an HA pair.
+    "podgpu": Exporter(
+        (NODES / "usage-time-sliced" / "expected.prom").read_text(),
+        copies=[OWN_POD | {"prometheus_replica": "0"}, OWN_POD | {"prometheus_replica": "1"}],
+    ),
+    "podgpu-mig": Exporter((NODES / "usage-mig" / "expected.prom").read_text(), copies=[OWN_POD]),
+    "old-names": Exporter((FIXTURES / "h200" / "old.prom").read_text(), copies=[OWN_POD]),
+    # Names and labels of dcgm-exporter 4.9, and a podgpu that has both generations.
+    "new-names": Exporter(renamed(H200, "4.9"), honor_labels=False, copies=[OWN_POD]),
+    "both-names": Exporter(renamed(H200, "both"), copies=[OWN_POD]),
+    "both-mig": Exporter(renamed((NODES / "mig" / "expected.prom").read_text(), "both"), copies=[OWN_POD]),
+    # One GPU is lost, one hangs, one has an XID. And a node without its driver.
+    "broken": Exporter((NODES / "faulty" / "expected.prom").read_text(), copies=[OWN_POD]),
+    "no-driver": Exporter(
+        'podgpu_exporter_build_info{version="1",python_version="3"} 1\n'
+        'podgpu_device_count{state="lost",Hostname="vm"} 2\n'
+        'podgpu_exporter_source_up{source="nvml"} 0\n'
+        + "".join(
+            f'podgpu_device_condition_since_timestamp_seconds{{gpu="{n}",UUID="GPU-{n}",modelName="H100",Hostname="vm",'
+            f'condition="{condition}",detail="{detail}"}} 1700000000.25\n'
+            for n, condition, detail in ((0, "driver_away", "driver_not_loaded"), (1, "lost", ""))
+        )
+        + 'podgpu_device_last_holder_info{gpu="1",UUID="GPU-1",modelName="H100",namespace="ns",pod="p"} 1\n',
+        honor_labels=False,
+        copies=[OWN_POD],
+    ),
+}
+SERVERS = {
+    "prometheus": pytest.param(prometheus, marks=needs("prometheus")),
+    "victoria-metrics": pytest.param(victoria_metrics, marks=needs("victoria-metrics")),
+}
+Serving = Callable[..., AbstractContextManager[str]]
+
+
+@cache
+def exposition_of(name: str) -> str:
+    """Gives each exporter its own node name and UUIDs."""
+    exposition = EXPORTERS[name].exposition
+    for host in ("vm", "node-1"):
+        exposition = exposition.replace(f'ostname="{host}"', f'ostname="{name}"')
+    return exposition.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace('uuid="GPU-', f'uuid="GPU-{name}-')
+
+
+@contextmanager
+def exporters() -> Iterator[tuple[str, set[str]]]:
+    """HOST:PORT that serves every exporter at /NAME, and the names of those that fail."""
+    away: set[str] = set()
+
+    with expositions_at(exposition_of, away) as address:
+        yield address, away
+
+
+def configuration(address: str) -> str:
+    jobs = [
+        {
+            "job_name": name,
+            "metrics_path": f"/{name}",
+            "honor_labels": exporter.honor_labels,
+            "static_configs": [{"targets": [address], "labels": dict(labels)} for labels in exporter.copies],
+        }
+        for name, exporter in EXPORTERS.items()
+    ]
+    return json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs})
+
+
+class Live:
+    def __init__(self, url: str, failing: set[str]) -> None:
+        self.failing = failing
+        self._collector = PrometheusCollector(PrometheusServer(url), SETTINGS, keep_fields=frozenset({USED}))
+        self._runner = asyncio.Runner()
+
+    def run_round(self) -> ClusterReading:
+        self._runner.run(self._collector.run_round())
+        return self._collector.reading()
+
+    def close(self) -> None:
+        self._runner.run(self._collector.close())
+        self._runner.close()
+
+    def run_until(self, holds: Callable[[ClusterReading], bool], what: str) -> ClusterReading:
+        readings: list[ClusterReading] = []
+
+        def check() -> bool:
+            readings[:] = [self.run_round()]
+            return holds(readings[0])
+
+        wait_for(check, what, every=WAIT_SECONDS)
+        return readings[0]
+
+
+@pytest.fixture(scope="module", params=SERVERS.values())
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    serving: Serving = request.param
+    with (
+        tempfile.TemporaryDirectory(prefix="pg") as folder,
+        exporters() as (address, failing),
+        serving(Path(folder), configuration=configuration(address)) as url,
+    ):
+        live = Live(url, failing)
+        yield live
+        live.close()
+
+
+def read_directly(name: str) -> NodeState:
+    (state,) = node_from_text(exposition_of(name), "nowhere", keep_fields=frozenset({USED}))
+    return state
+
+
+def comparable(state: NodeState) -> object:
+    """Without members that Prometheus does not provide, in one order."""
+    reduced = replace(
+        state,
+        taken_at=state.taken_at if state.producer == "podgpu" and state.devices and state.version != "1" else None,
+        gpus_expected=None,
+        gpus_visible=None,
+        sources=tuple(sorted(state.sources, key=lambda source: source.name)),
+        namespaces=tuple(sorted(state.namespaces, key=lambda usage: (usage.namespace, usage.model, usage.profile))),
+        devices=tuple(
+            replace(
+                device,
+                pci_bus_id="",
+                holders=in_order(device.holders),
+                usage=device.usage and replace(device.usage, busy_ns=None),
+                last_xid=None,
+                instances=tuple(
+                    replace(
+                        part, holders=in_order(part.holders), usage=part.usage and replace(part.usage, busy_ns=None)
+                    )
+                    for part in sorted(device.instances, key=lambda part: part.id)
+                ),
+            )
+            for device in state.devices
+        ),
+    )
+    return to_builtins(reduced)
+
+
+def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    return tuple(sorted((replace(holder, labels={}) for holder in holders), key=lambda holder: holder.key))
+
+
+def test_the_same_documents_as_from_text(live: Live) -> None:
+    expected = {name: comparable(read_directly(name)) for name in EXPORTERS}
+
+    def is_complete(reading: ClusterReading) -> bool:
+        return {n.state.node: comparable(n.state) for n in reading.nodes} == expected
+
+    with contextlib.suppress(AssertionError):  # the comparison below says which one is not
+        live.run_until(is_complete, "all documents are complete")
+    reading = live.run_round()
+    for node in reading.nodes:
+        assert comparable(node.state) == expected[node.state.node]
+        assert node.named
+        assert node.notes == ()
+    assert {node.state.node for node in reading.nodes} == set(EXPORTERS)
+    assert [outcome.error for outcome in reading.outcomes] == [""]
+
+
+def test_rolling_means_of_constant_figures(live: Live) -> None:
+    """They are equal to the figures once all exporters were scraped in the whole window."""
+    devices = [device for name in EXPORTERS for device in read_directly(name).devices]
+    values = [float((device.fields or {}).get(USED, 0)) / 100 for device in devices]
+    used = [value for value in values if value > 0]
+    expected = pytest.approx(sum(used) / len(used))
+    reading = live.run_until(
+        lambda reading: (reading.rolling or {}).get(Scope("cluster")) == expected, f"the mean is {expected}"
+    )
+    rolling = reading.rolling or {}
+    for node in ("dcgm", "new-names", "both-names"):
+        assert rolling[Scope("node", node=node)] == pytest.approx(0.09)
+    assert rolling[Scope("namespace", "research")] > 0
+    assert Scope("namespace", "monitoring") not in rolling
+
+
+@pytest.mark.fault(
+    "Prometheus can no longer scrape an exporter",
+    "Its node stays as it was last known, and becomes stale after --stale-after; other nodes are not affected",
+)
+def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
+    """Prometheus ends its series at once. VictoriaMetrics 1.79 returns the last samples, which become old."""
+    live.run_until(lambda reading: {n.state.node for n in reading.nodes} == set(EXPORTERS), "all nodes are known")
+    before = comparable(read_directly("dcgm"))
+    live.failing.add("dcgm")
+    try:
+        reading = live.run_until(
+            lambda reading: [name for name in EXPORTERS if age(reading, name) > 4] == ["dcgm"], "only dcgm is old"
+        )
+    finally:
+        live.failing.clear()
+    assert comparable(node_of(reading, "dcgm").state) == before
+
+
+def age(reading: ClusterReading, name: str) -> float:
+    return time.monotonic() - node_of(reading, name).read_at
+
+
+def node_of(reading: ClusterReading, name: str) -> NodeReading:
+    return next(node for node in reading.nodes if node.state.node == name)

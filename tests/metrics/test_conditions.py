@@ -1,0 +1,66 @@
+"""XIDs, conditions and health codes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.metrics.conditions import (
+    UNKNOWN_XID,
+    HealthCode,
+    conditions,
+    health_code,
+    words_for,
+    xid_detail,
+    xid_needs_action,
+    xid_specs,
+    xid_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("xid", "text"),
+    [
+        (0, "no error"),
+        (13, "graphics engine exception"),
+        (79, "GPU has fallen off the bus"),
+        (135, "copy engine 19 error"),
+        (172, "uncorrectable SRAM error"),
+        (5, UNKNOWN_XID),
+        (-1, UNKNOWN_XID),
+        (2**63 - 1, UNKNOWN_XID),
+    ],
+)
+def test_xid_texts(xid: int, text: str) -> None:
+    assert xid_text(xid) == text
+
+
+def test_the_table_is_sorted_and_its_texts_are_valid_label_values() -> None:
+    assert list(xid_specs()) == sorted(xid_specs())
+    texts = [spec.text for spec in xid_specs().values()]
+    assert all(text == text.strip() and text.isascii() and not set(text) & set('"\\\n') for text in texts)
+
+
+def test_errors_of_applications_do_not_break_a_gpu() -> None:
+    assert [xid_needs_action(xid) for xid in (13, 31, 43, 45, 48, 79, 119)] == [False] * 4 + [True] * 3
+    assert all(spec.cause != "application" for xid, spec in xid_specs().items() if xid_needs_action(xid))
+
+
+def test_the_most_drastic_action_of_several_xids_is_shown() -> None:
+    says, do = words_for("xid", xid_detail([79, 48, 48]))
+    assert "XID 48 (double-bit ECC error), XID 79 (GPU has fallen off the bus)" in says
+    assert "reboot" in do
+
+
+@given(st.sampled_from(sorted(conditions())), st.text())
+def test_any_detail_has_a_sentence(condition: str, detail: str) -> None:
+    says, do = words_for(condition, detail)
+    assert says
+    assert do
+    assert "{" not in says
+
+
+def test_health_codes() -> None:
+    assert health_code(4) == HealthCode("DCGM_FR_VOLATILE_DBE_DETECTED", "ISOLATE", "HARDWARE_MEMORY")
+    assert health_code(9999) == HealthCode("DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN")
