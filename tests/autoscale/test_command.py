@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.pods import NodeFeed, PodFeed
+from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.cli.main import run
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
@@ -110,8 +110,8 @@ def test_running_pods_are_known_with_owner_and_labels() -> None:
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"), pod_object("b", "Pending"), pod_object("c", "Succeeded"))
         server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
-        feed = PodFeed(ApiConfig(server.url, "the test"), HURRY)
-        nodes = NodeFeed(ApiConfig(server.url, "the test"), HURRY)
+        feed = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
+        nodes = NodeWatcher(ApiConfig(server.url, "the test"), HURRY)
         try:
             assert feed.wait_synced(30)
             (seen,) = feed.now().by_owner["serving", "Deployment", "inference"]
@@ -126,7 +126,7 @@ def test_running_pods_are_known_with_owner_and_labels() -> None:
 
 
 def test_before_the_api_server_has_told_nothing_is_known() -> None:
-    feed = PodFeed(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
+    feed = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
     try:
         eventually(lambda: feed.error)
         assert "nothing listens there" in feed.now().trouble
@@ -142,7 +142,7 @@ def test_the_list_of_pods_is_believed_for_a_minute_without_the_api_server() -> N
     seconds = [0.0]
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"))
-        feed = PodFeed(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
+        feed = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
         try:
             assert feed.wait_synced(30)
             server.stop()

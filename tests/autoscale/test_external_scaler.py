@@ -14,8 +14,7 @@ import grpc.aio
 import pytest
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.external_scaler import Callers, ExternalScaler, start_scaler, stop_scaler
-from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.autoscale.keda import ExternalScaler, KedaCallers, KedaTls, KedaTlsFiles, start_scaler, stop_scaler
 from podgpu.errors import StartError
 from podgpu.tls import Pem
 from podgpu.web.sockets import Address
@@ -23,7 +22,7 @@ from tests.autoscale.authorities import Authorities
 from tests.autoscale.scenes import Stage, gpu, holder, pod
 
 TRIGGER = {"scalerAddress": "x:1", "owner": "Deployment/inference", "target": "60", "window": "60s", "idleFor": "60s"}
-SERVING = Callers(by_certificate=False, namespaces=frozenset({"serving"}))
+SERVING = KedaCallers(by_certificate=False, namespaces=frozenset({"serving"}))
 
 
 class Client:
@@ -47,7 +46,7 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    stage: Stage, callers: Callers = SERVING, credentials: Any = None, **more: Any
+    stage: Stage, callers: KedaCallers = SERVING, credentials: Any = None, **more: Any
 ) -> AsyncIterator[tuple[ExternalScaler, int]]:
     scaler = ExternalScaler(stage.store, callers, **more)
     server, bound = await start_scaler(scaler, Address("127.0.0.1", 0), credentials, "--keda-address")
@@ -58,7 +57,7 @@ async def serving(
 
 
 @asynccontextmanager
-async def connected(stage: Stage, callers: Callers = SERVING, **more: Any) -> AsyncIterator[Client]:
+async def connected(stage: Stage, callers: KedaCallers = SERVING, **more: Any) -> AsyncIterator[Client]:
     async with serving(stage, callers, **more) as (_, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Client(channel)
 
@@ -288,11 +287,11 @@ def test_an_address_in_use_is_named() -> None:
 # Certificates
 
 
-def files(authorities: Authorities, folder: Path) -> ScalerFiles:
+def files(authorities: Authorities, folder: Path) -> KedaTlsFiles:
     for name, copied in (("server.crt", "tls.crt"), ("server.key", "tls.key"), ("client-ca.crt", "ca.crt")):
         shutil.copy(authorities.path(name), folder / copied)
     certificate, key, ca = (Pem(file=str(folder / name)) for name in ("tls.crt", "tls.key", "ca.crt"))
-    return ScalerFiles(certificate, key, ca)
+    return KedaTlsFiles(certificate, key, ca)
 
 
 async def ask_over_tls(port: int, authorities: Authorities, shows: str, namespace: str = "any") -> bool:
@@ -310,8 +309,8 @@ async def ask_over_tls(port: int, authorities: Authorities, shows: str, namespac
 @pytest.mark.parametrize("shows", ["", "mallory", "late", "aggregator"])
 def test_who_has_no_good_certificate_is_not_let_in(authorities: Authorities, tmp_path: Path, shows: str) -> None:
     async def run() -> None:
-        tls = ScalerTls(files(authorities, tmp_path))
-        async with serving(Stage(), Callers(by_certificate=True), tls.credentials()) as (_, port):
+        tls = KedaTls(files(authorities, tmp_path))
+        async with serving(Stage(), KedaCallers(by_certificate=True), tls.credentials()) as (_, port):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await ask_over_tls(port, authorities, shows)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -322,8 +321,8 @@ def test_who_has_no_good_certificate_is_not_let_in(authorities: Authorities, tmp
 
 def test_only_the_names_that_may_ask_do(authorities: Authorities, tmp_path: Path) -> None:
     async def run() -> grpc.StatusCode:
-        tls = ScalerTls(files(authorities, tmp_path))
-        callers = Callers(by_certificate=True, names=frozenset({"front-proxy-client"}))
+        tls = KedaTls(files(authorities, tmp_path))
+        callers = KedaCallers(by_certificate=True, names=frozenset({"front-proxy-client"}))
         async with serving(Stage(), callers, tls.credentials()) as (_, port):
             assert await ask_over_tls(port, authorities, "aggregator-of-clients")
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -335,8 +334,8 @@ def test_only_the_names_that_may_ask_do(authorities: Authorities, tmp_path: Path
 
 def test_certificates_that_are_replaced_count_at_the_next_connection(authorities: Authorities, tmp_path: Path) -> None:
     async def run() -> None:
-        tls = ScalerTls(files(authorities, tmp_path))
-        async with serving(Stage(), Callers(by_certificate=True), tls.credentials()) as (_, port):
+        tls = KedaTls(files(authorities, tmp_path))
+        async with serving(Stage(), KedaCallers(by_certificate=True), tls.credentials()) as (_, port):
             assert await ask_over_tls(port, authorities, "alice")
             (tmp_path / "tls.key").write_text("half of a rotation")
             assert await ask_over_tls(port, authorities, "alice")

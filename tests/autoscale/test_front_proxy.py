@@ -15,11 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from podgpu.autoscale.api_tls import ApiContexts, pair_of_files
-from podgpu.autoscale.front_proxy import Trust, parse_trust
-from podgpu.autoscale.gate import ApiGate
+from podgpu.autoscale.authentication import KEPT_SECONDS, MOST_KEPT, ApiGate, Reviews, TrustConfig, parse_trust_config
 from podgpu.autoscale.metrics_api import MetricsApi
-from podgpu.autoscale.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
+from podgpu.autoscale.server import ApiTlsContexts, read_from_files
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -38,7 +36,7 @@ FROM_HPA = {
 FROM_AGGREGATOR = {"X-Remote-User": "system:kube-aggregator", "X-Remote-Group": "system:masters"}
 
 
-def trust_of(authorities: Authorities, **changes: str) -> Trust:
+def trust_of(authorities: Authorities, **changes: str) -> TrustConfig:
     data = {
         "client-ca-file": authorities.text("client-ca.crt"),
         "requestheader-client-ca-file": authorities.text("front-proxy.crt"),
@@ -48,7 +46,7 @@ def trust_of(authorities: Authorities, **changes: str) -> Trust:
         "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
         "requestheader-uid-headers": '["X-Remote-Uid"]',
     }
-    found = parse_trust({"data": {**data, **changes}})
+    found = parse_trust_config({"data": {**data, **changes}})
     assert found is not None
     return found
 
@@ -60,7 +58,7 @@ class Site:
     authorities: Authorities
     url: str
     api: ApiDouble
-    trust: Trust
+    trust: TrustConfig
     now: float = 0.0
     contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
 
@@ -87,8 +85,8 @@ async def site_of(authorities: Authorities, folder: Path) -> AsyncIterator[Site]
         shutil.copy(authorities.path(f"server.{name}"), folder / f"tls.{name}")
     api = ApiDouble()
     site = Site(authorities, "", api, trust_of(authorities))
-    pair = pair_of_files(Pem(file=str(folder / "tls.crt")), Pem(file=str(folder / "tls.key")))
-    contexts = ApiContexts(pair, lambda: site.trust)
+    pair = read_from_files(Pem(file=str(folder / "tls.crt")), Pem(file=str(folder / "tls.key")))
+    contexts = ApiTlsContexts(pair, lambda: site.trust)
     async with api.running() as client:
         reviews = Reviews(client, lambda: site.now)
         app = MetricsApi(stage.store, ApiGate(lambda: site.trust, lambda: reviews)).application()
@@ -282,8 +280,8 @@ def test_so_many_reviews_are_remembered_and_no_more() -> None:
         async with api.running() as client:
             reviews = Reviews(client, lambda: 0.0)
             for number in range(MOST_KEPT + 30):
-                assert await reviews.owner_of(f"token-{number}") is None
-            return reviews.kept
+                assert await reviews.find_owner(f"token-{number}") is None
+            return reviews.cached
 
     assert asyncio.run(run()) == MOST_KEPT
 
@@ -345,5 +343,5 @@ def test_no_allowed_names_are_any_of_that_authority(authorities: Authorities, tm
 
 
 def test_what_is_no_configmap_is_nothing() -> None:
-    assert parse_trust({}) is None
-    assert parse_trust({"data": {"client-ca-file": "no PEM"}}) == Trust()
+    assert parse_trust_config({}) is None
+    assert parse_trust_config({"data": {"client-ca-file": "no PEM"}}) == TrustConfig()

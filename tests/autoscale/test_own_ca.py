@@ -12,22 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.autoscale.own_ca import (
-    LOOK_SECONDS,
-    MOST_IN_BUNDLE,
+from podgpu.autoscale.certificates import (
+    CHECK_SECONDS,
+    MAX_CERTIFICATES,
     OVERLAP_SECONDS,
-    BundleKeeper,
-    OwnCa,
-    Served,
+    CaBundleUpdater,
+    CertificateIssuer,
+    Issued,
+    ServiceName,
+    issue,
     maker_of,
-    merged,
+    merge_bundle,
+    parse_bundle_der,
+    parse_validity,
 )
-from podgpu.autoscale.x509 import Issued, certificates_in, issue, parse_validity
 from podgpu.clock import Clock
 from podgpu.tls import load_pair
 from tests.autoscale.api_double import ApiDouble, api_service
 
-SERVED = Served("podgpu", "podgpu-autoscale")
+SERVED = ServiceName("podgpu", "podgpu-autoscale")
 OWN = maker_of("own")
 NAMES = ("v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io")
 DAY = 86_400.0
@@ -44,7 +47,7 @@ def test_openssl_takes_the_chain_and_the_key(tmp_path: Path) -> None:
         pytest.skip("needs the openssl command")
     for seed in range(5):
         issued = made(seed)
-        for name, text in (("ca.crt", issued.authority), ("tls.crt", issued.certificate), ("tls.key", issued.key)):
+        for name, text in (("ca.crt", issued.ca), ("tls.crt", issued.certificate), ("tls.key", issued.key)):
             (tmp_path / name).write_text(text)
         host = ("-verify_hostname", "podgpu-autoscale.podgpu.svc", "-attime", str(int(NOW) + 60))
         for words in (
@@ -58,9 +61,9 @@ def test_openssl_takes_the_chain_and_the_key(tmp_path: Path) -> None:
 def test_what_is_made_shakes_hands_and_others_do_not() -> None:
     """In memory, with Python's own TLS on both sides."""
     issued, other = (issue(SERVED.names, 0.0, 4e9, random.Random(seed).randrange) for seed in (1, 2))
-    shake_hands(issued, issued.authority)
+    shake_hands(issued, issued.ca)
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(issued, other.authority)
+        shake_hands(issued, other.ca)
 
 
 def shake_hands(issued: Issued, authority: str) -> None:
@@ -82,9 +85,9 @@ def shake_hands(issued: Issued, authority: str) -> None:
 
 
 def test_from_when_until_when_is_read_back() -> None:
-    (certificate,) = certificates_in(made().authority)
+    (certificate,) = parse_bundle_der(made().ca)
     assert parse_validity(certificate) == (NOW, NOW + 10 * DAY)
-    (late,) = certificates_in(made(ends=NOW + 365 * 30 * DAY).authority)
+    (late,) = parse_bundle_der(made(ends=NOW + 365 * 30 * DAY).ca)
     assert parse_validity(late) == (NOW, NOW + 365 * 30 * DAY)
     assert parse_validity(b"") is None
 
@@ -94,18 +97,18 @@ def test_from_when_until_when_is_read_back() -> None:
 
 def test_a_bundle_keeps_other_replicas_and_drops_what_has_expired() -> None:
     own, replica, expired = made(1), made(2), made(3, NOW - 20 * DAY, NOW - 10 * DAY)
-    bundle = merged(replica.authority + expired.authority + "garbage", [own.authority], OWN, NOW)
-    assert certificates_in(bundle) == certificates_in(own.authority + replica.authority)
-    assert merged(bundle, [own.authority], OWN, NOW) == bundle
+    bundle = merge_bundle(replica.ca + expired.ca + "garbage", [own.ca], OWN, NOW)
+    assert parse_bundle_der(bundle) == parse_bundle_der(own.ca + replica.ca)
+    assert merge_bundle(bundle, [own.ca], OWN, NOW) == bundle
 
 
 def test_a_bundle_does_not_grow_without_end() -> None:
-    others = "".join(made(seed, NOW + seed).authority for seed in range(MOST_IN_BUNDLE + 10))
+    others = "".join(made(seed, NOW + seed).ca for seed in range(MAX_CERTIFICATES + 10))
     own = made(99, replica="own")
-    kept = certificates_in(merged(others, [own.authority], OWN, NOW))
-    assert len(kept) == MOST_IN_BUNDLE
-    assert kept[0] == certificates_in(own.authority)[0]
-    assert kept[1] == certificates_in(made(MOST_IN_BUNDLE + 9, NOW + MOST_IN_BUNDLE + 9).authority)[0]
+    kept = parse_bundle_der(merge_bundle(others, [own.ca], OWN, NOW))
+    assert len(kept) == MAX_CERTIFICATES
+    assert kept[0] == parse_bundle_der(own.ca)[0]
+    assert kept[1] == parse_bundle_der(made(MAX_CERTIFICATES + 9, NOW + MAX_CERTIFICATES + 9).ca)[0]
 
 
 @pytest.mark.fault(
@@ -114,13 +117,13 @@ def test_a_bundle_does_not_grow_without_end() -> None:
 )
 def test_a_replica_that_crashes_again_and_again_pushes_nobody_out() -> None:
     healthy = made(500, NOW - DAY, replica="healthy")
-    bundle = healthy.authority
-    for seed in range(MOST_IN_BUNDLE + 10):
+    bundle = healthy.ca
+    for seed in range(MAX_CERTIFICATES + 10):
         crashed = made(seed, NOW + seed, replica="own")
-        bundle = merged(bundle, [crashed.authority], OWN, NOW)
-    found = certificates_in(bundle)
-    assert certificates_in(healthy.authority)[0] in found
-    assert found[0] == certificates_in(crashed.authority)[0]
+        bundle = merge_bundle(bundle, [crashed.ca], OWN, NOW)
+    found = parse_bundle_der(bundle)
+    assert parse_bundle_der(healthy.ca)[0] in found
+    assert found[0] == parse_bundle_der(crashed.ca)[0]
     assert len(found) == 3, "its own, the one before, and the other replica's"
 
 
@@ -130,11 +133,11 @@ class Hands:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.clock = Clock(monotonic=lambda: self.seconds, wall=lambda: NOW + self.seconds)
-        self.ca = OwnCa(SERVED.names, "first", self.clock, random_below=random.Random(5).randrange)
+        self.ca = CertificateIssuer(SERVED.names, "first", self.clock, random_below=random.Random(5).randrange)
 
 
 def bundle_of(api: ApiDouble, name: str = NAMES[0]) -> list[bytes]:
-    return certificates_in(base64.b64decode(api.services[name]["spec"].get("caBundle", "")).decode())
+    return parse_bundle_der(base64.b64decode(api.services[name]["spec"].get("caBundle", "")).decode())
 
 
 def with_keeper(api: ApiDouble, hands: Hands, *moments: float) -> list[Issued]:
@@ -143,11 +146,11 @@ def with_keeper(api: ApiDouble, hands: Hands, *moments: float) -> list[Issued]:
     async def run() -> list[Issued]:
         shown = []
         async with api.running() as client:
-            keeper = BundleKeeper(client, hands.ca, NAMES, SERVED, hands.clock)
+            keeper = CaBundleUpdater(client, hands.ca, NAMES, SERVED, hands.clock)
             for moment in moments:
                 hands.seconds = moment
                 await keeper.turn()
-                shown.append(hands.ca.shown)
+                shown.append(hands.ca.current)
             assert keeper.are_known
         return shown
 
@@ -159,7 +162,7 @@ def test_the_apiservices_are_told_and_nothing_else_of_them_is_changed() -> None:
     with_keeper(api, hands, 0.0, 30.0)
     assert [name for name, _ in api.patches] == list(NAMES)
     assert {*api.patches[0][1]["spec"]} == {"caBundle", "insecureSkipTLSVerify"}
-    assert bundle_of(api) == certificates_in(hands.ca.shown.authority)
+    assert bundle_of(api) == parse_bundle_der(hands.ca.current.ca)
 
 
 def test_an_apiservice_of_somebody_else_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,11 +176,11 @@ def test_an_apiservice_of_somebody_else_is_left_alone(caplog: pytest.LogCaptureF
 def test_two_replicas_are_both_in_the_bundle() -> None:
     api = ApiDouble(services={name: api_service() for name in NAMES})
     first, second = Hands(), Hands()
-    second.ca = OwnCa(SERVED.names, "second", second.clock, random_below=random.Random(6).randrange)
+    second.ca = CertificateIssuer(SERVED.names, "second", second.clock, random_below=random.Random(6).randrange)
     with_keeper(api, first, 0.0)
     with_keeper(api, second, 0.0)
     with_keeper(api, first, 30.0)
-    assert set(bundle_of(api)) == {*certificates_in(first.ca.shown.authority + second.ca.shown.authority)}
+    assert set(bundle_of(api)) == {*parse_bundle_der(first.ca.current.ca + second.ca.current.ca)}
 
 
 def test_the_next_authority_is_known_before_it_is_shown_and_the_last_one_stays_until_it_expires() -> None:
@@ -186,10 +189,10 @@ def test_the_next_authority_is_known_before_it_is_shown_and_the_last_one_stays_u
     moments = (0.0, renewed, renewed + OVERLAP_SECONDS - 1, renewed + OVERLAP_SECONDS, renewed + 2 * OVERLAP_SECONDS)
     first, *shown, last, _ = with_keeper(api, hands, *moments)
     assert shown == [first, first]
-    assert last.authority != first.authority
-    assert set(bundle_of(api)) == {*certificates_in(first.authority + last.authority)}
+    assert last.ca != first.ca
+    assert set(bundle_of(api)) == {*parse_bundle_der(first.ca + last.ca)}
     with_keeper(api, hands, first.ends - NOW + 1)
-    assert certificates_in(first.authority)[0] not in bundle_of(api)
+    assert parse_bundle_der(first.ca)[0] not in bundle_of(api)
 
 
 def test_while_the_bundle_cannot_be_changed_the_last_certificate_is_shown() -> None:
@@ -199,13 +202,13 @@ def test_while_the_bundle_cannot_be_changed_the_last_certificate_is_shown() -> N
 
     async def run() -> None:
         async with api.running() as client:
-            keeper = BundleKeeper(client, hands.ca, NAMES, SERVED, hands.clock)
+            keeper = CaBundleUpdater(client, hands.ca, NAMES, SERVED, hands.clock)
             for moment in (7 * DAY, 7 * DAY + 2 * OVERLAP_SECONDS):
                 hands.seconds = moment
                 await keeper.turn()
 
     asyncio.run(run())
-    assert hands.ca.shown == first
+    assert hands.ca.current == first
 
 
 @pytest.mark.fault(
@@ -229,11 +232,11 @@ def test_an_apiservice_that_is_not_there_is_waited_for_and_keeps_nobody_from_bei
                 elif len(slept) == 3:
                     raise Enough
 
-            keeper = BundleKeeper(client, hands.ca, NAMES, SERVED, hands.clock, sleep)
+            keeper = CaBundleUpdater(client, hands.ca, NAMES, SERVED, hands.clock, sleep)
             with pytest.raises(Enough):
                 await keeper.run()
 
     asyncio.run(run())
     assert known == [True, True, True]
-    assert slept == [LOOK_SECONDS / 15, LOOK_SECONDS / 15, LOOK_SECONDS]
+    assert slept == [CHECK_SECONDS / 15, CHECK_SECONDS / 15, CHECK_SECONDS]
     assert [name for name, _ in api.patches] == list(NAMES)

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from podgpu.autoscale.refusal import Kind, Refusal
+from podgpu.autoscale.refusal import Refusal, RefusalKind
 from podgpu.autoscale.selectors import parse_selector
 
 LABELS = {"app": "inference", "tier": "gpu", "size": "12", "example.com/team": "a"}
@@ -75,7 +75,7 @@ def test_an_empty_value_is_a_value() -> None:
 def test_what_is_no_selector_is_refused_with_words(text: str) -> None:
     with pytest.raises(Refusal) as raised:
         parse_selector(text)
-    assert raised.value.kind is Kind.BAD_REQUEST
+    assert raised.value.kind is RefusalKind.BAD_REQUEST
     assert str(raised.value).isprintable()
 
 

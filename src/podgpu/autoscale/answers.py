@@ -70,9 +70,7 @@ def _covers_half(known_rounds: int, rounds: int) -> bool:
     return 2 * known_rounds >= rounds - 1
 
 
-def _group_pods(
-    snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, window: float
-) -> _PodGroups:
+def _group_pods(snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, window: float) -> _PodGroups:
     groups = _PodGroups([], [], [], [])
     for pod in pods:
         if not snapshot.needs_gpu(pod):

@@ -384,6 +384,6 @@ def _explain_forbidden(caller: Caller, target: ResourceAttributes | None, path: 
     resource = "/".join(filter(None, (target.resource, target.subresource)))
     where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"
     return (
-        f'User "{caller.name}" cannot {target.verb} resource "{resource}" in API group "{target.group}"{where}: allow it'
-        f' with the rule {{apiGroups: ["{target.group}"], resources: ["{resource}"], verbs: ["{target.verb}"]}}'
+        f'User "{caller.name}" cannot {target.verb} resource "{resource}" in API group "{target.group}"{where}:'
+        f' allow it with the rule {{apiGroups: ["{target.group}"], resources: ["{resource}"], verbs: ["{target.verb}"]}}'
     )

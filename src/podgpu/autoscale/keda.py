@@ -26,7 +26,7 @@ from podgpu.autoscale.store import SampleStore
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.tls import Pem, load_pair
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import Complaint
+from podgpu.web.web_config import ProblemLog
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
@@ -225,7 +225,7 @@ class KedaTls:
     def __init__(self, files: KedaTlsFiles) -> None:
         """Raises UsageError."""
         self._files = files
-        self._complaint = Complaint("KEDA's listener keeps its previous certificates")
+        self._problem = ProblemLog("KEDA's listener keeps its previous certificates")
         try:
             self._last = self._read()
         except SourceError as error:
@@ -242,9 +242,9 @@ class KedaTls:
         try:
             content = self._read()
         except SourceError as error:
-            self._complaint.say(str(error))
+            self._problem.report(str(error))
             return None
-        self._complaint.is_over()
+        self._problem.clear()
         if content == self._last:
             return None
         self._last = content

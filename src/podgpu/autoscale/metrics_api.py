@@ -47,7 +47,6 @@ from podgpu.autoscale.requests import (
     parse_external_path,
 )
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
-from podgpu.web.connections import note_request
 
 API_OPTION = "--api-address"
 AGGREGATED_TYPE = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -75,7 +74,7 @@ class MetricsApi:
         self.calls: Counter[tuple[str, str]] = Counter()  # (API group, status)
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 * 1024, middlewares=[note_request, self._errors_as_json])
+        app = web.Application(client_max_size=64 * 1024, middlewares=[self._errors_as_json])
         for probe in _PROBES:
             app.router.add_get(probe, _answer_probe)
         app.router.add_get("/version", self._discovery(lambda: {"gitVersion": f"v{__version__}"}))

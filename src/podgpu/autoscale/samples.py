@@ -25,8 +25,8 @@ from podgpu.autoscale.metrics import (
 from podgpu.cluster.collect import Scope
 from podgpu.cluster.parts import HeldPart, gpu_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
-from podgpu.cluster.used import used_ratio_of
-from podgpu.model import DeviceState, Slot
+from podgpu.cluster.used import used_value
+from podgpu.node_state import DeviceState, Slot
 
 PodKey = tuple[str, str]  # namespace, name
 ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
@@ -171,6 +171,7 @@ def _sample_device(
     parts: Sequence[HeldPart], rates: Sequence[_Rate], alone: bool, state: ClusterState
 ) -> _DeviceSample:
     slot, gpu = parts[0].slot, parts[0].gpu
+    used = used_value(slot, state.settings)
     usages = [part.holder.usage for part in parts]
     utilization = _sum(None if usage is None else usage.utilization_ratio for usage in usages)
     memory = _sum(None if usage is None else usage.memory_used_bytes for usage in usages)
@@ -187,7 +188,7 @@ def _sample_device(
         None if busy is None else min(1.0, busy),
         watts,
         tuple(_fraction(slot, metric) if alone else None for metric in PROFILING_METRICS),
-        used_ratio_of(slot, state.settings),
+        None if used is None else min(1.0, used / state.settings.full),
     )
 
 

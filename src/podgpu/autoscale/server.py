@@ -24,17 +24,14 @@ from podgpu.autoscale.store import SampleStore
 from podgpu.cluster.loop import Cluster
 from podgpu.errors import SourceError, UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.metrics import autoscale_families as f
-from podgpu.metrics.body import Exposition
-from podgpu.metrics.text import encode
-from podgpu.series import NO_LABELS, Family, Labels, Sample
-from podgpu.tls import KeptContext, Pem, load_pair
-from podgpu.web.answers import exposition, probe
+from podgpu.metrics import families as f
+from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
+from podgpu.tls import ContextCache, Pem, load_pair
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
-from podgpu.web.aside import Aside, Latest
-from podgpu.web.connections import MakeContext
+from podgpu.web.connections import MakeTlsContext
+from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import Complaint
+from podgpu.web.web_config import ProblemLog
 
 _REVIEW_SECONDS = 5.0
 _log = logging.getLogger("podgpu")
@@ -43,30 +40,30 @@ _log = logging.getLogger("podgpu")
 # TLS of the metrics API
 
 
-class TlsMaterial(NamedTuple):
+class ApiTlsMaterial(NamedTuple):
     certificate: bytes
     key: bytes
     names: str  # of certificate and key, for messages
     client_cas: str = ""
 
 
-ReadMaterial = Callable[[], TlsMaterial]  # raises SourceError
+ReadMaterial = Callable[[], ApiTlsMaterial]  # raises SourceError
 
 
 def read_from_files(certificate: Pem, key: Pem) -> ReadMaterial:
     """Reads the files for every new connection, so that they can be replaced."""
-    return lambda: TlsMaterial(certificate.read(), key.read(), f"{certificate.name} and {key.name}")
+    return lambda: ApiTlsMaterial(certificate.read(), key.read(), f"{certificate.name} and {key.name}")
 
 
 def read_from_issuer(issued: Callable[[], Issued]) -> ReadMaterial:
-    def read() -> TlsMaterial:
+    def read() -> ApiTlsMaterial:
         current = issued()
-        return TlsMaterial(current.certificate.encode(), current.key.encode(), "podgpu's own certificate and key")
+        return ApiTlsMaterial(current.certificate.encode(), current.key.encode(), "podgpu's own certificate and key")
 
     return read
 
 
-def make_api_context(material: TlsMaterial) -> ssl.SSLContext:
+def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
     """Clients may present a certificate of one of the CAs, or none and a token later. Raises SourceError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -92,28 +89,24 @@ class ApiTlsContexts:
         """Raises UsageError."""
         self._read_material = read_material
         self._trust = trust
-        self._cache = KeptContext(make_api_context)
-        self._complaint = Complaint("the metrics API keeps its previous certificate and CAs")
+        self._cache = ContextCache(make_api_context)
+        self._problem = ProblemLog("the metrics API keeps its previous certificate and CAs")
         try:
             self._last = self._make()
         except SourceError as error:
             raise UsageError(str(error)) from error
 
     def _make(self) -> ssl.SSLContext:
-        return self._cache.of(self._read_material()._replace(client_cas=self._trust().client_cas))
+        return self._cache.get(self._read_material()._replace(client_cas=self._trust().client_cas))
 
     def current(self) -> ssl.SSLContext:
-        """Reads files, so call it outside of the event loop."""
         try:
             self._last = self._make()
         except SourceError as error:
-            self._complaint.say(str(error))
+            self._problem.report(str(error))
         else:
-            self._complaint.is_over()
+            self._problem.clear()
         return self._last
-
-    def for_listener(self, disk: Aside) -> MakeContext:
-        return Latest(self.current, self._last, disk).now
 
 
 # The listeners
@@ -129,7 +122,7 @@ class KedaPart:
 @dataclass(frozen=True, slots=True)
 class ApiPart:
     address: Address
-    tls: MakeContext
+    tls: MakeTlsContext
     trust: Callable[[], TrustConfig | None]  # None: not read from the API server yet
     make_client: Callable[[], ApiClient]
     make_updater: Callable[[ApiClient], CaBundleUpdater] | None = None
@@ -152,9 +145,7 @@ class AutoscaleServer:
         plain = make_application(
             [
                 web.get("/metrics", self._get_metrics),
-                web.get("/livez", probe(self._check_live)),
-                web.get("/health", probe(self._check_live)),
-                web.get("/ready", probe(self._check_ready)),
+                *probe_routes(self._check_live, self._check_ready),
             ],
             None,
         )
@@ -205,7 +196,7 @@ class AutoscaleServer:
         return True, "OK\n"
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        return await exposition(request, Exposition.of(encode(self.families())))
+        return await metrics_response(request, Exposition.of(encode(self.families())))
 
     def families(self) -> list[Family]:
         calls = Counter(self._api_calls)
@@ -215,7 +206,11 @@ class AutoscaleServer:
             Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in sorted(calls.items())
         ]
         version = Labels((("version", __version__), ("python_version", platform.python_version())))
-        return [f.BUILD_INFO.of([Sample(version, 1.0)]), f.REQUESTS.of(requests), *self._snapshot_families()]
+        return [
+            f.AUTOSCALE_BUILD_INFO.of([Sample(version, 1.0)]),
+            f.AUTOSCALE_REQUESTS.of(requests),
+            *self._snapshot_families(),
+        ]
 
     def _snapshot_families(self) -> list[Family]:
         try:
@@ -223,11 +218,11 @@ class AutoscaleServer:
         except Refusal:
             return []
         values = {
-            f.ROUND_TIMESTAMP: snapshot.ends_at,
-            f.PODS: len(snapshot.holding),
-            f.PODS_LEFT_OUT: snapshot.pod_samples.left_out,
-            f.OLD_NODES: len(snapshot.stale_nodes),
-            f.PODS_SYNCED: 0 if snapshot.pods.trouble else 1,
+            f.AUTOSCALE_ROUND_TIMESTAMP: snapshot.ends_at,
+            f.AUTOSCALE_PODS: len(snapshot.holding),
+            f.AUTOSCALE_PODS_LEFT_OUT: snapshot.pod_samples.left_out,
+            f.AUTOSCALE_OLD_NODES: len(snapshot.stale_nodes),
+            f.AUTOSCALE_PODS_SYNCED: 0 if snapshot.pods.trouble else 1,
         }
         return [spec.of([Sample(NO_LABELS, float(value))]) for spec, value in values.items()]
 

@@ -17,8 +17,9 @@ from podgpu.autoscale.pods import Pairs, PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
 from podgpu.autoscale.samples import HeldGpus, PodKey, ScopeKey, UsageRates, sample_round
 from podgpu.clock import Clock
-from podgpu.cluster.settings import ViewSettings, round_number
+from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
+from podgpu.cluster.used import round_number
 
 __all__ = ["MetricsSnapshot", "SampleRings", "SampleStore", "ScopeKey"]
 MAX_PODS = 50_000
