@@ -19,7 +19,7 @@ from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import Family, encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState
 
 LEAST_TIMES_FASTER = 15
 

@@ -20,7 +20,7 @@ from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import Body, encode
 from podgpu.metrics.render import Policy, render_node, render_self
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState
 
 
 class TimedNvml:

@@ -22,8 +22,7 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import Counter, parse_counters, shipped_counters
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
-from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.node_state import HolderUsage
+from podgpu.model import Allocation, Assignment, Device, HolderUsage, Workload
 from podgpu.usage.ledger import UsageSnapshot
 
 SHAPES = (

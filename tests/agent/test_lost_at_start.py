@@ -116,7 +116,7 @@ def test_an_id_that_names_no_gpu_is_no_lost_gpu(restarted: Restarted) -> None:
 def test_what_nobody_can_name_is_counted(restarted: Restarted) -> None:
     view = restarted.turns(3)
     (alert,) = view["alerts"]
-    assert alert["text"].startswith("node h: 1 GPU on its PCI bus does not answer, and nobody can say which: ")
+    assert alert["text"].startswith("node h: 1 GPU on its PCI bus does not answer and cannot be identified: ")
     assert alert["severity"] == "broken"
     assert alert["text"] in restarted.client.ask("/health").text.splitlines()
 

@@ -19,7 +19,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState
+from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState
 
 BEGIN = 1_700_000_100.0  # Unix time at monotonic time 0: a multiple of 15 s, and of a minute
 INTERVAL = 15.0

@@ -12,7 +12,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text
-from podgpu.node_state import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState
 
 H100 = "NVIDIA H100 80GB HBM3"
 WALL = 1_700_000_100.0  # Unix time at monotonic time 0

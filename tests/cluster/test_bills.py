@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.bills import BillKey, BillLedger, BillTotals, CostKey
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import NO_PRICES, Price, Prices
-from podgpu.node_state import NamespaceUsage
+from podgpu.model import NamespaceUsage
 from tests.cluster.states import H100, World, gpu, node
 
 S = 10**9

@@ -18,8 +18,7 @@ from podgpu.cluster.used import RollingAverage, UsedMean
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import parse_text
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import Holder
+from podgpu.model import Holder, WorkloadOwner
 from tests.cluster.states import H100, WALL, World, duplicates, gpu, holder, mig, node, series, state_of, text_of, value
 
 DATA = Path(__file__).parents[1] / "data"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.parts import Use, classify_use, divide, divide_gpu, divide_slot, gpu_utilization, sum_held
-from podgpu.node_state import Condition, HolderUsage
+from podgpu.model import Condition, HolderUsage
 from tests.cluster.states import gpu, holder, lost, mig, node, state_of
 
 

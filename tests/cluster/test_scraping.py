@@ -15,8 +15,7 @@ from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import DeviceState, EntityState, MigInstance
+from podgpu.model import DeviceState, EntityState, MigInstance, WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
 
 SM = "DCGM_FI_PROF_SM_ACTIVE"

@@ -13,7 +13,7 @@ from podgpu.cluster.collect import TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
 from podgpu.metrics.parse import parse_text
-from podgpu.node_state import Condition, DeviceState, Holder, HolderUsage, SourceStatus
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus
 from tests.cluster.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
 
 # Two exporters of one node

@@ -25,8 +25,7 @@ from podgpu.cluster.view import (
     make_view,
 )
 from podgpu.errors import SourceError
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import Condition, NamespaceUsage, NodeState, SlotUsage, SourceStatus, XidCount
+from podgpu.model import Condition, NamespaceUsage, NodeState, SlotUsage, SourceStatus, WorkloadOwner, XidCount
 from tests.cluster.states import H100, WALL, gpu, holder, mig, node, state_of
 from tests.cluster.test_state import READINGS
 

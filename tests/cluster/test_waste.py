@@ -30,8 +30,7 @@ from podgpu.cluster.waste import (
 from podgpu.errors import UsageError
 from podgpu.history.queries import UsageRow
 from podgpu.history.store import Amounts
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import Holder
+from podgpu.model import Holder, WorkloadOwner
 from tests.cluster.states import WALL, World, gpu, holder, lost, mig, node
 
 PRICES = Prices("EUR", {"*": Price(10.0)})

@@ -1,4 +1,4 @@
-"""Which sources of holders the command line asks for, what it says when it cannot have them, and what they survive."""
+"""Allocation sources of the command: invalid options, an API server or kubelet that fails, changes while it runs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,14 @@ from typing import Any
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.exporter import command
 from podgpu.cli.main import run
-from podgpu.compose.allocations import make_allocations
-from podgpu.compose.servers import ApiAccess
-from podgpu.errors import SourceError
-from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.holders import AllocationSource
 from podgpu.holders.sources import SOURCES
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc
 from podgpu.web.sockets import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
-from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables
+from tests.nodes.node import Description, Node, node_of, only_these_variables
 from tests.web.server import Client
 
-KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4", "-c", "100"]
 POD = {
@@ -54,29 +45,6 @@ def _no_variables() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
-MakeSources = Callable[..., list[AllocationSource]]
-
-
-@pytest.fixture
-def make_sources(folder: Path) -> MakeSources:
-    """Creates sources as the options say, on a node with nothing of this machine and in its own PID namespace."""
-    SimulatedProc(folder / "proc", OTHER_PID_NAMESPACE)
-
-    def make(
-        chosen: str, *arguments: str, kubeconfig: str = "", api: ApiAccess | None = None
-    ) -> list[AllocationSource]:
-        roots = ["--pod-resources-kubelet-socket", f"{folder}/pod-resources/kubelet.sock", "--path-proc"]
-        words = [*roots, f"{folder}/proc", "--allocation", chosen, *arguments]
-        options = command.make_context("exporter", words).params
-        return make_allocations(options, api or ApiAccess(kubeconfig), NvmlTelemetry(SimulatedNvml("1xT4")))
-
-    return make
-
-
-def names(sources: list[AllocationSource]) -> list[str]:
-    return [source.name for source in sources]
-
-
 def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line said to somebody who called it wrongly."""
     assert run(arguments) == 2
@@ -90,28 +58,9 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # What is asked for
 
 
-def test_the_order_is_as_written(make_sources: MakeSources) -> None:
-    assert names(make_sources("hpc:/jobs, kubelet ,podlist:/p.json")) == ["hpc", "kubelet", "podlist"]
-    assert names(make_sources("hpc", "--hpc-job-mapping-dir", "/jobs")) == ["hpc"]
-
-
-def test_arguments_reach_their_sources(make_sources: MakeSources, folder: Path) -> None:
-    for name, path in (("podlist", folder / "p.json"), ("checkpoint", folder / "c")):
-        (source,) = make_sources(f"{name}:{path}")
-        assert source.path == str(path)  # type: ignore[attr-defined]
-    (kubelet,) = make_sources("kubelet", "--nvidia-resource-names", "a.b/c, d.e/f")
-    assert kubelet.resource_names == {"a.b/c", "d.e/f"}  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("chosen", "words"),
-    [
-        ("crystal-ball", f"'crystal-ball': unknown source; sources are auto, {', '.join(SOURCES)}"),
-        ("kubelet,", "'': unknown source"),
-        ("auto,kubelet", "cannot be combined"),
-        ("kubelet:/run/k.sock", "takes no argument, but '/run/k.sock' was given"),
-        ("hpc", "set the directory of the job files, as in hpc:/run/dcgm-job-map"),
-    ],
+    [("crystal-ball", f"sources are auto, {', '.join(SOURCES)}"), ("auto,kubelet", "cannot be combined")],
 )
 def test_a_wrong_option_is_one_line(
     chosen: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -121,59 +70,6 @@ def test_a_wrong_option_is_one_line(
     assert "--allocation" in line
     monkeypatch.setenv("PODGPU_ALLOCATION", chosen)
     assert "(from the variable PODGPU_ALLOCATION)" in complaint(QUICK, capsys)
-
-
-def test_a_podlist_is_searched_beside_the_kubelets_socket(make_sources: MakeSources, folder: Path) -> None:
-    """The mount point of koordinator's manifest counts only for the default socket."""
-    (source,) = make_sources("podlist", "--pod-resources-kubelet-socket", KUBELET)
-    assert source.defaults == (f"{os.path.dirname(KUBELET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
-    (source,) = make_sources("podlist")
-    with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json not found: mount"):
-        source.assignments(())
-
-
-# auto
-
-
-def test_auto_without_kubernetes(make_sources: MakeSources, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert names(make_sources("auto")) == []
-    assert caplog.messages == []
-    assert names(make_sources("auto", "--hpc-job-mapping-dir", "/jobs")) == ["hpc"]
-
-
-def test_auto_uses_the_sources_that_are_present(
-    make_sources: MakeSources, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    assert names(make_sources("auto", "-k")) == ["kubelet"]
-    (folder / "device-plugins").mkdir()
-    (folder / "device-plugins" / "kubelet_internal_checkpoint").touch()
-    assert names(make_sources("auto", "-k")) == ["kubelet", "checkpoint"], "the socket is not mounted"
-    (folder / "pod-resources").mkdir()
-    (folder / "pod-resources" / "kubelet.sock").touch()
-    assert names(make_sources("auto", "-k")) == ["kubelet"], "the checkpoint would lag behind"
-    (folder / "pod-resources" / "podlist.json").touch()
-    (folder / "proc" / "self" / "ns" / "pid").unlink()
-    (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
-    (folder / "kubeconfig").write_text(kubeconfig("http://127.0.0.1:9"))
-    api = ApiAccess(f"{folder}/kubeconfig")
-    assert names(make_sources("auto", "-k", api=api)) == ["podlist", "kubelet", "processes"]
-    monkeypatch.setenv("NODE_NAME", "node-1")
-    every = ["annotations", "podlist", "kubelet", "hpc", "processes"]
-    assert names(make_sources("auto", "-k", "--hpc-job-mapping-dir", "/jobs", api=api)) == every
-    api.close()
-    assert f"allocation sources: {', '.join(every)}" in caplog.messages
-
-
-def test_auto_continues_without_the_api_server(
-    make_sources: MakeSources, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("NODE_NAME", "node-1")
-    (folder / "kubeconfig").write_text("{")
-    assert names(make_sources("auto", "-k", kubeconfig=f"{folder}/kubeconfig")) == ["kubelet"]
-    (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
-    assert warning.getMessage().startswith("--allocation auto (annotations): ")
 
 
 # Without an API server
@@ -381,7 +277,7 @@ def test_a_bad_podlist_keeps_the_last_good_one(
             assert errors(node.agent, "podlist") == {reason: turn}
         said = [message for message in caplog.messages if message.startswith("podlist: ")]
         assert len(said) == 1
-        assert "; podgpu goes on and tries again" in said[0]
+        assert "; podgpu continues and retries" in said[0]
         (folder / "podlist.json").write_text("[]")
         node.agent.read_allocation()
         assert BY_PODLIST not in exposition(node.agent)

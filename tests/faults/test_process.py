@@ -138,7 +138,7 @@ def test_full_disk_of_the_log(folder: Path) -> None:
         pytest.param(
             ["--dump-snapshot", "/dev/full"],
             os.devnull,
-            "--dump-snapshot /dev/full: cannot be written: No space left on device",
+            "--dump-snapshot /dev/full: cannot be written (No space left on device)",
             marks=pytest.mark.fault(
                 "the disk is full when a snapshot is dumped", "one line that names the file and says why; exit code 1"
             ),

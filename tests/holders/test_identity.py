@@ -112,83 +112,56 @@ def test_all_parts_from_any_key(part: Workload) -> None:
     assert known(DIRECTORY, LOG).with_pods([record(main=X)]).complete(part) == FULL
 
 
+BOTH = known(DIRECTORY, LOG)
+RECREATED = known(DIRECTORY, OLD_DIRECTORY, LOG)
+WITH_UID, WITH_ID = replace(BY_NAME, uid=UID), replace(BY_NAME, container_id=X)
+INIT = PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", container_id=Z),))
+
+
 @pytest.mark.parametrize(
-    ("about", "identities", "part", "expected"),
+    ("identities", "part", "expected"),
     [
-        ("nothing known", known(), BY_NAME, BY_NAME),
-        ("nothing asked", known(DIRECTORY, LOG), Workload(), Workload()),
-        ("an HPC job", known(DIRECTORY, LOG), Workload(job="7"), Workload(job="7")),
-        ("another pod", known(DIRECTORY, LOG), Workload("ml", "other", "main"), Workload("ml", "other", "main")),
-        ("the pod as a whole", known(DIRECTORY, LOG), Workload("ml", "train"), Workload("ml", "train", uid=UID)),
-        ("a uid alone is no container", known(DIRECTORY, LOG), Workload(uid=UID), Workload("ml", "train", uid=UID)),
-        ("no log yet", known(DIRECTORY), BY_NAME, replace(BY_NAME, uid=UID)),
-        ("no directory yet", known(LOG), BY_NAME, replace(BY_NAME, container_id=X)),
-        ("a pod made anew", known(DIRECTORY, OLD_DIRECTORY), BY_NAME, BY_NAME),
-        ("a pod made anew, one log", known(DIRECTORY, OLD_DIRECTORY, LOG), BY_NAME, BY_NAME),
-        (
-            "a pod made anew, by uid",
-            known(DIRECTORY, OLD_DIRECTORY, LOG),
+        pytest.param(known(), BY_NAME, BY_NAME, id="nothing known"),
+        pytest.param(BOTH, Workload(job="7"), Workload(job="7"), id="an HPC job"),
+        pytest.param(BOTH, Workload("ml", "other", "main"), Workload("ml", "other", "main"), id="another pod"),
+        pytest.param(BOTH, Workload("ml", "train"), Workload("ml", "train", uid=UID), id="a whole pod"),
+        pytest.param(BOTH, Workload(uid=UID), Workload("ml", "train", uid=UID), id="a uid is no container"),
+        pytest.param(known(DIRECTORY), BY_NAME, WITH_UID, id="no log yet"),
+        pytest.param(known(LOG), BY_NAME, WITH_ID, id="no directory yet"),
+        pytest.param(RECREATED, BY_NAME, BY_NAME, id="recreated pod"),
+        pytest.param(
+            RECREATED,
             Workload(uid=OLD_UID, container="main"),
             Workload("ml", "train", "main", OLD_UID),
+            id="recreated pod, by uid",
         ),
-        (
-            "a pod made anew, by container id",
-            known(DIRECTORY, OLD_DIRECTORY, LOG),
-            Workload(container_id=X),
-            replace(BY_NAME, container_id=X),
+        pytest.param(RECREATED, Workload(container_id=X), WITH_ID, id="recreated pod, by container id"),
+        pytest.param(known(DIRECTORY, LOG, OLD_LOG), BY_NAME, WITH_UID, id="restarted container"),
+        pytest.param(RECREATED.with_pods([record()]), BY_NAME, WITH_UID, id="the API server has the current pod"),
+        pytest.param(
+            known(OLD_DIRECTORY, OLD_LOG).with_pods([record()]), BY_NAME, WITH_UID, id="current pod without directory"
         ),
-        ("a restarted container", known(DIRECTORY, LOG, OLD_LOG), BY_NAME, replace(BY_NAME, uid=UID)),
-        (
-            "the API server says which pod lives",
-            known(DIRECTORY, OLD_DIRECTORY).with_pods([record()]),
-            BY_NAME,
-            replace(BY_NAME, uid=UID),
-        ),
-        (
-            "the API server says which pod lives, before its directory is there",
-            known(OLD_DIRECTORY, OLD_LOG).with_pods([record()]),
-            BY_NAME,
-            replace(BY_NAME, uid=UID),
-        ),
-        (
-            "which pod lives does not say whose an old container is",
+        pytest.param(
             known(DIRECTORY, OLD_DIRECTORY, OLD_LOG).with_pods([record(main=X)]),
             Workload(container_id=Y),
             replace(BY_NAME, container_id=Y),
+            id="old container",
         ),
-        (
-            "the API server says which container lives",
-            known(DIRECTORY, LOG, OLD_LOG).with_pods([record(main=X)]),
-            BY_NAME,
-            FULL,
+        pytest.param(known(DIRECTORY, LOG, OLD_LOG).with_pods([record(main=X)]), BY_NAME, FULL, id="current container"),
+        pytest.param(
+            known(DIRECTORY, OLD_LOG).with_pods([record(main=X)]), BY_NAME, WITH_UID, id="the API server lags"
         ),
-        (
-            "the API server is behind: the container it knows has no log",
-            known(DIRECTORY, OLD_LOG).with_pods([record(main=X)]),
-            BY_NAME,
-            replace(BY_NAME, uid=UID),
-        ),
-        (
-            "an init container by its id",
-            Identities().with_pods(
-                [PodRecord("ml", "train", UID, init_containers=(ContainerRecord("init", container_id=Z),))]
-            ),
+        pytest.param(
+            Identities().with_pods([INIT]),
             Workload(container_id=Z),
             Workload("ml", "train", "init", UID, Z),
+            id="init container",
         ),
-        (
-            "a container that is not made yet",
-            Identities().with_pods([record(main="")]),
-            BY_NAME,
-            replace(BY_NAME, uid=UID),
-        ),
+        pytest.param(Identities().with_pods([record(main="")]), BY_NAME, WITH_UID, id="container not created yet"),
     ],
-    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-def test_only_certain_parts_are_completed(
-    about: str, identities: Identities, part: Workload, expected: Workload
-) -> None:
-    assert identities.complete(part) == expected, about
+def test_only_certain_parts_are_completed(identities: Identities, part: Workload, expected: Workload) -> None:
+    assert identities.complete(part) == expected
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,19 @@ from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.names import in_legacy_units
 from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
-from podgpu.model import Device, PodLabels, Reading, Unmapped, Workload
-from podgpu.node_state import (
+from podgpu.model import (
+    Device,
     DeviceState,
     EntityState,
     Holder,
     HolderUsage,
     MigInstance,
     NodeState,
+    PodLabels,
+    Reading,
     SourceStatus,
-    VcudaRequest,
+    Unmapped,
+    Workload,
     XidCount,
     encode_node,
     source_statuses,
@@ -109,8 +112,8 @@ def build_node_state(parts: NodeParts, node: str) -> NodeState:
             for o in telemetry.others
         ),
         vcuda=tuple(
-            VcudaRequest(**_members(one.holder, allocation.api_uids), cores=one.cores, memory_blocks=one.memory_blocks)
-            for one in allocation.vcuda
+            msgspec.structs.replace(request, uid=allocation.api_uids.get(request.uid, request.uid))
+            for request in allocation.vcuda
         ),
         pod_labels={"/".join(pod): dict(labels) for pod, labels in parts.pod_labels.items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},

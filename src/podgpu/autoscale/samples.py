@@ -26,7 +26,7 @@ from podgpu.cluster.collect import Scope
 from podgpu.cluster.parts import HeldPart, gpu_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.used import used_value
-from podgpu.node_state import DeviceState, Slot
+from podgpu.model import DeviceState, Slot
 
 PodKey = tuple[str, str]  # namespace, name
 ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name

@@ -18,7 +18,7 @@ from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
 from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.files import AtomicFile, OutputError, Owner
+from podgpu.files import AtomicFile, FileOwner, OutputError
 from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
 from podgpu.metrics.render import Policy
 
@@ -125,13 +125,13 @@ def _mode(text: str) -> int:
     return int(text.removeprefix("0o"), 8)
 
 
-def _owner(text: str) -> Owner | None:
+def _owner(text: str) -> FileOwner | None:
     if not text:
         return None
     match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if match is None:
         raise UsageError(f"--owner {text!r}: write UID or UID:GID in numbers, such as 65534:65534")
-    return Owner(int(match[1]), int(match[2]) if match[2] else -1)
+    return FileOwner(int(match[1]), int(match[2]) if match[2] else -1)
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:

@@ -18,7 +18,7 @@ from podgpu.compose.exporter import Doors, opened_exporter
 from podgpu.compose.process import configure_logging
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.node_state import encode_node, has_readings
+from podgpu.model import encode_node, has_readings
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION
 from podgpu.web.sockets import Address, parse_address

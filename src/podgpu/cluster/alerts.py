@@ -8,7 +8,7 @@ import msgspec
 
 from podgpu.cluster.parts import is_shown
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE, conditions, words_for
-from podgpu.node_state import Condition, DeviceState, NodeState, SourceStatus
+from podgpu.model import Condition, DeviceState, NodeState, SourceStatus
 
 MAX_ALERTS = 200
 _NOT_ANSWERING = {LOST, UNREADABLE, DRIVER_AWAY}

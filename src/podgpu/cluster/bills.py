@@ -14,7 +14,7 @@ from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.metrics.mig import billed_name
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState
 
 NS_PER_HOUR = 3600 * 1_000_000_000
 MJ_PER_KWH = 3_600_000 * 1000

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState, WorkloadOwner
 
 Pod = tuple[str, str]  # namespace, name
 

@@ -15,8 +15,7 @@ from podgpu.cluster.state import NodeEntry, gpu_id
 from podgpu.cluster.used import used_value
 from podgpu.cluster.view import GpuView, HolderView, InstanceView, View
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures
-from podgpu.model import Workload
-from podgpu.node_state import DeviceState, MigInstance
+from podgpu.model import DeviceState, MigInstance, Workload
 
 _NS, _MJ = 1_000_000_000, 1000
 Processes = Mapping[str, Sequence[ProcessFigures]]

@@ -21,8 +21,7 @@ from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
-from podgpu.model import Workload
-from podgpu.node_state import DeviceState, MigInstance
+from podgpu.model import DeviceState, MigInstance, Workload
 
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")

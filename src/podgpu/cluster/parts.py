@@ -9,8 +9,7 @@ import msgspec
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import DeviceState, Holder, MigInstance, Slot
+from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
 
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions with which no figure is current

@@ -18,8 +18,7 @@ from podgpu.history.store import (
     RoundTotals,
     UsageAccount,
 )
-from podgpu.model import WorkloadKey
-from podgpu.node_state import DeviceState, HolderUsage, MigInstance, Slot
+from podgpu.model import DeviceState, HolderUsage, MigInstance, Slot, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # a sole holder whose utilisation differs more from its device's has figures of its own
 _PartKey = tuple[str, int | None, WorkloadKey]

@@ -25,8 +25,7 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import DeviceState, MigInstance, NodeState, decode_node
+from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, decode_node
 
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
 _CONCURRENCY = 256  # more than the exporters that usually die at the same time: a dead one waits for its timeout

@@ -34,8 +34,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import UsedMean, mean_by_scope
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import LOST, NODE_GONE
-from podgpu.model import Workload, WorkloadOwner
-from podgpu.node_state import Condition, DeviceState, Holder, MigInstance, NodeState, Slot
+from podgpu.model import Condition, DeviceState, Holder, MigInstance, NodeState, Slot, Workload, WorkloadOwner
 
 MAX_NOTES = 12
 _MAX_LOST = 64  # of one node: bounds what an exporter costs that reports new UUIDs all the time

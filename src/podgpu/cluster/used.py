@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from podgpu.cluster.collect import Pod, Scope
 from podgpu.cluster.parts import holders_of, slot_model
 from podgpu.cluster.settings import ViewSettings
-from podgpu.model import WorkloadOwner
-from podgpu.node_state import DeviceState, Holder, MigInstance, Slot
+from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
 
 if TYPE_CHECKING:  # state imports this module
     from podgpu.cluster.state import NodeEntry

@@ -26,8 +26,17 @@ from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
-from podgpu.model import Value, Workload, WorkloadOwner
-from podgpu.node_state import DeviceState, MigInstance, NodeState, Slot, SourceStatus, XidCount
+from podgpu.model import (
+    DeviceState,
+    MigInstance,
+    NodeState,
+    Slot,
+    SourceStatus,
+    Value,
+    Workload,
+    WorkloadOwner,
+    XidCount,
+)
 
 API = "podgpu/v1"
 _NS, _MJ = 1_000_000_000, 1000

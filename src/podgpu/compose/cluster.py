@@ -23,7 +23,7 @@ from podgpu.compose.servers import access_by
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import History
 from podgpu.http_client import Access
-from podgpu.web.app import Served, Several, load_protection, run
+from podgpu.web.app import Service, Several, load_protection, run
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run_cluster(
     with ExitStack() as at_the_end:
         make_collector = choose_collector(options, settings, at_the_end)
         cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
-        beside: list[Served] = []
+        beside: list[Service] = []
         if options["prometheus"]:
             history: History = _prometheus_history(options)
         else:

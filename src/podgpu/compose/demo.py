@@ -109,7 +109,7 @@ def run_demo(settings: DemoSettings, audience: Audience) -> None:
 
 
 class Director:
-    """Has the play's acts carried out when their time has come, and says so (`serve.app.Served`)."""
+    """Has the play's acts carried out when their time has come, and says so (a `web.app.Service`)."""
 
     fatal: StartError | None = None
 

@@ -18,8 +18,7 @@ from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Assignment, Device, Unmapped
-from podgpu.node_state import NodeState, SourceStatus, source_statuses
+from podgpu.model import Assignment, Device, NodeState, SourceStatus, Unmapped, source_statuses
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"

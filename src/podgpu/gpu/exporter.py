@@ -139,7 +139,7 @@ class _Scrape:
                         values[wanted.id] = value
             readings.append(Reading(device, values))
         has_xids = self.find_xid(self.devices[uuid]) is not None
-        return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), tuple(errors), tells_errors=has_xids)
+        return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), tuple(errors), reports_errors=has_xids)
 
     def _read_value(self, device: Device, wanted: Field) -> Value | None:
         """Returns the field's own value, or that of the same figure in another unit."""

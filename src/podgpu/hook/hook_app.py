@@ -1,4 +1,4 @@
-"""This module owns what `podgpu hook` answers on its optional port: its own metrics and probes. It names no pod."""
+"""Serves the hook's own metrics and probes on its optional port."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _metrics(hook: Hook) -> Handler:
 
 
 def _live(hook: Hook) -> tuple[bool, str]:
-    """A runtime that is away is no reason to restart us; a thread that ended is."""
-    return (True, "OK\n") if hook.is_alive else (False, "a part of the hook has stopped working\n")
+    """A missing runtime is no reason for a restart; an ended thread is."""
+    return (True, "OK\n") if hook.is_alive else (False, "a thread of the hook has ended\n")
 
 
 def _ready(hook: Hook) -> tuple[bool, str]:
     state = hook.state
     if not state.is_synchronised:
-        return False, "the runtime has not listed its containers yet\n"
+        return False, "the runtime has not reported its containers yet\n"
     if not state.is_up_to_date:
         return False, "podlist.json is not up to date\n"
     return True, "OK\n"

@@ -19,7 +19,7 @@ from podgpu.http_client import MAX_METRICS_BYTES, Access
 from podgpu.metrics.adapter import node_from_samples
 from podgpu.metrics.families import CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState
 from podgpu.top.api import PodgpuApi
 
 DEADLINE = 5.0

@@ -18,8 +18,7 @@ from podgpu.errors import MOST_NAMED, SourceError
 from podgpu.figures.device import ProcessFigures
 from podgpu.gpu.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
-from podgpu.node_state import has_readings
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload, has_readings
 from podgpu.usage.containers import ContainerFinder
 
 _ALLOCATION_SECONDS = 1.0

@@ -15,8 +15,8 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.cluster.view import GpuAnswer, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
-from podgpu.node_state import has_readings
-from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
+from podgpu.model import has_readings
+from podgpu.web.app import Listener, Service, Several, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
 from podgpu.web.node_page import NodePage, describe_alerts, describe_problems
@@ -60,7 +60,7 @@ def serve(
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
     page: PageSources = PageSources(),  # noqa: B008 - frozen
-    services: Sequence[Served] = (),
+    services: Sequence[Service] = (),
     limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
 ) -> None:
     """Starts the agent and answers requests until SIGINT, SIGTERM or a fatal error of the agent.

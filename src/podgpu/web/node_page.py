@@ -19,7 +19,7 @@ from podgpu.cluster.view import PageState
 from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
 from podgpu.errors import StartError
 from podgpu.history.queries import UsageRow
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState
 
 WASTE_SECONDS = 5.0
 _MAX_MISSED = 3  # a machine that was suspended for longer was not idle

@@ -187,7 +187,7 @@ class DcgmTelemetry(UsageFromCompanion):
             dropped=tuple(latest.dropped),
             errors=_deduplicate([*latest.errors, *errors]),
             others=tuple(gpu.make_link_readings(latest.values)),
-            tells_errors=not self._watches.refused(_XID),
+            reports_errors=not self._watches.refused(_XID),
             links_up=len(gpu.links) or None,
         )
 

@@ -118,7 +118,7 @@ class NvmlGpu:
             dropped=tuple(i for plan in plans.values() for i in plan.dropped),
             errors=tuple(e for plan in plans.values() for e in plan.errors),
             details=self._read_details(now) if fields else {},
-            tells_errors=self._xids_registered,
+            reports_errors=self._xids_registered,
             links_up=self._links.read() if fields else None,
         )
 

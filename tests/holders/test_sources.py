@@ -1,0 +1,129 @@
+"""The sources that `--allocation` creates, and those that `auto` finds on a node."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.errors import SourceError, UsageError
+from podgpu.holders import AllocationSource
+from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
+from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc
+
+Create = Callable[..., list[AllocationSource]]
+DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+
+@dataclass
+class Api:
+    """An API server that is configured or not."""
+
+    at_hand: bool = False
+    works: bool = True
+
+    @property
+    def config(self) -> Any:
+        return object()
+
+    def pods(self) -> Any:
+        if not self.works:
+            raise UsageError("no kubeconfig")
+        return object()
+
+    resource_slices = pods
+
+
+@pytest.fixture
+def create(folder: Path) -> Create:
+    SimulatedProc(folder / "proc", OTHER_PID_NAMESPACE)
+
+    def run(text: str, *, kubernetes: bool = True, **settings: Any) -> list[AllocationSource]:
+        values: dict[str, Any] = {
+            "api": Api(),
+            "processes": lambda gpu: (),
+            "kubelet_socket": f"{folder}/pod-resources/kubelet.sock",
+            "proc": f"{folder}/proc",
+        }
+        return create_sources(text, SourceSettings(**values | settings), kubernetes)
+
+    return run
+
+
+def names(sources: list[AllocationSource]) -> list[str]:
+    return [source.name for source in sources]
+
+
+def test_order_and_arguments(create: Create, folder: Path) -> None:
+    assert names(create("hpc:/jobs, kubelet ,podlist:/p.json")) == ["hpc", "kubelet", "podlist"]
+    assert names(create("hpc", job_directory="/jobs")) == ["hpc"]
+    for name, path in (("podlist", folder / "p.json"), ("checkpoint", folder / "c")):
+        (source,) = create(f"{name}:{path}")
+        assert source.path == str(path)  # type: ignore[attr-defined]
+    (kubelet,) = create("kubelet", resource_names=frozenset({"a.b/c"}), enable_dra=True)
+    assert kubelet.resource_names == {"a.b/c"}  # type: ignore[attr-defined]
+    assert kubelet.claims is not None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("crystal-ball", f"'crystal-ball': unknown source; sources are auto, {', '.join(SOURCES)}"),
+        ("kubelet,", "'': unknown source"),
+        ("auto,kubelet", "cannot be combined"),
+        ("kubelet:/run/k.sock", "takes no argument, but '/run/k.sock' was given"),
+        ("hpc", "set the directory of the job files, as in hpc:/run/dcgm-job-map"),
+        ("annotations", "no kubeconfig"),
+    ],
+)
+def test_invalid_options(create: Create, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        create(text, api=Api(works=False))
+
+
+def test_a_podlist_is_searched_beside_the_kubelets_socket(create: Create, folder: Path) -> None:
+    """The mount point of koordinator's manifest counts only for the default socket."""
+    (source,) = create("podlist", kubelet_socket=DEFAULT_SOCKET)
+    assert source.defaults == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
+    (source,) = create("podlist")
+    with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json not found: mount"):
+        source.assignments(())
+
+
+def test_auto_without_kubernetes(create: Create, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert names(create("auto", kubernetes=False)) == []
+    assert caplog.messages == []
+    assert names(create("auto", kubernetes=False, job_directory="/jobs")) == ["hpc"]
+
+
+def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert names(create("auto")) == ["kubelet"]
+    (folder / "device-plugins").mkdir()
+    (folder / "device-plugins" / "kubelet_internal_checkpoint").touch()
+    assert names(create("auto")) == ["kubelet", "checkpoint"], "the socket is not mounted"
+    (folder / "pod-resources").mkdir()
+    (folder / "pod-resources" / "kubelet.sock").touch()
+    assert names(create("auto")) == ["kubelet"], "the checkpoint would lag behind"
+    (folder / "pod-resources" / "podlist.json").touch()
+    (folder / "proc" / "self" / "ns" / "pid").unlink()
+    (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
+    every = ["annotations", "podlist", "kubelet", "hpc", "processes"]
+    assert names(create("auto", api=Api(at_hand=True), job_directory="/jobs")) == every
+    assert f"allocation sources: {', '.join(every)}" in caplog.messages
+
+
+def test_auto_and_dra_continue_without_the_api_server(create: Create, caplog: pytest.LogCaptureFixture) -> None:
+    sources = create("auto", api=Api(at_hand=True, works=False), enable_dra=True)
+    assert names(sources) == ["kubelet"]
+    assert sources[0].claims is None  # type: ignore[attr-defined]
+    assert [message.partition(": ")[0] for message in caplog.messages] == [
+        "--allocation auto (annotations)",
+        "--kubernetes-enable-dra",
+    ]
