@@ -37,8 +37,8 @@ OBJECT = {
 CPU = {"type": "Resource", "resource": {"name": "cpu"}}
 
 
-def value(name: str, format_quantity: str) -> dict[str, Any]:
-    return {"items": [{"describedObject": {"name": name}, "value": format_quantity}]}
+def value(name: str, quantity: str) -> dict[str, Any]:
+    return {"items": [{"describedObject": {"name": name}, "value": quantity}]}
 
 
 def well() -> ApiDouble:
@@ -116,5 +116,5 @@ def test_unregister_removes_ours_and_leaves_others() -> None:
             served = ServiceName("podgpu", "podgpu-autoscale")
             return [await remove_api_service(client, name, served) for name in (V2, V1, "none")]
 
-    assert asyncio.run(run()) == ["removed", "belongs to somebody else and stays", "is not there"]
+    assert asyncio.run(run()) == ["removed", "belongs to another Service and was not changed", "does not exist"]
     assert api.removed == [V2]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from podgpu.autoscale.answers import compute_scope_value, is_active
-from podgpu.autoscale.metrics import METRICS, find_metric
+from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, find_metric
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.figures.device import DeviceFigures
+from podgpu.model import DeviceState
 from tests.autoscale.scenes import INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
+
+PROFILING = [metric.field for metric in PROFILING_METRICS]
 
 
 def test_zero_is_told_only_of_the_surely_idle() -> None:
@@ -24,12 +26,12 @@ def test_no_metric_is_zero_of_a_workload_that_is_not_surely_idle(metric: str) ->
     nothing = {"measured": 0.0, "power_watts": 0.0, "memory_used": 0, "memory_total": 100}
     for _ in range(8):
         of = holder("a", utilization=0.0, busy_seconds=5.0)
-        stage.turn(n1=(gpu(0, of, utilization=0.0, beside=((1002, 0.0), (1004, 0.0), (1005, 0.0)), **nothing),))
+        stage.turn(n1=(gpu(0, of, utilization=0.0, values=dict.fromkeys(PROFILING, 0.0), **nothing),))
     assert figure(stage, metric, idle_for=300.0, window=60.0) == 0.001
     assert compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric(metric), 4 * INTERVAL).value == 0.001
 
 
-def counted(busy_seconds: float, idle_seconds: float, utilization: float | None = 0.0) -> DeviceFigures:
+def counted(busy_seconds: float, idle_seconds: float, utilization: float | None = 0.0) -> DeviceState:
     of = holder("a", utilization=utilization, busy_seconds=busy_seconds, idle_seconds=idle_seconds)
     return gpu(0, of, utilization=0.0)
 

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from podgpu.autoscale.metrics_api import MetricsApi, Rejection, format_quantity
+from podgpu.autoscale.authentication import Rejection
+from podgpu.autoscale.metrics_api import MetricsApi, format_quantity
 from podgpu.autoscale.requests import ResourceAttributes
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -27,8 +28,8 @@ class OpenGate:
     def __init__(self) -> None:
         self.asked: list[ResourceAttributes | None] = []
 
-    async def admit(self, request: web.Request, asked: ResourceAttributes | None) -> Rejection | None:
-        self.asked.append(asked)
+    async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None:
+        self.asked.append(target)
         return None
 
 
@@ -238,7 +239,7 @@ def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
     [
         ("namespaces/serving/pods/*/gpu_utilisation", 404, "did you mean gpu_utilization?"),
         ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody", 404, "app=nobody"),
-        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot be read"),
+        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot parse"),
         (
             "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference&metricLabelSelector=windw%3D5m",
             400,
@@ -251,7 +252,7 @@ def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
         ("namespaces/none/pods/*/gpu_utilization", 404, "no running pod"),
         ("namespaces/serving/pods/a/gpu_sm_activity", 503, "DCGM_FI_PROF_SM_ACTIVE"),
         ("namespaces/serving/ingresses.networking.k8s.io/main/gpu_power", 404, "podgpu has no metrics of"),
-        ("nodes/n9/gpu_power", 404, "no exporter has figures of node n9"),
+        ("nodes/n9/gpu_power", 404, "no exporter reports node n9"),
         ("nodes/*/gpu_power?labelSelector=zone%3Dz", 404, "no node with a GPU matches"),
         ("pods/a/gpu_power", 404, "podgpu has no metrics of"),
         ("namespaces/serving", 404, "not a path of this API"),
@@ -277,7 +278,7 @@ def test_a_backend_that_is_away_is_each_metrics_own_answer() -> None:
     paths = (f"{V2}/namespaces/serving/pods/*/gpu_utilization", f"{V2}/nodes/n1/gpu_utilization", V2, "/apis")
     found = get(stage, *paths)
     assert [status for status, _ in found] == [503, 503, 200, 200]
-    assert "not heard of for" in found[0][1]["message"]
+    assert ", last read " in found[0][1]["message"]
     assert found[0][1]["reason"] == "ServiceUnavailable"
 
 

@@ -50,7 +50,7 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
     if selector.owner is not None:
         return running.by_owner.get((selector.namespace, *selector.owner), ())
     if not selector.namespace:
-        return tuple(running.everywhere())
+        return tuple(running.by_key.values())
     pods = running.by_namespace.get(selector.namespace, ())
     if not selector.labels.requirements:
         return pods
@@ -227,9 +227,10 @@ def is_active(snapshot: MetricsSnapshot, selector: PodSelector, idle_for: float)
 
 
 def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
-    holding = snapshot.holding.get(pod.key)
-    since = None if holding is None else holding.idle_since
-    return since is not None and snapshot.ends_at - max(since, pod.started_at) >= idle_for
+    held = snapshot.holding.get(pod.key)
+    if held is None or held.idle_seconds is None:
+        return False
+    return min(held.idle_seconds, snapshot.ends_at - pod.started_at) >= idle_for
 
 
 def _find_unreported(snapshot: MetricsSnapshot, pods: Iterable[PodSeen]) -> list[PodSeen]:

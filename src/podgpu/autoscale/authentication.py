@@ -383,7 +383,8 @@ def _explain_forbidden(caller: Caller, target: ResourceAttributes | None, path: 
         return f'User "{caller.name}" cannot get path "{path}": see the ClusterRole system:discovery'
     resource = "/".join(filter(None, (target.resource, target.subresource)))
     where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"
+    rule = f'{{apiGroups: ["{target.group}"], resources: ["{resource}"], verbs: ["{target.verb}"]}}'
     return (
         f'User "{caller.name}" cannot {target.verb} resource "{resource}" in API group "{target.group}"{where}:'
-        f' allow it with the rule {{apiGroups: ["{target.group}"], resources: ["{resource}"], verbs: ["{target.verb}"]}}'
+        f" allow it with the rule {rule}"
     )

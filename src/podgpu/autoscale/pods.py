@@ -75,23 +75,20 @@ def _parse_time(text: object) -> float:
 class RunningPods(NamedTuple):
     by_namespace: Mapping[str, Sequence[PodSeen]]
     by_owner: Mapping[tuple[str, str, str], Sequence[PodSeen]]  # (namespace, kind, name)
-    keys: frozenset[tuple[str, str]] = frozenset()
+    by_key: Mapping[tuple[str, str], PodSeen]  # (namespace, name)
     trouble: str = ""  # why the pods are not known; the rest is empty then
-
-    def everywhere(self) -> Iterable[PodSeen]:
-        return (pod for pods in self.by_namespace.values() for pod in pods)
 
 
 def index_pods(pods: Iterable[PodSeen], trouble: str = "") -> RunningPods:
     by_namespace: dict[str, list[PodSeen]] = {}
     by_owner: dict[tuple[str, str, str], list[PodSeen]] = {}
-    keys = set()
+    by_key = {}
     for pod in pods:
-        keys.add(pod.key)
+        by_key[pod.key] = pod
         by_namespace.setdefault(pod.namespace, []).append(pod)
         if pod.owner_kind:
             by_owner.setdefault((pod.namespace, pod.owner_kind, pod.owner_name), []).append(pod)
-    return RunningPods(by_namespace, by_owner, frozenset(keys), trouble)
+    return RunningPods(by_namespace, by_owner, by_key, trouble)
 
 
 class PodWatcher:

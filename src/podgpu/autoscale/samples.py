@@ -6,9 +6,9 @@ A pod on a shared GPU has its own part if the exporter reports it, and no value 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from math import nan
+from math import inf, nan
 from typing import NamedTuple
 
 from podgpu.autoscale.metrics import (
@@ -22,11 +22,12 @@ from podgpu.autoscale.metrics import (
     UTILIZATION,
     ScalingMetric,
 )
+from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.cluster.collect import Scope
 from podgpu.cluster.parts import HeldPart, gpu_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.used import used_value
-from podgpu.model import DeviceState, Slot
+from podgpu.model import DeviceState, HolderUsage, Slot
 
 PodKey = tuple[str, str]  # namespace, name
 ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
@@ -35,6 +36,7 @@ _MAX_BUSY = 1.5  # of the device's time; counters read late may grow by a little
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # of one GPU
 _MIN_SECONDS = 0.5  # between two readings
+_COUNTED = 0.95  # part of the time that must be counted: counting starts and ends between readings
 _NS = 1_000_000_000
 
 
@@ -42,7 +44,7 @@ class HeldGpus(NamedTuple):
     """A pod that holds devices."""
 
     node: str
-    idle_since: float | None  # Unix time since which it has certainly run nothing; None: it runs something, or unknown
+    idle_seconds: float | None  # for which counters prove that it ran nothing; None: it runs something, or unknown
 
 
 class RoundSamples(NamedTuple):
@@ -51,21 +53,31 @@ class RoundSamples(NamedTuple):
     holding: dict[PodKey, HeldGpus]
     pods: dict[PodKey, Sequence[float]]
     scopes: dict[ScopeKey, Sequence[float]]
+    ignored: dict[PodKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
+
+
+class _Idle(NamedTuple):
+    seconds: float  # counted as idle since the holder was last busy
+    uncounted: float = 0.0  # seconds meanwhile that were counted as neither idle nor busy
 
 
 class _Rate(NamedTuple):
-    at: float
+    at: float  # time of the counters
+    read_at: float  # monotonic time
     exporter_id: str
     busy_ns: int | None
+    idle_ns: int | None
     energy_mj: int | None
     busy: float | None = None
     watts: float | None = None
+    idle: _Idle | None = None  # None: it runs something, or unknown
 
 
 class UsageRates:
     """Growth of the holders' counters between two readings of their node."""
 
-    def __init__(self) -> None:
+    def __init__(self, stale_after: float) -> None:
+        self._stale_after = stale_after
         self._before: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
         self._now: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
 
@@ -73,29 +85,59 @@ class UsageRates:
         """Holders that were not in the last round are removed."""
         self._before, self._now = self._now, {}
 
-    def update(self, node: NodeEntry, part: HeldPart, at: float) -> _Rate:
-        usage = part.holder.usage
+    def update(self, node: NodeEntry, part: HeldPart) -> _Rate:
         key = _slot_key(part), part.holder.key
+        usage = part.holder.usage or HolderUsage()
+        is_measured = usage.utilization_ratio is not None
         rate = _Rate(
-            at,
+            node.state.usage_at or node.read_at,
+            node.read_at,
             node.state.exporter_id,
-            None if usage is None or usage.utilization_ratio is None else usage.busy_ns,
-            None if usage is None else usage.energy_mj,
+            usage.busy_ns if is_measured else None,
+            usage.idle_ns if is_measured else None,
+            usage.energy_mj,
         )
         before = self._before.pop(key, None)
-        if before is not None and before.exporter_id == rate.exporter_id and at > before.at - _MIN_SECONDS:
-            seconds = at - before.at
-            if seconds < _MIN_SECONDS:  # the same reading
-                rate = before
-            else:
-                busy = _growth(before.busy_ns, rate.busy_ns, _NS * seconds)
-                watts = _growth(before.energy_mj, rate.energy_mj, 1000 * seconds)
-                rate = rate._replace(
-                    busy=None if busy is None or busy > _MAX_BUSY else min(1.0, busy),
-                    watts=None if watts is None or watts > _MAX_WATTS else watts,
-                )
+        if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
+            rate = rate._replace(idle=_count_first_idle(rate, usage))
+        elif rate.at - before.at < _MIN_SECONDS:  # the same reading
+            rate = before
+        else:
+            seconds = rate.at - before.at
+            busy = _growth(before.busy_ns, rate.busy_ns, _NS * seconds)
+            watts = _growth(before.energy_mj, rate.energy_mj, 1000 * seconds)
+            rate = rate._replace(
+                busy=None if busy is None or busy > _MAX_BUSY else min(1.0, busy),
+                watts=None if watts is None or watts > _MAX_WATTS else watts,
+                idle=self._count_idle(before, rate, usage),
+            )
         self._now[key] = rate
         return rate
+
+    def _has_gap(self, before: _Rate, rate: _Rate) -> bool:
+        """The exporter's clock was set, or it has stopped counting."""
+        return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
+
+    def _count_idle(self, before: _Rate, rate: _Rate, usage: HolderUsage) -> _Idle | None:
+        """Time that was not counted is not idle. Exporters that count rarely may be behind by `stale_after`."""
+        if rate.busy_ns is None or rate.idle_ns is None or before.busy_ns is None or before.idle_ns is None:
+            return _count_first_idle(rate, usage)
+        if rate.busy_ns < before.busy_ns or rate.idle_ns < before.idle_ns:  # the counters were reset
+            return _count_first_idle(rate, usage)
+        if rate.busy_ns > before.busy_ns:
+            return None
+        last = before.idle or _Idle(0.0)
+        counted = (rate.idle_ns - before.idle_ns) / _NS
+        uncounted = max(0.0, last.uncounted + _COUNTED * (rate.at - before.at) - counted)
+        return _Idle(last.seconds + counted, uncounted) if uncounted <= self._stale_after else None
+
+
+def _count_first_idle(rate: _Rate, usage: HolderUsage) -> _Idle | None:
+    if rate.busy_ns is None or rate.idle_ns is None:
+        return None
+    if rate.exporter_id and usage.idle_since is not None:
+        return _Idle(max(0.0, rate.at - usage.idle_since))
+    return _Idle(rate.idle_ns / _NS if rate.busy_ns == 0 else 0.0)
 
 
 def _growth(before: int | None, now: int | None, scale: float) -> float | None:
@@ -117,20 +159,22 @@ class _DeviceSample(NamedTuple):
     watts: float | None
     fractions: tuple[float | None, ...]  # in the order of PROFILING_METRICS
     used: float | None  # --used-field as a ratio
+    idle_seconds: float | None
 
 
-def sample_round(state: ClusterState, rates: UsageRates) -> RoundSamples:
-    devices: dict[PodKey, list[_DeviceSample]] = {}
-    holding: dict[PodKey, HeldGpus] = {}
+def sample_round(
+    state: ClusterState, rates: UsageRates, pods: RunningPods, node_names: Collection[str] = ()
+) -> RoundSamples:
+    """`node_names` are the names of the nodes in Kubernetes."""
+    devices: dict[PodKey, dict[str, list[_DeviceSample]]] = {}
     scopes: dict[ScopeKey, Sequence[float]] = {}
     for node in state.nodes:
         if node.stale:
             continue
-        at = node.state.usage_at or node.read_at
         busy: dict[_SlotKey, float | None] = {}
         for key, group in groupby(node.held, key=_slot_key):
             parts = list(group)
-            rate_of = {part.holder.key: rates.update(node, part, at) for part in parts}
+            rate_of = {part.holder.key: rates.update(node, part) for part in parts}
             busy[key] = _sum(rate.busy for rate in rate_of.values())
             by_pod: dict[PodKey, list[HeldPart]] = {}
             for part in parts:
@@ -138,12 +182,8 @@ def sample_round(state: ClusterState, rates: UsageRates) -> RoundSamples:
                     by_pod.setdefault((part.holder.namespace, part.holder.pod), []).append(part)
             alone = len(by_pod) == 1 and all(part.holder.pod for part in parts)
             for pod, own in by_pod.items():
-                own_rates = [rate_of[part.holder.key] for part in own]
-                devices.setdefault(pod, []).append(_sample_device(own, own_rates, alone, state))
-                idle = [_certainly_idle_since(part) for part in own]
-                if pod in holding:
-                    idle.append(holding[pod].idle_since)
-                holding[pod] = HeldGpus(node.name, _latest(idle))
+                sample = _sample_device(own, [rate_of[part.holder.key] for part in own], alone, state)
+                devices.setdefault(pod, {}).setdefault(node.name, []).append(sample)
         scopes["node", node.name] = _sample_node(node, busy, state)
     rates.next_round()
     for scope in state.used:
@@ -151,20 +191,38 @@ def sample_round(state: ClusterState, rates: UsageRates) -> RoundSamples:
             row = _empty_row()
             _set_used(row, state, scope)
             scopes[scope.scope, scope.namespace] = row
-    return RoundSamples(holding, {pod: _make_row(samples) for pod, samples in devices.items()}, scopes)
+    result = RoundSamples({}, {}, scopes, {})
+    for pod, by_node in devices.items():
+        name = _find_node(pods.by_key.get(pod), by_node, node_names)
+        if name is not None:
+            samples = by_node[name]
+            result.holding[pod] = HeldGpus(name, _least(sample.idle_seconds for sample in samples))
+            result.pods[pod] = _make_row(samples)
+        ignored = tuple(other for other in by_node if other != name)
+        if ignored:
+            result.ignored[pod] = ignored
+    return result
 
 
-def _certainly_idle_since(part: HeldPart) -> float | None:
-    """Only counters prove idleness: a gauge that is 0 at every scrape misses bursts in between."""
-    usage = part.holder.usage
-    if usage is None or usage.utilization_ratio is None or usage.busy_ns is None or usage.idle_ns is None:
-        return None
-    return part.idle_since
+def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
+    """The node whose exporter counts for the pod. The former node of a pod may report it for some time.
+
+    An exporter may use other names for nodes than Kubernetes. Such a node counts if no other one reports the pod.
+    """
+    if pod is not None and pod.node in reporting:
+        return pod.node
+    possible = reporting if pod is None else [name for name in reporting if name not in node_names]
+    return next(iter(possible)) if len(possible) == 1 else None
 
 
-def _latest(moments: Sequence[float | None]) -> float | None:
-    known = [moment for moment in moments if moment is not None]
-    return max(known) if len(known) == len(moments) else None
+def _least(seconds: Iterable[float | None]) -> float | None:
+    """None if one of them is unknown."""
+    least = inf
+    for value in seconds:
+        if value is None:
+            return None
+        least = min(least, value)
+    return least
 
 
 def _sample_device(
@@ -189,7 +247,13 @@ def _sample_device(
         watts,
         tuple(_fraction(slot, metric) if alone else None for metric in PROFILING_METRICS),
         None if used is None else min(1.0, used / state.settings.full),
+        _least(_certainly_idle(part, rate) for part, rate in zip(parts, rates, strict=True)),
     )
+
+
+def _certainly_idle(part: HeldPart, rate: _Rate) -> float | None:
+    """Only counters prove idleness: a gauge that is 0 at every scrape misses bursts in between."""
+    return None if part.idle_since is None or rate.idle is None else rate.idle.seconds
 
 
 def _fraction(slot: Slot, metric: ScalingMetric) -> float | None:

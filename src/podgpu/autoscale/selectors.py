@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from podgpu.autoscale.refusal import bad_request, quote
@@ -53,9 +52,8 @@ class LabelSelector(NamedTuple):
 EVERYTHING = LabelSelector()
 
 
-@lru_cache(maxsize=1024)
 def parse_selector(text: str) -> LabelSelector:
-    """Empty: everything. Cached, because every poll sends the same text. Raises Refusal."""
+    """An empty text selects everything. Raises Refusal."""
     if len(text) > _MAX_LENGTH:
         raise bad_request(f"the label selector {quote(text)} is longer than {_MAX_LENGTH} characters")
     if not text.strip():

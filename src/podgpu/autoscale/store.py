@@ -6,6 +6,7 @@ nodes at the same times then give the same answers, although one finishes a seco
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,6 +29,7 @@ _SPARE_SLOTS = 4  # written while an older round is still being read
 _SETTLED = 1 / 3  # part of an interval after which a round is used
 _STARTING_SECONDS = 30.0
 _UNKNOWN_ROW = (math.nan,) * COLUMNS
+_log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -154,20 +156,23 @@ class SampleStore:
         rounds = math.ceil(max_window / settings.interval)
         self._pod_samples: SampleRings[PodKey] = SampleRings(rounds, MAX_PODS)
         self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds, _MAX_SCOPES)
-        self._rates = UsageRates()
+        self._rates = UsageRates(settings.stale_after)
         self._held_before: frozenset[PodKey] = frozenset()
+        self._ignored: frozenset[PodKey] = frozenset()  # pods with values of other nodes in the last round
         self._snapshots: tuple[MetricsSnapshot, ...] = ()  # the current one and the next one
 
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         taken_at = state.taken_at or 0.0
         number = round_number(taken_at, self.settings.interval)
-        samples = sample_round(state, self._rates)
+        pods, node_labels = self._pods(), self._node_labels()
+        node_names = {*(node_labels or ()), *(pod.node for pod in pods.by_key.values())}
+        samples = sample_round(state, self._rates, pods, node_names)
+        self._log_ignored(samples.ignored, pods)
         self._pod_samples.add(number, samples.pods)
         self._scope_samples.add(number, samples.scopes)
-        pods = self._pods()
         if not pods.trouble:
-            self._held_before = frozenset(key for key in (*self._held_before, *samples.holding) if key in pods.keys)
+            self._held_before = frozenset(key for key in (*self._held_before, *samples.holding) if key in pods.by_key)
         snapshot = MetricsSnapshot(
             number,
             self.settings.interval,
@@ -178,11 +183,21 @@ class SampleStore:
             self._scope_samples,
             {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
             tuple(node.name for node in state.nodes if not node.stale),
-            self._node_labels(),
+            node_labels,
             tuple(dict.fromkeys((*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error)))),
         )
         earlier = [other for other in self._snapshots if other.number < number]
         self._snapshots = (*earlier[-1:], snapshot)
+
+    def _log_ignored(self, ignored: Mapping[PodKey, Sequence[str]], pods: RunningPods) -> None:
+        for key, nodes in ignored.items():
+            pod = pods.by_key.get(key)
+            if pod is not None and key not in self._ignored:
+                _log.warning(
+                    "the exporter of %s reports the pod %s/%s, which runs on %s: these values are ignored",
+                    *(", ".join(nodes), *key, pod.node or "no node"),
+                )
+        self._ignored = frozenset(ignored)
 
     def snapshot(self) -> MetricsSnapshot:
         """Raises Refusal if there is none, or if it is too old."""

@@ -205,9 +205,9 @@ def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Calla
         )
     if not _is_loopback(address.host):
         raise UsageError(
-            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by other machines, and any "
-            "client can claim any namespace: give --keda-cert-file, --keda-key-file and --keda-client-ca-file, listen on "
-            "127.0.0.1, or turn it off with none"
+            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by other machines, "
+            "and any client can claim any namespace: give --keda-cert-file, --keda-key-file and --keda-client-ca-file, "
+            "listen on 127.0.0.1, or turn it off with none"
         )
     if not namespaces:
         _log.warning("%s: without client certificates and --keda-namespaces no namespace is served", KEDA_OPTION)

@@ -44,8 +44,8 @@ def test_everything_said() -> None:
     assert (found.metric.name, found.target) == ("gpu_busy", 12.5)
     assert (
         found.aggregation.window,
-        found.aggregation.aggregate.rank,
-        found.aggregation.leave_out,
+        found.aggregation.aggregate.quantile,
+        found.aggregation.skip_missing,
         found.aggregation.idle_for,
     ) == (
         300,
@@ -58,7 +58,7 @@ def test_everything_said() -> None:
 def test_pods_by_selector_or_scope() -> None:
     rest = {"target": "60"}
     assert parse_trigger("a", {**rest, "selector": "app=x"}, 600.0).pods == PodSelector(
-        "a", selector=parse_selector("app=x")
+        "a", labels=parse_selector("app=x")
     )
     assert parse_trigger("a", {**rest, "scope": "namespace"}, 600.0).pods == PodSelector("a")
     assert parse_trigger("a", {**rest, "scope": "cluster"}, 600.0).pods == PodSelector("")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from podgpu.autoscale.answers import Aggregation, PodSelector, compute_pod_values, compute_scope_value, compute_value
-from podgpu.autoscale.metrics import METRICS, Aggregate, find_metric, parse_aggregate
+from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
+from podgpu.model import MigInstance
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 # Aggregation pods and over time
@@ -50,8 +51,8 @@ def test_less_than_half_of_a_window_is_no_figure() -> None:
     metric, node = find_metric("gpu_utilization"), ("node", "n1")
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     assert "not yet for half of the window" in str(refused(stage, **whole))
-    assert compute_pod_values(stage.snapshot(), stage.pods, metric, 10 * INTERVAL) == []
-    with pytest.raises(Refusal, match="4 of the window's 10 rounds"):
+    assert compute_pod_values(stage.snapshot(), stage.pods, metric, Aggregation(10 * INTERVAL)) == []
+    with pytest.raises(Refusal, match="4 of 10 rounds"):
         compute_scope_value(stage.snapshot(), node, metric, 10 * INTERVAL)
     assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
     stage.turn(n1=(busy("a", 0.2, 0),))
@@ -64,7 +65,7 @@ def test_a_younger_pod_of_the_same_name_has_none_of_the_old_ones_rounds() -> Non
     stage.turns(4, n1=(busy("a-0", 1.0, 0),))
     stage.pods = [pod("a-0", owner="StatefulSet/a", started=65.0)]
     stage.turns(2, n1=(busy("a-0", 0.2, 0),))
-    assert figure(stage, whom=PodSelector("serving", owner=("StatefulSet", "a")), window=120.0) == pytest.approx(20)
+    assert figure(stage, selector=PodSelector("serving", owner=("StatefulSet", "a")), window=120.0) == pytest.approx(20)
 
 
 def test_a_pod_on_several_gpus_is_their_mean_and_its_power_their_sum() -> None:
@@ -107,14 +108,12 @@ def test_a_counter_that_fell_tells_no_rate() -> None:
     assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
 
 
-@pytest.mark.parametrize(
-    ("metric", "field"), [("gpu_sm_activity", 1002), ("gpu_tensor_activity", 1004), ("gpu_dram_activity", 1005)]
-)
-def test_activities_are_the_devices_where_a_pod_has_it_alone(metric: str, field: int) -> None:
+@pytest.mark.parametrize(("metric", "field"), [(metric.name, metric.field) for metric in PROFILING_METRICS])
+def test_activities_are_the_devices_where_a_pod_has_it_alone(metric: str, field: str) -> None:
     stage = Stage([pod("a"), pod("b")])
-    stage.turn(n1=(gpu(0, holder("a"), beside=((field, 0.3),)), gpu(1, holder("b"), beside=((field, 0.5),))))
+    stage.turn(n1=(gpu(0, holder("a"), values={field: 0.3}), gpu(1, holder("b"), values={field: 0.5})))
     assert figure(stage, metric) == pytest.approx(40)
-    stage.turn(n1=(gpu(0, holder("a"), holder("b"), beside=((field, 0.3),)),))
+    stage.turn(n1=(gpu(0, holder("a"), holder("b"), values={field: 0.3}),))
     assert "to itself" in str(refused(stage, metric))
 
 
@@ -154,11 +153,11 @@ def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_dark(n
     idle = gpu(0, holder("a"), measured=0.0)
     stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
     stage.turns(8, n1=(idle,))
-    with pytest.raises(Refusal, match="b on n2, not heard of for") as raised:
+    with pytest.raises(Refusal, match="b on n2, last read ") as raised:
         compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0))
     assert raised.value.kind is RefusalKind.NO_DATA
     assert (
-        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0, leave_out=True)).value
+        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0, skip_missing=True)).value
         == 0.001
     )
     stage.trouble = "the API server is away"
@@ -180,7 +179,7 @@ def test_of_used_utilisation_there_is_no_aggregate_but_the_mean(whom: PodSelecto
 
 def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
     stage = Stage([pod("a")], settings=ViewSettings(used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE"))
-    stage.turn(n1=(gpu(0, holder("a"), measured=0.25),))
+    stage.turn(n1=(gpu(0, holder("a"), values={"DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.25}),))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(25)
 
 
@@ -199,8 +198,8 @@ def test_a_node_is_the_mean_of_its_gpus_held_or_not() -> None:
 
 def test_a_gpu_in_mig_mode_is_its_instances() -> None:
     stage = Stage()
-    slices = [gpu(0, uuid="GPU-0", instance=str(n), utilization=ratio) for n, ratio in enumerate((0.2, 0.6))]
-    stage.turn(n1=(gpu(0, uuid="GPU-0"), *slices))
+    instances = tuple(MigInstance(id=n, utilization_ratio=ratio) for n, ratio in enumerate((0.2, 0.6)))
+    stage.turn(n1=(gpu(0, instances=instances),))
     answer = compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric("gpu_utilization"), INTERVAL)
     assert answer.value == pytest.approx(40)
 
@@ -210,11 +209,11 @@ def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_
     for step in range(2):
         full, half = (15.0 * step, 7.5 * step)
         shared = gpu(0, *(holder(name, utilization=1.0, busy_seconds=full) for name in "ab"))
-        slices = [
-            gpu(1, holder(f"m{n}", utilization=0.5, busy_seconds=seconds), uuid="GPU-1", instance=str(n))
+        instances = tuple(
+            MigInstance(id=n, holders=(holder(f"m{n}", utilization=0.5, busy_seconds=seconds),))
             for n, seconds in enumerate((full, half))
-        ]
-        stage.turn(n1=(shared, gpu(1, uuid="GPU-1"), *slices, gpu(2)))
+        )
+        stage.turn(n1=(shared, gpu(1, instances=instances), gpu(2)))
     answer = compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric("gpu_busy"), INTERVAL)
     assert answer.value == pytest.approx((100 + 75 + 0) / 3)
 
@@ -225,12 +224,8 @@ def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_
 def test_of_a_shared_gpu_each_has_its_own_part() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    assert [
-        p.value for p in compute_pod_values(stage.snapshot(), stage.pods, find_metric("gpu_utilization"), INTERVAL)
-    ] == [
-        pytest.approx(10),
-        pytest.approx(60),
-    ]
+    values = compute_pod_values(stage.snapshot(), stage.pods, find_metric("gpu_utilization"), Aggregation(INTERVAL))
+    assert [pod.value for pod in values] == [pytest.approx(10), pytest.approx(60)]
 
 
 def test_of_a_shared_gpu_without_own_figures_nothing_is_guessed() -> None:
@@ -258,13 +253,12 @@ def test_a_pod_without_a_gpu_is_left_out() -> None:
 def test_a_selector_is_of_one_namespace() -> None:
     stage = Stage([pod("a"), pod("a", namespace="other")])
     stage.turn(n1=(busy("a", 0.2, 0), gpu(1, holder("a", namespace="other", utilization=0.8), utilization=0.8)))
-    assert figure(stage, whom=PodSelector("serving", selector=parse_selector("app in (inference,x)"))) == pytest.approx(
-        20
-    )
+    selector = PodSelector("serving", labels=parse_selector("app in (inference,x)"))
+    assert figure(stage, selector=selector) == pytest.approx(20)
 
 
 def test_a_selector_that_matches_nothing_is_not_found() -> None:
-    error = refused(three_pods(), whom=PodSelector("serving", selector=parse_selector("app=nobody")))
+    error = refused(three_pods(), selector=PodSelector("serving", labels=parse_selector("app=nobody")))
     assert error.kind is RefusalKind.NOT_FOUND
     assert "app=nobody" in str(error)
     assert "wake" in str(error)
@@ -282,8 +276,8 @@ def test_a_pod_on_a_dark_node_refuses_the_figure_unless_it_is_to_be_left_out() -
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     error = refused(stage)
     assert error.kind is RefusalKind.NO_DATA
-    assert "b on n2, not heard of for 60 s" in str(error)
-    assert figure(stage, leave_out=True) == pytest.approx(20)
+    assert "b on n2, last read 60 s ago" in str(error)
+    assert figure(stage, skip_missing=True) == pytest.approx(20)
 
 
 def test_a_pod_that_has_just_begun_does_not_stop_the_answer() -> None:
