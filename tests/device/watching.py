@@ -162,7 +162,7 @@ def uuid() -> str:
 
 
 def simulated_uuid(spec: str) -> str:
-    from podgpu.compose.telemetries import simulated_driver
+    from podgpu.agent.assemble import simulated_driver
 
     return str(simulated_driver(spec).machine.gpus[0].uuid)
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from podgpu.clock import Clock, Faults
+from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient, ApiError
 
@@ -220,7 +220,7 @@ class CaBundleUpdater:
         self._service = service
         self._clock = clock or Clock()
         self._sleep = sleep
-        self._faults: Faults[str] = Faults(self._clock.monotonic, _LOG_AGAIN_SECONDS)
+        self._faults: FaultLog[str] = FaultLog(self._clock.monotonic, _LOG_AGAIN_SECONDS)
         self._missing: set[str] = set()
         self.ready = False
         """Every existing APIService of ours has had our CA at least once."""
@@ -245,11 +245,11 @@ class CaBundleUpdater:
         except SourceError as error:
             if isinstance(error, ApiError) and error.reason == "not_found":
                 self._missing.add(name)  # removing the APIService is the documented way to turn the API off
-                if self._faults.fails(name, error.reason):
+                if self._faults.fail(name, error.reason):
                     _log.warning("the APIService %s does not exist: the HPA cannot query podgpu", name)
                 return True
             conflict = isinstance(error, ApiError) and error.status == 409
-            if not conflict and self._faults.fails(name, error.reason):
+            if not conflict and self._faults.fail(name, error.reason):
                 _log.warning("cannot write podgpu's CA into the APIService %s: %s", name, error)
             return False
         return True
@@ -258,7 +258,7 @@ class CaBundleUpdater:
         api_service = await self._client.get(f"{_PATH}{name}")
         spec, metadata = _mapping(api_service.get("spec")), _mapping(api_service.get("metadata"))
         if not self._service.serves(api_service):
-            if self._faults.fails(name, "foreign"):
+            if self._faults.fail(name, "foreign"):
                 service = _mapping(spec.get("service"))
                 owner = f"{service.get('namespace')}/{service.get('name')}" if service else "the API server itself"
                 _log.error(
@@ -277,7 +277,7 @@ class CaBundleUpdater:
             }
             await self._client.submit("PATCH", f"{_PATH}{name}", patch, _MERGE_PATCH)
             _log.info("added podgpu's CA to the APIService %s", name)
-        self._faults.answers(name)
+        self._faults.recover(name)
 
 
 async def remove_api_service(client: ApiClient, name: str, service: ServiceName) -> str:

@@ -29,16 +29,22 @@ from podgpu.autoscale.server import (
     read_from_issuer,
 )
 from podgpu.autoscale.store import SampleStore
-from podgpu.cli.cluster import PROMETHEUS_OPTIONS, SCRAPE_OPTIONS, VIEW_OPTIONS, check_backend, freshness
+from podgpu.cli.cluster import (
+    PROMETHEUS_OPTIONS,
+    SCRAPE_OPTIONS,
+    VIEW_OPTIONS,
+    check_backend,
+    choose_collector,
+    freshness,
+)
 from podgpu.cli.exporter_options import pick_options
 from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
+from podgpu.cli.process import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
-from podgpu.compose.cluster import api_config, choose_collector
-from podgpu.compose.process import configure_logging
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import ApiConfig
+from podgpu.kube.config import ApiConfig, require_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, run
@@ -168,7 +174,7 @@ def make_server(
     _check_api(options, api_address)
     if keda is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
-    config = api_config(options["kubeconfig"])
+    config = require_config(options["kubeconfig"])
     pods, nodes = PodWatcher(config), NodeWatcher(config)
     stack.callback(pods.close)
     stack.callback(nodes.close)
@@ -276,7 +282,7 @@ def api_services(external: bool) -> tuple[str, ...]:
 
 def unregister(options: Mapping[str, Any]) -> None:
     """Removes podgpu's APIServices and leaves others alone. Raises StartError."""
-    service, config = _parse_service(options["api_service"]), api_config(options["kubeconfig"])
+    service, config = _parse_service(options["api_service"]), require_config(options["kubeconfig"])
 
     async def remove_all() -> None:
         async with ApiClient(config) as client:

@@ -16,10 +16,10 @@ from podgpu.autoscale.requests import (
     TRIGGER_KEYS,
     parse_trigger,
 )
-from podgpu.compose.cluster import api_config
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, few_of
 from podgpu.kube.client import ApiClient, Object
+from podgpu.kube.config import require_config
 
 _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
@@ -32,7 +32,7 @@ _INSTALL = "helm upgrade podgpu … --set autoscale.enabled=true"
 
 def check_autoscaling(kubeconfig: str) -> list[Finding]:
     """Raises UsageError if no API server is configured."""
-    config = api_config(kubeconfig)
+    config = require_config(kubeconfig)
 
     async def check() -> list[Finding]:
         async with ApiClient(config) as client:

@@ -58,7 +58,7 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         first = held.setdefault(assignment.device, assignment)
-        if first is None or first.holder.who != assignment.holder.who:
+        if first is None or first.holder.key != assignment.holder.key:
             held[assignment.device] = None
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
