@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published
-from podgpu.clock import Faults
+from podgpu.clock import FaultLog
 from podgpu.cluster.alerts import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
 from podgpu.cluster.record import LONGEST_GAP, RoundReader, restore_waste
@@ -103,7 +103,7 @@ class NodeWaste:
         self._since: float | None = None  # monotonic
         self._source = "", False  # of the prices; whether figures are simulated
         self._lock = threading.Lock()
-        self._faults: Faults[str] = Faults(agent.clock.monotonic, _LOG_SECONDS)
+        self._faults: FaultLog[str] = FaultLog(agent.clock.monotonic, _LOG_SECONDS)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -145,7 +145,7 @@ class NodeWaste:
             try:
                 self.update()
             except Exception:  # noqa: BLE001 - the outermost frame of a thread
-                if self._faults.fails("bug", "bug"):
+                if self._faults.fail("bug", "bug"):
                     _log.exception("unexpected error while counting waste, please report it; podgpu continues")
 
     def reload(self) -> None:
