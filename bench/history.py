@@ -57,7 +57,7 @@ def measure(gpus: int = GPUS, windows: int = 288, steps: int = 240) -> list[Figu
     now, random, state = [1_794_744_000.0], Random(1), [_state(gpus, 0.0, Random(1))]
     clock = Clock(lambda: now[0], lambda: now[0])
     with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
-        recorder = HistoryRecorder(RoundReader(lambda: state[0], 60.0), clock, folder)
+        recorder = HistoryRecorder(RoundReader(lambda: state[0], 60.0, lambda: now[0]), clock, folder)
         rounds = []
         for pause in [300.0] * windows + [15.0] * steps:
             now[0] += pause
