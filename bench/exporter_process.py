@@ -69,7 +69,7 @@ class Ticker:
 async def run(shape: NodeShape, socket: str) -> None:
     clock = TickClock()
     driver = simulated_driver(shape, clock)
-    agent = bench_agent(driver, len(driver.machine.gpus), [KubeletAllocation(socket)], clock)
+    agent = bench_agent(driver, len(driver.gpus), [KubeletAllocation(socket)], clock)
     ticker = Ticker(agent, clock)
     ticker.tick(TICKS_PER_ALLOCATION)
     app = application(agent, page=PageSources(history_of(ticker.keeper)))

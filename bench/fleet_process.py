@@ -65,7 +65,7 @@ def template_answers(rounds: int, gpus: str = "8xH100") -> list[Answers]:
 
 
 def _agent(driver: SimulatedNvml, host: Path, socket: str, clock: TickClock) -> Agent:
-    count = len(driver.machine.gpus)
+    count = len(driver.gpus)
     names = IdentityReader(str(host / "pods"), str(host / "containers"))
     return Agent(
         NvmlTelemetry(driver, "simulated", lambda: count, clock, clock),

@@ -73,7 +73,7 @@ def _pod(number: int, place: tuple[int, int | None, str] | None) -> SimulatedPod
 def _places(driver: SimulatedNvml) -> list[tuple[int, int | None, str]]:
     """(GPU number, GPU instance, id the kubelet knows it by) of everything a pod can be given."""
     found: list[tuple[int, int | None, str]] = []
-    for gpu in driver.machine.gpus:
+    for gpu in driver.gpus:
         found += [(gpu.number, i.gi_id, i.uuid) for i in gpu.instances] or [(gpu.number, None, gpu.uuid)]
     return found
 

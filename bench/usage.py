@@ -101,7 +101,7 @@ class BusyNode:
             for folder in (f"{self.finder.proc}/{pid}", *self._names_of(workload)):
                 os.rmdir(folder)
         self._jobs = [self._start(number) for number in range(GPUS * SLICES)]
-        uuids = [gpu.uuid for gpu in self.driver.machine.gpus]
+        uuids = [gpu.uuid for gpu in self.driver.gpus]
         self.holders.now = tuple(
             Assignment(uuids[number % GPUS], workload, "kubelet", str(number // GPUS), 1 / SLICES)
             for number, (_, workload) in enumerate(self._jobs)

@@ -85,7 +85,7 @@ def cost_of(shape: NodeShape, counters: tuple[Counter, ...], ticks: int) -> tupl
     """The figures, and CPU seconds of rendering for each series with virtual GPUs."""
     clock = TickClock()
     driver = simulated_driver(shape, clock)
-    number = len(driver.machine.gpus)
+    number = len(driver.gpus)
     telemetry = NvmlTelemetry(driver, "simulated", count_expected=lambda: number, clock=clock, wall=clock)
     policy = Policy(counters=counters, hostname="simulated-node")
     agent = Agent(telemetry, [Pods(shape.pods)], Settings(policy=policy), Clock(clock, clock))

@@ -92,7 +92,7 @@ def test_a_limit_is_kept_at_its_edge_and_missed_past_it() -> None:
 def test_both_processes_make_the_same_node() -> None:
     driver = simulated_driver(SMALL, TickClock())
     held = [ids for pod in pods(SMALL) for devices in pod.containers.values() for ids in devices.values()]
-    assert held == [[i.uuid] for i in driver.machine.gpus[0].instances]
+    assert held == [[i.uuid] for i in driver.gpus[0].instances]
     assert len(pods(SMALL)) == 3
 
 

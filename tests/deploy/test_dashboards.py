@@ -127,7 +127,7 @@ def test_nodes_and_their_gpus_are_found_under_either_label(fleet: Fleet) -> None
 @needs_servers
 def test_figures_of_a_node_do_not_go_by_its_names(fleet: Fleet) -> None:
     """In the units of the panels, each GPU once."""
-    node_2 = {gpu.uuid: n for n, gpu in enumerate(fleet.nodes[1].driver.machine.gpus)}
+    node_2 = {gpu.uuid: n for n, gpu in enumerate(fleet.nodes[1].driver.gpus)}
     for row, panel in panels(DASHBOARDS["podgpu-node"]):
         for target in panel["targets"] if row in ("Work", "Health") else ():
             answer = fleet.prometheus.ask(as_sent(target["expr"], {"node": "node-2", "gpu": ".*"}))

@@ -98,7 +98,7 @@ def running_in_spite(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_hanging_gpu_does_not_hide_others(folder: Path) -> None:
     with running(folder, "--telemetry", "simulated", module=AILING) as exporter:
         shown = exporter.series(TEMPERATURE)
-        assert {driver().machine.gpu(number).uuid for number in WELL} <= shown.keys()
+        assert {driver().gpu(number).uuid for number in WELL} <= shown.keys()
 
 
 @pytest.mark.fault(
