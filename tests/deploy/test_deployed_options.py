@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import shlex
 
-import click
 import pytest
 import yaml
 
@@ -50,10 +49,3 @@ def test_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(variables) >= 5
     assert set(variables) <= known("exporter")
     parse("exporter", (), variables, monkeypatch)
-
-
-def test_a_wrong_option_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(click.UsageError, match="--discover-kubernets"):
-        parse("cluster", ["--discover-kubernets=a"], {}, monkeypatch)
-    with pytest.raises(click.UsageError, match="PODGPU_CONTAINER_USAGE"):
-        parse("exporter", [], {"PODGPU_CONTAINER_USAGE": "maybe"}, monkeypatch)
