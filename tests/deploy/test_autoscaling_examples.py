@@ -65,4 +65,4 @@ def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
         if trigger["type"] == "external":
             assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
             found = parse_trigger("serving", trigger["metadata"], 600.0)
-            assert found.whom.owner == ("Deployment", spec["scaleTargetRef"]["name"])
+            assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.render import CHART, NAMESPACE
+from deploy.render import CHART, NAMESPACE, run_helm
 from podgpu import __version__
 from tests.deploy.chart import VARIANTS, Object, level, notes, objects, of_kind, pods_of
 from tests.deploy.shipped_options import check_options, ours

@@ -12,7 +12,7 @@ from jsonschema import Draft7Validator
 
 from deploy.render import CHART
 from deploy.tables import fresh
-from tests.deploy.chart import refusal, values_file
+from tests.deploy.chart import FOLDER, refusal, values_file
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DCGM_CHART = {

@@ -15,7 +15,6 @@ from podgpu.cluster.state import NodeEntry, gpu_id
 from podgpu.cluster.used import used_value
 from podgpu.cluster.view import GpuView, HolderView, InstanceView, View
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures
-from podgpu.metrics.fields import fields
 from podgpu.model import DeviceState, MigInstance, Workload
 
 _NS, _MJ = 1_000_000_000, 1000
@@ -44,9 +43,8 @@ def _flat(
     settings: ViewSettings,
 ) -> DeviceFigures:
     slot = instance or gpu
-    usage, values = slot.usage, slot.fields or {}
+    usage = slot.usage
     used = slot.memory_used_bytes
-    beside = ((number, values.get(fields()[number].name)) for number in settings.fields_beside)
     return DeviceFigures(
         uuid=gpu_id(gpu),
         index=-1 if gpu.index is None else gpu.index,
@@ -61,7 +59,6 @@ def _flat(
         temperature=None if instance is not None else gpu.temperature_celsius,
         energy_joules=None if usage is None or usage.energy_mj is None else usage.energy_mj / _MJ,
         measured=used_value(slot, settings),
-        beside=tuple((number, value) for number, value in beside if isinstance(value, int | float)),
         holders=tuple(_flat_holder(part) for part in held),
         conditions=tuple(Condition(c.name, c.since, *describe_condition(c)) for c in gpu.conditions),
         present=not is_lost(gpu),
@@ -149,9 +146,7 @@ def _device_of_view(gpu: GpuView, part: GpuView | InstanceView, node: str, proce
         holders=tuple(_holder_of_view(holder) for holder in part.holders),
         conditions=tuple(Condition(c.condition, c.since, c.says or c.condition, c.do) for c in part.conditions),
         present=not part.absent,
-        last_holders=tuple(
-            Workload(w.namespace, w.pod, w.container, w.uid, w.container_id, w.job) for w in part.last_holders
-        ),
+        last_holders=part.last_holders,
         price_per_hour=part.price_per_hour,
         processes=tuple(processes.get(f"{gpu.uuid}/gi{instance}" if instance else gpu.uuid, ())),
     )

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal
 
-from podgpu.clock import Clock, Faults
+from podgpu.clock import Clock, FaultLog
 from podgpu.cluster.bills import BillLedger, BillTotals
 from podgpu.cluster.collect import ClusterReading, Collector, Scope
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
@@ -24,7 +24,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
+from podgpu.cluster.waste import GroupBy, WasteAnswer, WasteLedger
 from podgpu.errors import SourceError, StartError
 from podgpu.history.queries import UsageRow
 from podgpu.metrics.encode import Exposition, Family, encode
@@ -222,13 +222,13 @@ class Cluster:
 
     # Waste
 
-    def waste(self) -> tuple[WasteStatement, WasteSource]:
+    def waste(self, by: GroupBy) -> WasteAnswer:
         state = self.published.state
         offset = self._previous.clock_offset if self._previous else 0.0
         since = self._waste_since if self._waste_since is not None else self._counting_since
         with self._waste_lock:
-            statement = self._waste.statement(offset, None if since is None else since + offset)
-        return statement, WasteSource(state.prices.source, state.simulated)
+            counted_from = None if since is None else since + offset
+            return self._waste.answer(by, offset, counted_from, state.prices.source, state.simulated)
 
     def restore_waste(self, rows: Iterable[UsageRow], since: float | None) -> None:
         """Continues to count from the usage in a history file, which begins at the Unix time `since`."""
@@ -320,26 +320,26 @@ class _ChangeLog:
     """Logs what changed since the last round."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._failing: Faults[str] = Faults(clock, _REPEAT_SECONDS)
-        self._stale: Faults[str] = Faults(clock, _REPEAT_SECONDS)
+        self._failing: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
+        self._stale: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
         self._nodes: set[str] = set()
         self._notes: set[str] = set()
 
     def report(self, state: ClusterState) -> None:
-        failing = [o for o in state.outcomes if o.error and self._failing.fails(o.target, o.error)]
-        recovered = [o for o in state.outcomes if not o.error and self._failing.answers(o.target)]
+        failing = [o for o in state.outcomes if o.error and self._failing.fail(o.target, o.error)]
+        recovered = [o for o in state.outcomes if not o.error and self._failing.recover(o.target)]
         targets = {outcome.target for outcome in state.outcomes}
-        self._failing.forget(lambda target: target not in targets)
+        self._failing.remove(lambda target: target not in targets)
         nodes = {node.name for node in state.nodes}
         new = [f"{node.name}: seen" for node in state.nodes if node.name not in self._nodes]
         stale = [
             f"{node.name}: stale, no current figures"
             for node in state.nodes
-            if node.stale and self._stale.fails(node.name, "stale")
+            if node.stale and self._stale.fail(node.name, "stale")
         ]
-        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.answers(n.name)]
+        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.recover(n.name)]
         dropped = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
-        self._stale.forget(lambda name: name not in nodes)
+        self._stale.remove(lambda name: name not in nodes)
         notes = set(state.notes) - {outcome.text for outcome in state.outcomes}
         _log_lines(logging.WARNING, [f"{outcome.text}; podgpu keeps trying" for outcome in failing])
         _log_lines(logging.INFO, [f"{outcome.target}: answers again" for outcome in recovered])

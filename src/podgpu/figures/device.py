@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from podgpu.metrics.conditions import conditions, words_for
-from podgpu.model import Who, Workload, WorkloadOwner
+from podgpu.model import Workload, WorkloadKey, WorkloadOwner
 
 UTIL, GR_ENGINE = 203, 1001
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
@@ -58,7 +58,7 @@ class HolderFigures:
     cost_per_hour: float | None = None
 
     @property
-    def who(self) -> Who:
+    def who(self) -> WorkloadKey:
         return self.holder.key
 
 

@@ -14,7 +14,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import build_single_node_state
 from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.gpu.exposition_source import UrlExposition
+from podgpu.gpu.exposition import UrlExposition
 from podgpu.http_client import MAX_METRICS_BYTES, Access
 from podgpu.metrics.adapter import node_from_samples
 from podgpu.metrics.families import CLUSTER_BUILD_INFO

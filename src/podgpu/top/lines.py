@@ -13,11 +13,11 @@ from typing import Literal
 from podgpu.cluster.flat import FlatView, PhysicalGpu, is_blind, physical_gpus
 from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, holder_text
-from podgpu.model import Who, Workload
+from podgpu.model import Workload, WorkloadKey
 from podgpu.top.history import History, Idle
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
-Row = tuple[str, str, str, Who | str]
+Row = tuple[str, str, str, WorkloadKey | str]
 """What a line is about, whatever is read next: node, UUID, instance, and who or what beneath it."""
 NOBODY = "-"
 
@@ -190,7 +190,7 @@ def _not_held(device: DeviceFigures) -> str:
     return NOBODY if device.present else "not there"
 
 
-def _row(device: DeviceFigures, beneath: Who | str = "") -> Row:
+def _row(device: DeviceFigures, beneath: WorkloadKey | str = "") -> Row:
     return device.node, device.uuid, device.instance, beneath
 
 
@@ -199,8 +199,8 @@ def _strangers(device: DeviceFigures) -> Iterator[ProcessFigures]:
     return (process for process in device.processes if _owner(process) not in holders)
 
 
-def _owner(process: ProcessFigures) -> Who:
-    return process.owner.who if process.owner else ()
+def _owner(process: ProcessFigures) -> WorkloadKey:
+    return process.owner.key if process.owner else ()
 
 
 def _process_lines(processes: Iterable[ProcessFigures], device: DeviceFigures) -> tuple[Line, ...]:

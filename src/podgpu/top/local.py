@@ -3,6 +3,7 @@ they saw."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -140,7 +141,9 @@ class LocalSource:
             raise SourceError("no_gpu", f"no GPU could be read: {why}. Another machine's: --url, or --cluster")
         state = replace(state, node=self._node, taken_at=None)
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        view = make_view(build_single_node_state(state, ViewSettings(), 0.0, 0.0, notes=notes))
+        whole = build_single_node_state(state, ViewSettings(), 0.0, 0.0, notes=notes)
+        serious = tuple(alert for alert in whole.alerts if alert.uuid or alert.severity == "broken")
+        view = make_view(dataclasses.replace(whole, alerts=serious))
         return flat_view(view, self._processes.read() if self._processes else None)
 
     def close(self) -> None:

@@ -1,22 +1,15 @@
-"""Logging, signals and the name of the node, for all commands. Log lines go to standard error."""
+"""Logging and signals. Log lines go to standard error."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
-import socket
 import sys
 import threading
 from datetime import UTC, datetime
 
 from podgpu.errors import one_line
-
-
-def node_name(elsewhere: str = "") -> str:
-    """The name of the node of this process, or of `elsewhere` if it reads another node."""
-    return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
 
 
 class _Text(logging.Formatter):

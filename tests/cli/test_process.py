@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
-from podgpu.compose.process import configure_logging
+from podgpu.cli.process import configure_logging
 
 FORGED = "n1\n2026-01-01T00:00:00.000Z ERROR   all is lost\x1b[2J"
 
@@ -62,16 +59,3 @@ def test_a_request_that_is_no_http_is_no_news(capsys: pytest.CaptureFixture[str]
 
 
 # Memory
-
-
-def test_the_exporter_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
-    program = (
-        "import sys; from podgpu.cli.main import run\n"
-        f"elsewhere = ['--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}']\n"
-        "code = run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', *elsewhere])\n"
-        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.objects')\n"
-        "names += ('podgpu.gpu.dcgm.connection',)\n"
-        "print(code, [name for name in names if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "0 []"

@@ -79,7 +79,7 @@ def test_annotations_need_the_node_and_the_api_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = [*QUICK, "--allocation", "annotations"]
-    assert "NODE_NAME must say which it is" in complaint(asked, capsys)
+    assert "NODE_NAME is not set" in complaint(asked, capsys)
     monkeypatch.setenv("NODE_NAME", "node-1")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "kubeconfig" in complaint(asked, capsys).lower()

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from podgpu.cli.demo import CLUSTER, OTHER_GPUS, DemoExporter, Director, find_owners, make_exporter
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.compose.demo import CLUSTER, OTHER_GPUS, Director, Exporter, exporter_on, owners_of
 from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
@@ -51,7 +51,7 @@ class Demo:
             )
             for number, gpus in enumerate(("8xH100", *OTHER_GPUS))
         ]
-        self.exporters = [exporter_on(node, prices, clock) for node in self.nodes]
+        self.exporters = [make_exporter(node, prices, clock) for node in self.nodes]
         for exporter in self.exporters:
             opened.callback(exporter.agent.stop)
         self.clients = [opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters]
@@ -59,7 +59,7 @@ class Demo:
         self._loop = asyncio.new_event_loop()
         opened.callback(self._loop.close)
         self._backend = ScrapeCollector(
-            FixedTargets(urls), keep_fields=CLUSTER.keep_fields, clock=clock, owners=lambda: owners_of(self.nodes)
+            FixedTargets(urls), keep_fields=CLUSTER.keep_fields, clock=clock, owners=lambda: find_owners(self.nodes)
         )
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
@@ -92,7 +92,7 @@ class Demo:
         return found
 
 
-def _app(of: Exporter) -> Any:
+def _app(of: DemoExporter) -> Any:
     return lambda _agent: of.application()
 
 

@@ -1,8 +1,4 @@
-"""This module says whom podgpu asks over the network, as the options describe it: the API server, other exporters, and
-how to be let in.
-
-A feed from the API server is opened only when an option asks for one.
-"""
+"""Access to the API server and to other exporters, from options. A watch is opened only if an option needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.gpu.exposition_source import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
+from podgpu.gpu.exposition import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
 from podgpu.metrics.counters import Naming
 from podgpu.model import Allocation, Device
@@ -31,17 +27,17 @@ _SYNC_SECONDS = 10.0
 _CONFIGMAP_KEY = "metrics"
 """dcgm-exporter's."""
 _LARGEST_ANSWER = 16 * 1024 * 1024
-"""Of one node: 1,000 pods of 16 KiB. A larger list would not fit into the memory that the chart gives an exporter."""
+"""1,000 pods of 16 KiB. A larger list would not fit into the exporter's memory limit."""
 SOON_SECONDS = 0.5
-"""A server that is well has answered by then; what comes later is taken up when it comes."""
+"""How long the exporter waits for the first answer at start. A later answer is used when it arrives."""
 
 
 class NoApi(UsageError):
-    """The API server cannot be asked from here, whatever the options say."""
+    """The API server cannot be reached from here."""
 
 
 def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
-    """For what is nice to have: a DaemonSet brought over from dcgm-exporter starts without it, and says so."""
+    """Opens an optional feed. Without an API server it logs a warning, so that a migrated DaemonSet starts."""
     try:
         return open_feed()
     except NoApi as e:
@@ -50,12 +46,12 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
 
 
 class ApiAccess:
-    """The API server as one node's exporter asks it: each feed once, closed together."""
+    """The watches of one node's exporter. Each is opened once; all are closed together."""
 
     def __init__(
         self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS, settings: ReflectorSettings | None = None
     ) -> None:
-        """`sync_seconds`: how long a feed that the first exposition needs is waited for. `settings`: of every feed."""
+        """`sync_seconds`: how long to wait for the first answer of a watch."""
         self._sync_seconds = sync_seconds
         self._settings = settings
         self._kubeconfig = kubeconfig or None
@@ -65,12 +61,12 @@ class ApiAccess:
 
     @property
     def at_hand(self) -> bool:
-        """A service account (or --kubeconfig) and a node name: what `--allocation auto` takes as leave to ask."""
+        """True with a node name and a service account or --kubeconfig: then `--allocation auto` uses the API server."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
         return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)
 
     def check(self) -> None:
-        """Raises NoApi when this node's objects cannot be asked for from here."""
+        """Raises NoApi if this node's objects cannot be read."""
         self._node()
         self._access()
 
@@ -90,7 +86,7 @@ class ApiAccess:
         return self._pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
-        """This node's pods if some option watches them, else none: nothing is opened for this."""
+        """This node's pods if some option watches them, else none."""
         return self._pods.items() if self._pods is not None else ()
 
     def configmap(self, name: str, naming: Naming = Naming()) -> ConfigMapCounters:  # noqa: B008 - frozen
@@ -107,7 +103,7 @@ class ApiAccess:
         return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None), naming)
 
     def resource_slices(self) -> Informer[PoolSlice]:
-        """This node's DRA devices, in whichever version of the API the server has."""
+        """This node's DRA devices, in a version of the API that the server has."""
         from podgpu.kube.objects import RESOURCE_VERSIONS, find_slices_path, parse_slice, slices_params, slices_path
 
         return self._watch(
@@ -119,14 +115,14 @@ class ApiAccess:
         node = os.environ.get("NODE_NAME")
         if not node:
             raise NoApi(
-                "the API server is asked for this node only, so the variable NODE_NAME must say which it is: "
-                "set it from spec.nodeName by the downward API"
+                "NODE_NAME is not set, and podgpu reads only this node's objects from the API server: set it from"
+                " spec.nodeName with the downward API"
             )
         return node
 
     @property
     def config(self) -> ApiConfig:
-        """How the API server is reached. Raises NoApi."""
+        """Raises NoApi."""
         return self._access()
 
     def _access(self) -> ApiConfig:
@@ -162,7 +158,7 @@ def _csv_text(configmap: Mapping[str, Any]) -> str | None:
 
 
 class ApiHealth:
-    """Says how the feeds fare: a source that names nobody, so that an absence is counted and explained."""
+    """Reports failures of the watches as a source without holders, so that they are counted and explained."""
 
     name = "api-server"
 
@@ -171,7 +167,7 @@ class ApiHealth:
         self._seen: list[Counter[str]] = [Counter() for _ in self._feeds]
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Fails while a feed does, and once for what went wrong and right again between two readings."""
+        """Raises the error of a failing watch, and once for failures that ended between two readings."""
         passed = [reason for number in range(len(self._feeds)) for reason in self._new_failures(number)]
         for feed in self._feeds:
             if feed.error is not None:
@@ -179,8 +175,8 @@ class ApiHealth:
         if passed:
             raise SourceError(
                 passed[0],
-                f"a watch failed since the last reading ({few_of(passed)}) and goes on again: nothing to do,"
-                " unless it happens again and again",
+                f"a watch failed since the last reading ({few_of(passed)}) and recovered: nothing to do unless it"
+                " happens repeatedly",
             )
         return Allocation()
 
@@ -190,21 +186,21 @@ class ApiHealth:
         return sorted(now - before)
 
     def close(self) -> None:
-        """The feeds belong to others."""
+        """The watches are closed by ApiAccess."""
 
 
 # Other exporters
 
 
 def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> ExpositionSource:
-    """An exporter's metrics, at a URL or in a file. Raises UsageError; options not there count as not given."""
+    """Opens an exporter's metrics, from a URL or a file. Raises UsageError."""
     access = access_by(options, "exporter", "the exporter")
     max_age = options.get("exporter_max_age", DEFAULT_MAX_AGE)
     return open_exposition_source(place, access, timeout=deadline or _deadline(options), max_age=max_age)
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:
-    """What the options --PREFIX-… say of the server. Raises UsageError."""
+    """Reads the options --PREFIX-ca-file and so on. Raises UsageError."""
     access = Access(
         ca_file=options.get(f"{prefix}_ca_file", ""),
         insecure=options.get(f"{prefix}_insecure_skip_verify", False),
@@ -220,5 +216,5 @@ def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Map
 
 
 def _deadline(options: Mapping[str, Any]) -> float:
-    """A little before the turn's own: its own message says more."""
+    """Shorter than the deadline of the turn, whose message says less."""
     return min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
