@@ -22,12 +22,12 @@ from aiohttp import web
 from bench.node import NodeShape, TickClock, bench_agent, simulated_driver
 from podgpu.agent.loop import Agent
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
-from podgpu.compose.histories import history_of, node_keeper
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import PageSources, application
+from podgpu.web.node_page import node_recorder
 from podgpu.web.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
@@ -40,7 +40,7 @@ class Ticker:
 
     def __init__(self, agent: Agent, clock: TickClock) -> None:
         self._agent = agent
-        self.keeper = node_keeper(agent)
+        self.recorder = node_recorder(agent)
         self._clock = clock
         self._telemetry = ThreadPoolExecutor(1, "telemetry")
         self._allocation = ThreadPoolExecutor(1, "allocation")
@@ -62,7 +62,7 @@ class Ticker:
                 self._allocation.submit(self._agent.read_allocation).result()
                 cost["allocation"].append(time.process_time() - read)
             if self._done % TICKS_PER_SAMPLE == 0:
-                self._allocation.submit(self.keeper.take).result()
+                self._allocation.submit(self.recorder.record).result()
         return cost
 
 
@@ -72,7 +72,7 @@ async def run(shape: NodeShape, socket: str) -> None:
     agent = bench_agent(driver, len(driver.machine.gpus), [KubeletAllocation(socket)], clock)
     ticker = Ticker(agent, clock)
     ticker.tick(TICKS_PER_ALLOCATION)
-    app = application(agent, page=PageSources(history_of(ticker.keeper)))
+    app = application(agent, page=PageSources(ticker.recorder))
     app.add_routes(constant_routes(agent))
     try:
         async with listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound:
