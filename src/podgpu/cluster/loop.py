@@ -177,7 +177,7 @@ class Cluster:
             self._rolling.add(wall, self.settings, state.used)
         rolling = self._rolling.means() if reading.rolling is None else reading.rolling
         published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
-        for name, at in self._requested.items():
+        for name, at in list(self._requested.items()):  # requests add to it
             if now - at <= _REQUESTED_SECONDS:
                 _ = published.page() if name == "page" else getattr(published, name)
         self.published = published

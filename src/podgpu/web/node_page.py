@@ -165,7 +165,7 @@ def node_recorder(
     def read_state() -> ClusterState | None:
         return build_state(agent, prices or no_prices) if agent.is_fresh(agent.published) else None
 
-    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP), agent.clock, directory)
+    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
     agent.notes_beside = recorder.warnings
     if directory and waste is not None:
         restore_waste(recorder, waste.restore, agent.clock.wall())
