@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import UsageError
-from podgpu.files import AtomicFile, Owner
+from podgpu.files import AtomicFile, FileOwner
 
 WRITE = (
     "import resource, signal, sys; from podgpu.files import AtomicFile;"
@@ -36,7 +36,7 @@ def test_written_with_its_mode(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 def test_written_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "gpu.prom"
-    AtomicFile(str(path), owner=Owner(65534, 12)).write(b"a 1\n")
+    AtomicFile(str(path), owner=FileOwner(65534, 12)).write(b"a 1\n")
     assert (path.stat().st_uid, path.stat().st_gid) == (65534, 12)
 
 

@@ -20,11 +20,16 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prom.client import PrometheusClient
-from podgpu.cluster.scraping.backend import FixedTargets
+from podgpu.cluster.promql import PrometheusClient, PrometheusServer
+from podgpu.cluster.scrape import FixedTargets
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.exposition import parse_exposition
-from podgpu.gpu.exposition_source import ExpositionSource, FileExposition, UrlExposition, open_exposition_source
+from podgpu.gpu.exposition import (
+    ExpositionSource,
+    FileExposition,
+    UrlExposition,
+    open_exposition_source,
+    parse_exposition,
+)
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
 from podgpu.top.api import ClusterSource
 from podgpu.top.exporter import ExporterSource
@@ -356,7 +361,7 @@ PLACES = st.builds(
 MAKERS = (
     open_exposition_source,
     HttpClient,
-    PrometheusClient,
+    lambda url: PrometheusClient(PrometheusServer(url)),
     ExporterSource,
     ClusterSource,
     lambda url: FixedTargets([url]),

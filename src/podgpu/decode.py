@@ -29,5 +29,5 @@ def decode_json(content: bytes, path: str, kind: type[T]) -> T:
 def malformed(path: str, problem: str) -> SourceError:
     return SourceError(
         "malformed",
-        f"{path} cannot be decoded ({one_line(problem)[:200]}): podgpu tries again; if it persists, check its writer",
+        f"{path} cannot be decoded ({one_line(problem)[:200]}): if this persists, check the program that writes it",
     )

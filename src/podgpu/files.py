@@ -146,7 +146,7 @@ class OutputError(PodgpuError):
 
 
 @dataclass(frozen=True)
-class Owner:
+class FileOwner:
     uid: int
     gid: int = -1
     """-1: unchanged."""
@@ -159,7 +159,7 @@ class AtomicFile:
         self,
         path: str,
         mode: int = 0o644,
-        owner: Owner | None = None,
+        owner: FileOwner | None = None,
         option: str = "--out",
         wall: Callable[[], float] = time.time,
     ) -> None:

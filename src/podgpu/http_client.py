@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -30,12 +30,12 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.files import FileIdentity, look_at, read_bounded
 from podgpu.tls import Pem, make_client_context
 
-KEEP_ALIVE_SECONDS = 70.0
-"""Longer than most scrape intervals, shorter than the 75 s after which aiohttp servers close idle connections."""
 DEFAULT_TIMEOUT = 4.0
 MAX_METRICS_BYTES = 16 * 1024 * 1024
 """Three times the metrics of 16 GPUs with seven MIG instances each and all fields."""
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
+_KEEP_ALIVE_SECONDS = 70.0
+"""Longer than most scrape intervals, shorter than the 75 s after which aiohttp servers close idle connections."""
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
@@ -172,11 +172,9 @@ class HttpResponse(NamedTuple):
     """Target of a redirect. May contain secrets."""
 
 
-def open_session(keep_alive: float = KEEP_ALIVE_SECONDS) -> aiohttp.ClientSession:
-    """`keep_alive`: seconds for which idle connections stay open; 0 closes them after each response."""
-    options: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
+def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, **options),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),  # callers set deadlines
         headers={"User-Agent": f"podgpu/{__version__}", "Accept-Encoding": "gzip"},
@@ -277,12 +275,6 @@ class HttpClient:
         if response.status != 200:
             raise self.status_error(response)
         return response.body
-
-    async def get_metrics(self, session: aiohttp.ClientSession) -> bytes:
-        """Returns the metrics text. Raises SourceError, also for a web page."""
-        body = await self.get(session, accept=METRICS_TYPES)
-        check_is_metrics(body, self.shown)
-        return body
 
     def get_blocking(
         self, path: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"

@@ -1,12 +1,14 @@
-"""This module has the words podgpu thinks in, as frozen dataclasses. It imports nothing of podgpu and nothing of the
-world.
+"""The data model: one document per node (`NodeState`), and the readings that it is built from.
 
-Readers make them, the agent gathers them into one `Snapshot`; the join makes families of it (`series.py`).
+In documents, amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Moments are Unix
+seconds. An unknown value is None, an empty text or an empty collection, and is left out of the JSON. A zero is a
+measured zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Literal
@@ -14,10 +16,19 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Value = int | float | str
+SCHEMA = 1  # raised when a member changes its meaning; new members do not raise it: decoders ignore unknown ones
 Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=1024)]
+Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Ratio = Annotated[float, Meta(ge=0)]
+Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
+Value = int | float | str
+Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # by `name` of fields.csv, in its unit
 WorkloadKey = tuple[str, ...]
-Who = WorkloadKey
+PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
+UsageMethod = Literal["samples", "switches", "exact"]
+"""How busy time is divided among processes: by the driver's samples, by context switches, or by context switches and
+samples of the engine."""
 _SHORT_ID = 12  # letters of a container id, as crictl shows it
 
 
@@ -25,7 +36,7 @@ _SHORT_ID = 12  # letters of a container id, as crictl shows it
 class Device:
     """A physical GPU, or (with `gi_id`) one MIG GPU instance of it.
 
-    `uuid` and `index` are always the physical GPU's, as on dcgm-exporter's series.
+    `uuid` and `index` are those of the physical GPU, as in dcgm-exporter's labels.
     """
 
     index: int | None
@@ -36,10 +47,8 @@ class Device:
     mig_enabled: bool = False
     gi_id: int | None = None
     profile: str = ""
-    mig_uuids: tuple[str, ...] = ()
-    """UUIDs of the MIG devices (compute instances) in this GPU instance; the kubelet names these."""
-    maker: str = "nvidia"
-    """What the names of its kind begin with."""
+    mig_uuids: tuple[str, ...] = ()  # of its compute instances, as the kubelet reports them
+    maker: str = "nvidia"  # prefix of `name`
 
     @property
     def name(self) -> str:
@@ -53,7 +62,7 @@ class Device:
 
     @property
     def key(self) -> str:
-        """What assignments and readings name this device by."""
+        """Identifies the device in assignments and readings."""
         return device_key(self.uuid, self.gi_id)
 
     @property
@@ -62,13 +71,15 @@ class Device:
 
 
 def device_key(uuid: str, gi_id: int | None) -> str:
-    """Of a GPU, or of the GPU instance with this id on it."""
     return uuid if gi_id is None else f"{uuid}/gi{gi_id}"
 
 
 def physical(key: str) -> str:
-    """UUID of the physical GPU behind a device key."""
+    """Returns the UUID of the physical GPU."""
     return key.partition("/")[0]
+
+
+# -- the document ----------------------------------------------------------------------------------------------------
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -98,11 +109,6 @@ class Workload(Document, frozen=True):
         return ("uid", self.uid, self.container or self.container_id) if self.uid or self.container_id else ()
 
     @property
-    def who(self) -> WorkloadKey:
-        """Old name of `key`, until all callers are converted."""
-        return self.key
-
-    @property
     def text(self) -> str:
         """Name to show to people. Empty: not identified."""
         if self.job:
@@ -116,30 +122,232 @@ class Workload(Document, frozen=True):
         return f"container {container}" if container else ""
 
 
+class WorkloadOwner(Document, frozen=True, order=True):
+    """The object that created a pod: a Deployment, a Job, a StatefulSet, a notebook."""
+
+    kind: Name
+    name: Name
+
+
 WORKLOAD_PARTS = Workload.__struct_fields__
 parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
 
 
+class HolderUsage(Document, frozen=True):
+    """What one workload uses of one device. Counters start with the exporter (`NodeState.exporter_id`)."""
+
+    utilization_ratio: Ratio | None = None
+    memory_used_bytes: Amount | None = None
+    processes: Amount | None = None
+    allocated_ns: Amount | None = None
+    busy_ns: Amount | None = None
+    busy_min_ns: Amount | None = None
+    busy_max_ns: Amount | None = None
+    idle_ns: Amount | None = None
+    energy_mj: Amount | None = None
+    power_ratio: Ratio | None = None  # its part of the device's energy in the last usage window
+    idle_since: float | None = None  # None: it runs something, or that is not known
+
+
+class Holder(Workload, frozen=True):
+    """A workload that was given a device, or runs on it without being given it (`source` is empty)."""
+
+    source: Name = ""
+    share_ratio: Ratio | None = None
+    replica: Name = ""  # number of the time slice or vGPU, if the device id names one
+    labels: Labels = {}  # of the source, such as dra_claim_name
+    usage: HolderUsage | None = None  # None: its use cannot be seen
+
+
+class NamespaceUsage(Document, frozen=True):
+    """Sum over the containers of a namespace on one kind of device, ended containers included."""
+
+    namespace: Name
+    model: Name
+    profile: Name = ""  # MIG profile; the label `modelName` is `<model> MIG <profile>`
+    allocated_ns: Amount | None = None
+    busy_ns: Amount | None = None
+    energy_mj: Amount | None = None
+
+
+class Condition(Document, frozen=True):
+    """Something wrong with a GPU. Severity and sentences come from conditions.csv, by name and detail."""
+
+    name: Name
+    since: float | None = None
+    detail: Name = ""
+
+
+class XidCount(Document, frozen=True):
+    xid: Amount
+    total: Amount
+    last_seen: float
+    in_window: Amount = 0  # of --xid-count-window-size
+
+
+class SlotUsage(Document, frozen=True):
+    """The device side of the ledger. Each figure is the sum over its holders and the unattributed rest."""
+
+    memory_used_bytes: Amount | None = None
+    busy_ns: Amount | None = None
+    energy_mj: Amount | None = None
+    unattributed_memory_bytes: Amount | None = None
+    unattributed_busy_ns: Amount | None = None
+    unattributed_energy_mj: Amount | None = None
+    method: Name = ""  # samples, switches or exact
+
+
+class Slot(Document, frozen=True):
+    """What a GPU and a MIG instance have in common: both can be held, read and charged."""
+
+    hidden: bool = False  # excluded by --devices: identity, holders and health only
+    utilization_ratio: Ratio | None = None
+    memory_used_bytes: Amount | None = None
+    memory_total_bytes: Amount | None = None
+    usage: SlotUsage | None = None  # of `usage_at`; the figures above are of `taken_at`
+    holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
+    fields: Fields | None = None  # None: the device did not answer in the last turn
+    details: Annotated[tuple[tuple[Name, Labels, int | float], ...], Meta(max_length=1024)] = ()  # field, labels, value
+    unsupported: tuple[Name, ...] = ()
+    xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
+    last_xid: Amount | None = None
+    clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> in the window, since the start
+
+
+class MigInstance(Slot, frozen=True, kw_only=True):
+    id: Amount
+    profile: Name = ""
+    uuids: tuple[Name, ...] = ()  # of its compute instances, as the kubelet reports them
+
+
+class DeviceState(Slot, frozen=True, kw_only=True):
+    """One physical GPU with its MIG instances."""
+
+    uuid: Name = ""
+    index: Amount | None = None
+    model: Name = ""
+    pci_bus_id: Name = ""
+    minor: Amount | None = None
+    maker: Name = "nvidia"
+    mig_enabled: bool = False
+    power_mw: Amount | None = None
+    temperature_celsius: int | float | None = None
+    throttled_ns: dict[Name, Amount] = {}  # by reason, as the driver counts it
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # with `lost` there are no figures
+    healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
+    last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # of a lost GPU
+    instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
+
+
+class SourceStatus(Document, frozen=True):
+    """The last reading of one source, and its failures since the start."""
+
+    name: Name
+    up: bool | None = None  # None: not read in the last turn, only the counters are known
+    seconds: float | None = None
+    error: Name = ""
+    message: Text = ""
+    device: Name = ""  # UUID, if the source is the worker of one GPU
+    errors: dict[Name, Amount] = {}  # reason -> failures since the start
+    unmapped: dict[Name, Amount] = {}  # reason -> assignments that name no known GPU, now
+
+
+def source_statuses(
+    sources: Iterable[SourceStatus], errors: Mapping[tuple[str, str], int], unmapped: Iterable[Unmapped]
+) -> Iterator[SourceStatus]:
+    """Adds the counters to the statuses. `errors` counts failures by source and reason."""
+    failures: dict[str, dict[str, int]] = {}
+    unknown: dict[str, Counter[str]] = {}
+    for (source, reason), count in errors.items():
+        failures.setdefault(source, {})[reason] = count
+    for entry in unmapped:
+        unknown.setdefault(entry.source, Counter())[entry.reason] += 1
+    for status in sources:
+        counts, unmapped_counts = failures.pop(status.name, {}), dict(unknown.pop(status.name, {}))
+        yield msgspec.structs.replace(status, errors=counts, unmapped=unmapped_counts)
+    for name in sorted(failures.keys() | unknown.keys()):
+        yield SourceStatus(name, errors=failures.get(name, {}), unmapped=dict(unknown.get(name, {})))
+
+
+class EntityState(Document, frozen=True):
+    kind: Name
+    labels: Labels
+    fields: Fields
+
+
+class VcudaRequest(Workload, frozen=True):
+    """What a container requested from gpu-manager, without saying from which card."""
+
+    cores: Amount = 0  # hundredths of a card
+    memory_blocks: Amount = 0  # of 256 MiB
+
+    @classmethod
+    def of(cls, holder: Workload, cores: int, memory_blocks: int) -> VcudaRequest:
+        return cls(**msgspec.structs.asdict(holder), cores=cores, memory_blocks=memory_blocks)
+
+
+class NodeState(Document, frozen=True, kw_only=True):
+    """Everything one exporter knows. `GET /api/v1/node`."""
+
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # a factory, so that it is always written
+    producer: Name  # podgpu, dcgm-exporter or prometheus: says whether an absence means "none" or "not reported"
+    version: Name = ""
+    node: Name = ""  # empty: the collector uses the address
+    exporter_id: Name = ""  # random, new at each start: identifies the exporter and the life of its counters
+    interval_seconds: float | None = None
+    taken_at: float | None = None  # last telemetry turn; None: no GPU was ever read
+    holders_at: float | None = None
+    usage_at: float | None = None
+    stale: bool = False  # the figures are too old and were left out
+    simulated: bool = False
+    gpus_expected: Amount | None = None  # on the PCI bus
+    gpus_visible: Amount | None = None
+    gpus_lost: Amount | None = None
+    devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
+    namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
+    sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
+    entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
+    vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
+    pod_labels: dict[Text, Labels] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
+    dropped: dict[Name, Amount] = {}  # field -> values refused since the start
+
+
+def has_readings(state: NodeState) -> bool:
+    """Whether any GPU or instance was read in the last turn."""
+    return any(slot.fields is not None for gpu in state.devices for slot in (gpu, *gpu.instances))
+
+
+_decoder = msgspec.json.Decoder(NodeState)
+encode_node = msgspec.json.Encoder().encode
+
+
+def decode_node(body: bytes) -> NodeState:
+    """Raises msgspec.DecodeError for anything that is not a NodeState of this schema or an older one."""
+    state = _decoder.decode(body)
+    if state.schema > SCHEMA:
+        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}")
+    return state
+
+
+# -- readings --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One workload holds one device. Exclusive use is simply a device with one assignment."""
+    """One workload holds one device. A device can have many assignments."""
 
-    device: str
-    """`Device.key`."""
+    device: str  # `Device.key`
     holder: Workload
     source: str
-    replica: str = ""
-    """Number of the time-slice or vGPU replica when the id named one."""
-    share: float | None = None
-    """Part of the device given to the holder, where the source knows it."""
-    attributes: tuple[tuple[str, str], ...] = ()
-    """Labels the source adds to the device's series, such as dra_claim_name."""
+    replica: str = ""  # number of the time slice or vGPU, if the device id names one
+    share: float | None = None  # part of the device, if known
+    attributes: tuple[tuple[str, str], ...] = ()  # labels for the device's series, such as dra_claim_name
 
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """An assignment that names a GPU podgpu does not know; counted and explained, never dropped silently."""
+    """An assignment that names an unknown GPU. It is counted, and logged with the reason."""
 
     source: str
     reason: str
@@ -149,31 +357,19 @@ class Unmapped:
 
 
 @dataclass(frozen=True, slots=True)
-class VcudaRequest:
-    """What a container asked gpu-manager for. Says nothing about which card it was given."""
-
-    holder: Workload
-    cores: int
-    """Hundredths of a card."""
-    memory_blocks: int
-    """Of 256 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
 class Allocation:
-    """Who was given which device, as one source saw it in one reading."""
+    """One reading of one source of holders."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
-    offered: frozenset[str] = frozenset()  # UUIDs of the GPUs that the source gives away, in anybody's hands or not
-    source_instance: int = 0
-    """Changes when the source restarts or the connection to it breaks."""
+    offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
+    source_instance: int = 0  # changes when the source restarts or the connection to it breaks
 
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One of several values a device has for one field, with the labels that tell them apart."""
+    """One of several values of a field, distinguished by labels."""
 
     field: int
     labels: tuple[tuple[str, str], ...]
@@ -182,7 +378,7 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one device said in one tick: field id -> value. What it did not say is not here."""
+    """The values of one device by field id. Missing values have no entry."""
 
     device: Device
     values: Mapping[int, Value]
@@ -191,62 +387,37 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class OtherReading:
-    """What something said that is no GPU: an NVSwitch, an NVLink, a CPU, a core. Nobody holds these."""
+    """The values of an NVSwitch, an NVLink, a CPU or a core."""
 
-    kind: str
-    """As in `Field.level`: SWITCH, LINK, CPU or CPU_CORE."""
+    kind: str  # SWITCH, LINK, CPU or CPU_CORE
     labels: tuple[tuple[str, str], ...]
     values: Mapping[int, Value]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One process on one device, as the driver sees it."""
+    """One process on one device, as the driver reports it."""
 
-    device: str
-    """`Device.key`: the MIG instance where the process runs in one."""
+    device: str  # `Device.key`
     pid: int
     memory: int | None = None
-    """Bytes; None where the driver does not tell."""
-    mps: bool = False
-    """A client of MPS, which the driver takes for one with all the others."""
-
-
-UsageMethod = Literal["samples", "switches", "exact"]
-"""How it is told which process kept a device busy: by the driver's samples, by who was resident on the engine, or by
-that and samples of whether the engine was busy."""
+    mps: bool = False  # an MPS client: the driver reports the busy time of all clients as their server's
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """How one device was used in one window, as the driver tells it. None: the driver does not tell."""
+    """How one device was used since the previous reading. None: not reported."""
 
     device: Device
-    window_ns: int
-    """Length of the window the busy times are about, by the driver's own timestamps."""
+    window_ns: int  # time that the busy figures cover, by the driver's clock; 0: no answer
     busy_ns: int | None = None
-    """Time within the window in which anything ran."""
-    energy_mj: int | None = None
-    """Energy since the previous reading of the counter. None if it was not read in this turn, or unknown."""
+    energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read in this turn
     memory_used: int | None = None
-    processes: tuple[ProcessUsage, ...] | None = None
-    """None: processes cannot be seen from here (not the host's PID namespace)."""
-    process_busy_ns: Mapping[int, int | None] | None = None
-    """Pid -> its part of the window, None for one of which the driver told nonsense. None as a whole where per-process
-    utilisation does not exist (MIG, some drivers)."""
-    method: UsageMethod = "samples"
-    """How `process_busy_ns` came about."""
-    resident_ns: Mapping[int, int] | None = None
-    """Pid -> how long its context was on the engine, working or not, where the driver's context switches were read."""
-    switching_ns: int = 0
-    """Busy time in which contexts were switched: nobody's."""
-    saving_ns: Mapping[int, int] = field(default_factory=dict)
-    """Pid -> how much of its residency may have been part of a switch, too."""
-    bounded: bool = False
-    """Whether the least and the most each can have run is wanted beside the figure."""
-    power_mw: int | None = None
-    """Power at the end of the window: weights the turns between two readings of energy."""
-
-
-PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
-"""(namespace, pod) -> the pod's labels the user wants to see, with names Prometheus accepts."""
+    processes: tuple[ProcessUsage, ...] | None = None  # None: not visible (other PID namespace)
+    process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None as a whole if the driver has no such figures
+    method: UsageMethod = "samples"  # of `process_busy_ns`
+    resident_ns: Mapping[int, int] | None = None  # by pid: time of its context on the engine, busy or not
+    switching_ns: int = 0  # busy time of context switches, which belongs to no process
+    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be part of a switch
+    bounded: bool = False  # bounds of busy time are wanted
+    power_mw: int | None = None  # at the end of the window: weights the turns between two readings of energy

@@ -9,8 +9,7 @@ from podgpu.agent.allocation_turn import AllocationPart
 from podgpu.agent.publish import NodeParts
 from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
-from podgpu.model import Assignment, Reading, Workload
-from podgpu.node_state import HolderUsage, NodeState
+from podgpu.model import Assignment, HolderUsage, NodeState, Reading, Workload
 from podgpu.usage.ledger import UsageSnapshot
 
 

@@ -9,8 +9,7 @@ import pytest
 from podgpu.agent.allocation_turn import AllocationPart
 from podgpu.agent.publish import MAX_LINES, ChangeLog, NodeParts
 from podgpu.agent.telemetry_turn import TelemetryPart
-from podgpu.model import Unmapped, Workload
-from podgpu.node_state import SourceStatus
+from podgpu.model import SourceStatus, Unmapped, Workload
 
 GPU_A, GPU_B = "GPU-a", "GPU-b"
 

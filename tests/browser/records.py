@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from podgpu.figures.as_json import picture_json
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
-from podgpu.figures.picture import NodePicture, Picture
-from podgpu.model import Workload
+from podgpu.model import Workload, WorkloadOwner
+from podgpu.top.figures import Condition, DeviceFigures, HolderFigures
+from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}
@@ -195,7 +195,7 @@ def known(picture: Picture, uuid: str) -> dict[str, Any] | None:
     device = _find(picture, uuid)
     if device is None:
         return None
-    nodes = picture_json(picture)["nodes"]
+    nodes = json.loads(page_of(picture).body.plain)["nodes"]
     told = next(of for node in nodes for of in node["gpus"] if of["uuid"] == uuid)
     xids = [{"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": time.time() - 4000}]
     broken = any(c.name in ("xid", "lost") for c in device.conditions)
@@ -234,7 +234,7 @@ def owned(picture: Picture) -> Picture:
     def of(holder: HolderFigures) -> HolderFigures:
         kind = kinds.get(holder.holder.namespace)
         name = holder.holder.pod.rpartition("-")[0] or holder.holder.pod
-        return replace(holder, owner=Owner(kind, name)) if kind else holder
+        return replace(holder, owner=WorkloadOwner(kind, name)) if kind else holder
 
     return replace(
         picture,

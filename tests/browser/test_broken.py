@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import Condition
-from podgpu.figures.picture import NodePicture
+from podgpu.top.figures import Condition
 from tests.browser.chromium import Tab, opened, reloaded, visited
+from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST

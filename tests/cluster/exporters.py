@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from podgpu.node_state import DeviceState, NodeState, encode_node
+from podgpu.model import DeviceState, NodeState, encode_node
 
 
 def metrics_text(number: int, util: int = 50) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.cluster.collect import Scope
-from podgpu.figures.device import Owner
+from podgpu.model import WorkloadOwner
 from tests.cluster.real_servers import Point
 
 STEP = 15
@@ -117,9 +117,9 @@ INSTANCES = tuple(
     for n in (1, 2, 3)
 )
 OWNERS = {
-    ("team-a", "train-0"): Owner("StatefulSet", "train"),
-    ("team-b", "infer-7d9c-x2x"): Owner("Deployment", "infer"),
-    ("team-b", "job-x"): Owner("Job", "job"),
+    ("team-a", "train-0"): WorkloadOwner("StatefulSet", "train"),
+    ("team-b", "infer-7d9c-x2x"): WorkloadOwner("Deployment", "infer"),
+    ("team-b", "job-x"): WorkloadOwner("Job", "job"),
 }
 
 
@@ -201,20 +201,20 @@ def _kube_state_metrics(at: float) -> Iterator[Point]:
 # By hand
 
 
-def averages(gpus: Sequence[Gpu], n: int, window: int, used_means: str) -> dict[Scope, float]:
+def averages(gpus: Sequence[Gpu], n: int, window: int) -> dict[Scope, float]:
     """Of the `window` instants up to sample number `n`, as ratios."""
     found: dict[Scope, list[float]] = {}
     for instant in range(n - window + 1, n + 1):
-        for scope, members in _members(gpus, instant, used_means).items():
-            used = [value(gpu, instant) for gpu in members if in_use(gpu, instant, used_means)]
+        for scope, members in _members(gpus, instant).items():
+            used = [value(gpu, instant) for gpu in members if value(gpu, instant) > 0]
             found.setdefault(scope, []).append(sum(used) / len(used) / 100 if used else 0.0)
     return {scope: sum(values) / len(values) for scope, values in found.items()}
 
 
-def _members(gpus: Sequence[Gpu], n: int, used_means: str) -> dict[Scope, list[Gpu]]:
+def _members(gpus: Sequence[Gpu], n: int) -> dict[Scope, list[Gpu]]:
     found: dict[Scope, list[Gpu]] = {}
     for gpu in gpus:
-        if n >= gpu.first and gpu.counted and (used_means != "processes" or gpu.processes):
+        if n >= gpu.first and gpu.counted:
             model = f"{gpu.model} MIG {gpu.profile}" if gpu.instance else gpu.model
             scopes = {Scope("cluster"), Scope("node", node=gpu.node), Scope("model", model=model)}
             scopes |= {Scope("namespace", namespace) for namespace, _ in gpu.holders}
@@ -226,11 +226,3 @@ def _members(gpus: Sequence[Gpu], n: int, used_means: str) -> dict[Scope, list[G
 def value(gpu: Gpu, n: int) -> float:
     """The second copy is five seconds later: at a multiple of the step it has the sample before. The higher counts."""
     return max(gpu.value(n), gpu.value(n - 1)) if len(gpu.copies) > 1 else gpu.value(n)
-
-
-def in_use(gpu: Gpu, n: int, used_means: str) -> bool:
-    if used_means == "allocated":
-        return bool(gpu.holders)
-    if used_means == "processes":
-        return any(gpu.processes)
-    return value(gpu, n) > 0

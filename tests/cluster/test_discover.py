@@ -12,8 +12,8 @@ import pytest
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.errors import UsageError
-from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
+from podgpu.model import WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, running_exporters
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
@@ -124,9 +124,9 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     owners = ApiOwners(config, HURRY)
     try:
         assert owners.wait_synced(30)
-        assert owners.all() == {("n", "p"): Owner("Job", "train")}
+        assert owners.all() == {("n", "p"): WorkloadOwner("Job", "train")}
         assert owners.all() is owners.all()
-        assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): Owner("Job", "train")}
+        assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): WorkloadOwner("Job", "train")}
         server.remove("pods", "p", "n")
         eventually(lambda: owners.all() == {})
         assert owners.notes() == ()

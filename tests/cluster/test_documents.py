@@ -10,7 +10,7 @@ from msgspec import to_builtins
 
 from podgpu.cluster.scrape import reduce_state
 from podgpu.metrics.adapter import node_from_text
-from podgpu.node_state import decode_node
+from podgpu.model import decode_node
 from tests.nodes.node import node_of, read_description
 
 NODES = Path(__file__).parents[1] / "nodes"

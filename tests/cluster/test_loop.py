@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from podgpu.clock import Clock
+from podgpu.cluster.collect import ClusterReading, Collector, NodeReading, TargetOutcome
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import Backend, ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures
+from tests.cluster.states import gpu
+from tests.cluster.states import node as reading_of
 
 SETTINGS = ViewSettings(interval=10.0, stale_after=30.0, drop_after=60.0)
 
@@ -28,9 +28,8 @@ class Time:
         return Clock(monotonic=lambda: self.now, wall=lambda: 1_000_000.0 + self.now)
 
 
-def node(name: str, read_at: float, measured: float = 50.0) -> NodeReading:
-    device = DeviceFigures(f"GPU-{name}", 0, "H100", name, measured=measured)
-    return NodeReading(f"http://{name}/metrics", name, devices=(device,), read_at=read_at)
+def node(name: str, read_at: float, used: float = 50.0) -> NodeReading:
+    return reading_of(name, gpu(0, uuid=f"GPU-{name}", used=used), read_at=read_at)
 
 
 class Script:
@@ -42,7 +41,7 @@ class Script:
         self.closed = False
         self.go_on: asyncio.Event | None = None
 
-    async def turn(self) -> None:
+    async def run_round(self) -> None:
         if self._turns:
             self._turns.pop(0)(self)
         if self.go_on is not None:
@@ -50,6 +49,9 @@ class Script:
 
     def reading(self) -> ClusterReading:
         return self.now
+
+    async def fetch(self, target: str, path: str) -> bytes:
+        return f"{target} {path}".encode()
 
     async def close(self) -> None:
         self.closed = True
@@ -67,30 +69,30 @@ def exposition_of(cluster: Cluster) -> str:
 
 
 def test_before_the_first_round_there_is_an_exposition_about_itself() -> None:
-    cluster = Cluster(Script, Publisher(SETTINGS), Time().clock)
+    cluster = Cluster(Script, SETTINGS, clock=Time().clock)
     assert "podgpu_cluster_build_info" in exposition_of(cluster)
     assert "avg_GPU_utilization" not in exposition_of(cluster)
-    assert not cluster.published.view.has_fresh_nodes
-    assert cluster.page().picture.nodes == ()
+    assert not cluster.published.state.has_fresh_nodes
+    assert cluster.page().view.nodes == []
 
 
 def test_a_round_is_published_at_its_end() -> None:
     time = Time()
-    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
     asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", 100.0), node("b", 100.0, 0.0)))))))
     assert "\navg_GPU_utilization 50" in exposition_of(cluster)
-    assert [n.name for n in cluster.page().picture.nodes] == ["a", "b"]
+    assert [n.name for n in cluster.page().view.nodes] == ["a", "b"]
     assert cluster.turns
 
 
 def test_what_a_long_round_has_found_is_published_meanwhile() -> None:
-    cluster = Cluster(Script, Publisher(SETTINGS), Time().clock, look_seconds=0.01)
+    cluster = Cluster(Script, SETTINGS, clock=Time().clock, look_seconds=0.01)
     script = Script(tell(ClusterReading((node("a", 100.0),))))
 
     async def play() -> None:
         script.go_on = asyncio.Event()
         round_ = asyncio.create_task(cluster.round(script))
-        while not cluster.published.view.nodes:
+        while not cluster.published.state.nodes:
             await asyncio.sleep(0.005)
         assert not round_.done()
         script.go_on.set()
@@ -101,7 +103,7 @@ def test_what_a_long_round_has_found_is_published_meanwhile() -> None:
 
 def test_a_node_becomes_old_and_is_dropped_while_the_loop_goes_on() -> None:
     time = Time()
-    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
     script = Script(tell(ClusterReading((node("a", 100.0),))))
     asyncio.run(cluster.round(script))
     time.now = 140.0
@@ -110,13 +112,13 @@ def test_a_node_becomes_old_and_is_dropped_while_the_loop_goes_on() -> None:
     assert "avg_GPU_utilization" not in exposition_of(cluster)
     time.now = 161.0
     asyncio.run(cluster.round(script))
-    assert cluster.published.view.nodes == ()
+    assert cluster.published.state.nodes == ()
 
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     time = Time()
-    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
     failed = TargetOutcome("http://a/metrics", 1.0, "timeout", "http://a/metrics: no whole answer within 5 s")
     for reading in (
         ClusterReading((node("a", 100.0),), (TargetOutcome("http://a/metrics", 0.1),)),
@@ -127,7 +129,7 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         asyncio.run(cluster.round(Script(tell(reading))))
     assert [record.getMessage() for record in caplog.records] == [
         "a: seen",
-        "http://a/metrics: no whole answer within 5 s; podgpu goes on and tries again",
+        "http://a/metrics: no whole answer within 5 s; podgpu keeps trying",
         "http://a/metrics: answers again",
     ]
 
@@ -139,7 +141,7 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     time = Time()
-    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
 
     def rounds(*errors: str) -> list[str]:
         caplog.clear()
@@ -161,12 +163,12 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
     assert rounds("") == ["answers again"]
     assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "an hour"
     assert rounds(*(["timeout"] * 41)) == ["timeout"], "what has come to stay is said in the end"
-    assert seen(*([False, True] * 20)) == ["a: seen", "a: marked old: no news from it", "a: fresh again"]
+    assert seen(*([False, True] * 20)) == ["a: seen", "a: stale", "a: current again"]
 
 
 def test_a_thousand_failures_are_not_a_thousand_lines(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = tuple(TargetOutcome(f"http://n{i}/metrics", 1.0, "timeout") for i in range(1000))
-    asyncio.run(Cluster(Script, Publisher(SETTINGS)).round(Script(tell(ClusterReading(outcomes=outcomes)))))
+    asyncio.run(Cluster(Script, SETTINGS).round(Script(tell(ClusterReading(outcomes=outcomes)))))
     assert len(caplog.records) < 40
     assert "and 990 more" in [record.getMessage() for record in caplog.records]
 
@@ -175,13 +177,13 @@ def test_the_loop_turns_in_its_thread_and_stops_in_the_middle_of_a_round() -> No
     made: list[Script] = []
     started = threading.Event()
 
-    def make() -> Backend:
+    def make() -> Collector:
         script = Script(lambda _: started.set())
         script.go_on = asyncio.Event()
         made.append(script)
         return script
 
-    cluster = Cluster(make, Publisher(SETTINGS))
+    cluster = Cluster(make, SETTINGS)
     cluster.start(on_fatal=lambda: None)
     assert started.wait(30)
     cluster.stop()
@@ -195,7 +197,7 @@ def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> N
     def burst(_script: Script) -> None:
         raise ZeroDivisionError("oops")
 
-    cluster = Cluster(lambda: Script(burst), Publisher(SETTINGS))
+    cluster = Cluster(lambda: Script(burst), SETTINGS)
     cluster.start(on_fatal=ended.set)
     assert ended.wait(30)
     assert "ended by a bug (ZeroDivisionError: oops)" in str(cluster.fatal)
@@ -204,7 +206,7 @@ def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> N
 
 def test_a_loop_that_stands_still_is_late() -> None:
     time = Time()
-    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
     asyncio.run(cluster.round(Script()))
     time.now += cluster.late_after
     assert cluster.turns
@@ -214,30 +216,47 @@ def test_a_loop_that_stands_still_is_late() -> None:
 
 def test_the_pages_figures_are_made_ready_only_while_somebody_looks() -> None:
     time = Time()
-    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
     asyncio.run(cluster.round(Script()))
-    assert not cluster.published.page_is_ready
+    assert not cluster.published.is_rendered("page")
     cluster.page()
     asyncio.run(cluster.round(Script()))
-    assert cluster.published.page_is_ready
+    assert cluster.published.is_rendered("page")
     time.now += 301.0
     asyncio.run(cluster.round(Script()))
-    assert not cluster.published.page_is_ready
+    assert not cluster.published.is_rendered("page")
 
 
 def test_a_reload_in_the_middle_of_a_round_is_another_round_at_once() -> None:
     rounds: list[Script] = []
     again = threading.Event()
 
-    def make() -> Backend:
+    def make() -> Collector:
         def first(script: Script) -> None:
             rounds.append(script)
             cluster.reload()
 
         return Script(first, lambda _: again.set())
 
-    cluster = Cluster(make, Publisher(ViewSettings(interval=3600.0, stale_after=7200.0, drop_after=7200.0)))
+    cluster = Cluster(make, ViewSettings(interval=3600.0, stale_after=7200.0, drop_after=7200.0))
     cluster.start(on_fatal=lambda: None)
     assert again.wait(30)
     cluster.stop()
     assert len(rounds) == 1
+
+
+def test_metrics_are_rendered_in_advance_while_they_are_scraped() -> None:
+    time = Time()
+    cluster = Cluster(Script, SETTINGS, clock=time.clock)
+
+    async def play() -> None:
+        await cluster.round(Script(tell(ClusterReading((node("a", 100.0),)))))
+        assert not cluster.published.is_rendered("metrics")
+        assert b"avg_GPU_utilization" in (await cluster.metrics("metrics")).plain
+        await cluster.round(Script())
+        assert cluster.published.is_rendered("metrics")
+        time.now += cluster.late_after + 1
+        assert b"avg_GPU_utilization" not in (await cluster.metrics("metrics")).plain, "the loop hangs"
+        assert await cluster.fetch("http://a", "x") == b"http://a x"
+
+    asyncio.run(play())

@@ -18,8 +18,8 @@ from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.promql import check_matchers, one_of, quote, select
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
 from podgpu.http_client import Access
+from podgpu.model import WorkloadOwner
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock
 
@@ -38,9 +38,9 @@ class Rounds:
         self.collector = PrometheusCollector(
             server, SETTINGS, clock=Clock(self.clock.monotonic), find_owners=self._find_owners
         )
-        self.owners: dict[tuple[str, str], Owner] = {}
+        self.owners: dict[tuple[str, str], WorkloadOwner] = {}
 
-    def _find_owners(self, pods: frozenset[tuple[str, str]]) -> dict[tuple[str, str], Owner]:
+    def _find_owners(self, pods: frozenset[tuple[str, str]]) -> dict[tuple[str, str], WorkloadOwner]:
         return {pod: owner for pod, owner in self.owners.items() if pod in pods}
 
     def run(self, after: float = 0.0) -> ClusterReading:
@@ -269,8 +269,11 @@ def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
     double.put("kube_replicaset_owner", 1, replicaset="train-7d9c", owner_kind="Deployment", owner_name="train",
                **controller)  # fmt: skip
     double.put("kube_pod_owner", 1, pod="train-1", owner_kind="<none>", owner_name="<none>", **controller)
-    rounds.owners = {("research", f"train-{n}"): Owner("Job", "api") for n in range(5)}
-    expected = {("research", "train-0"): Owner("Deployment", "train"), ("research", "train-1"): Owner("Job", "api")}
+    rounds.owners = {("research", f"train-{n}"): WorkloadOwner("Job", "api") for n in range(5)}
+    expected = {
+        ("research", "train-0"): WorkloadOwner("Deployment", "train"),
+        ("research", "train-1"): WorkloadOwner("Job", "api"),
+    }
     assert rounds.run().owners == expected
 
     def queries() -> int:

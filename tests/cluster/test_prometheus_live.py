@@ -22,7 +22,7 @@ from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
 from podgpu.metrics.adapter import node_from_text
-from podgpu.node_state import Holder, NodeState
+from podgpu.model import Holder, NodeState
 from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics, wait_for
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed

@@ -16,7 +16,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
-from podgpu.node_state import DeviceState, MigInstance
+from podgpu.model import DeviceState, MigInstance
 from tests.cluster import prom_history as history
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics
 
@@ -56,7 +56,7 @@ class Server:
         window = int(settings.get("window", WINDOW * history.STEP) // history.STEP)
         for _ in range(3):
             reading, last = self.read(options, **settings)
-            expected = history.averages(gpus, last, window, settings.get("used_means", "busy"))
+            expected = history.averages(gpus, last, window)
             if reading.rolling == pytest.approx(expected):
                 break
         return reading.rolling, expected
@@ -92,16 +92,13 @@ def nodes_of(reading: ClusterReading) -> dict[str, NodeReading]:
     return nodes
 
 
-@pytest.mark.parametrize("used_means", ["busy", "allocated", "processes"])
-def test_rolling_means(server: Server, used_means: str) -> None:
-    rolling, expected = server.read_rolling(history.GPUS, used_means=used_means)
+def test_rolling_means(server: Server) -> None:
+    rolling, expected = server.read_rolling(history.GPUS)
     assert rolling == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("used_means", ["busy", "allocated", "processes"])
-def test_rolling_means_of_mig_instances(server: Server, used_means: str) -> None:
-    field = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
-    rolling, expected = server.read_rolling(history.INSTANCES, used_means=used_means, used_field=field)
+def test_rolling_means_of_mig_instances(server: Server) -> None:
+    rolling, expected = server.read_rolling(history.INSTANCES, used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
     assert rolling == pytest.approx(expected)
 
 
@@ -150,6 +147,7 @@ def test_idle_devices(server: Server) -> None:
     assert IDLE_AFTER <= reading.idle_for["GPU-b1", ""] < IDLE_AFTER + IDLE_AFTER / 30 + 5
     reading, _ = server.read(idle_after=(history.PAST + history.FUTURE) * float(history.STEP) + 600)
     assert reading.idle_for == {}, "there are no samples for so long"
+    assert server.read(idle_after=None)[0].idle_for == {}
 
 
 def test_match_applies_to_everything(server: Server) -> None:
@@ -165,7 +163,7 @@ def test_match_applies_to_everything(server: Server) -> None:
 
 def test_a_match_that_up_does_not_have(server: Server) -> None:
     """`up` has no Hostname. The exporter's pod must still not become a holder."""
-    reading, _ = server.read({"match": 'Hostname=~"node-(a|b)"'}, used_means="allocated")
+    reading, _ = server.read({"match": 'Hostname=~"node-(a|b)"'})
     assert set(nodes_of(reading)) == {"node-a", "node-b"}
     slots = slots_of(reading)
     assert not slots["GPU-a2", ""].holders

@@ -14,9 +14,8 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
 from podgpu.http_client import Access
-from podgpu.node_state import DeviceState, EntityState, MigInstance
+from podgpu.model import DeviceState, EntityState, MigInstance, WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
 
 SM = "DCGM_FI_PROF_SM_ACTIVE"
@@ -64,7 +63,7 @@ def read_times(reading: ClusterReading) -> dict[str, float]:
 
 def test_documents_and_text_give_the_same_reading() -> None:
     podgpu, dcgm = Exporter(document=node_document(0, taken_at=1099.0)), Exporter(metrics_text(1))
-    owners = {("team", "pod"): Owner("Deployment", "chat")}
+    owners = {("team", "pod"): WorkloadOwner("Deployment", "chat")}
     reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), owners=lambda: owners)
     assert read_times(reading) == {"node-0": 100.0, "node-1": 100.0}
     assert [n.state.producer for n in reading.nodes] == ["podgpu", "dcgm-exporter"]
@@ -194,6 +193,16 @@ def test_unusable_answers_fail_one_node_only(exporter: Exporter, reason: str, wo
 def test_any_document_is_read_or_refused(body: bytes) -> None:
     reading = run_rounds(Exporter(document=body))
     assert reading.outcomes[0].error in ("", "malformed")
+
+
+def test_a_target_is_named_once_in_messages() -> None:
+    async def run() -> str:
+        collector = ScrapeCollector(FixedTargets(["127.0.0.1:1"]))
+        await collector.run_round()
+        await collector.close()
+        return collector.reading().outcomes[0].text
+
+    assert asyncio.run(run()).count("127.0.0.1:1") == 1
 
 
 def test_hanging_exporters_delay_nobody() -> None:

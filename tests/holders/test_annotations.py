@@ -282,7 +282,7 @@ def test_gpu_manager() -> None:
 
 
 def test_vcuda_requests_do_not_depend_on_the_annotations() -> None:
-    expected = (VcudaRequest(Workload("ml", "a", "main", "uid-a", "id-main"), 50, 30),)
+    expected = (VcudaRequest("ml", "a", "main", "uid-a", "id-main", cores=50, memory_blocks=30),)
     for cards, holds in (({}, 0), ({f"{CARDS}0": "0"}, 1), ({f"{CARDS}0": "zero"}, 0)):
         allocation = read(pod({**cards, **ASSIGNED}, {"main": vcuda(50, 30)}))
         assert (allocation.vcuda, len(allocation.assignments)) == (expected, holds)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from podgpu.metrics.adapter import OWN_RULES, node_from_samples, node_from_text, nodes_from_vectors, rules_for
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.model import Workload
-from podgpu.node_state import Condition, DeviceState, Holder, HolderUsage, NodeState
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, NodeState, Workload
 from tests.two_names import renamed
 
 TESTS = Path(__file__).parents[1]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from podgpu.metrics.encode import encode
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.render import Policy
-from podgpu.model import Workload
-from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest
+from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest, Workload
 
 MIB = 1024 * 1024
 POLICY = Policy(hostname="n1", gpu_manager=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from podgpu.metrics.counters import Naming, parse_counters, shipped_counters
 from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.node_state import (
+from podgpu.model import (
     DeviceState,
     Holder,
     HolderUsage,

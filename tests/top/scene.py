@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
 from podgpu.model import Device, Workload
+from podgpu.top.figures import DeviceFigures, FlatView, HolderFigures
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
 GIB = 1024**3
@@ -17,8 +17,8 @@ def gpu(index: int, model: str = "NVIDIA H100 80GB HBM3", **more: object) -> Dev
     return Device(index, f"GPU-{index}", f"0000:0{index}:00.0", model, **more)  # type: ignore[arg-type]
 
 
-def view(*devices: DeviceFigures) -> View:
-    return View(devices)
+def view(*devices: DeviceFigures) -> FlatView:
+    return FlatView(devices)
 
 
 def holder(who: Workload = TRAINER, **figures: float | None) -> HolderFigures:

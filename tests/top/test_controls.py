@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.figures.device import Condition, DeviceFigures, View
 from podgpu.top.api_answers import GpuFacts, XidFact
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs, width_of
 from podgpu.top.controls import Controls, Seat
 from podgpu.top.details import More
 from podgpu.top.feed import Seen
+from podgpu.top.figures import Condition, DeviceFigures, FlatView
 from podgpu.top.frame import AskMore, Frame, Screenful, frame_of, live_table
 from podgpu.top.history import History
 from podgpu.top.lines import lines_of
@@ -185,7 +185,7 @@ def test_any_keys_leave_it_sound(keys: list[str], lines: int, room: int) -> None
 
 def seen(count: int = 30, error: SourceError | None = None, notes: tuple[str, ...] = (), **more: Any) -> Seen:
     devices = [DeviceFigures(f"GPU-{i}", i, "NVIDIA L4", "n", holders=(holder(),), **more) for i in range(count)]
-    shown = View(tuple(devices), notes)
+    shown = FlatView(tuple(devices), notes)
     return Seen(tuple(lines_of(shown, History(), 1000.0)), shown, 100.0, error, Watched({}), 1000.0)
 
 
@@ -256,7 +256,7 @@ def test_more_is_asked_for_only_where_somebody_looks() -> None:
 def test_broken_gpus_come_first_in_words_and_red() -> None:
     fine = seen(3)
     lost = DeviceFigures("GPU-7", 7, "NVIDIA L4", "n", holders=(holder(),), conditions=CONDITIONS, present=False)
-    shown = View((*fine.view.devices, lost))
+    shown = FlatView((*fine.view.devices, lost))
     broken = Seen(tuple(lines_of(shown, History(), 1000.0)), shown, 100.0, None, Watched({}), 1000.0)
     for controls in (Controls(), Controls(order="utilisation"), Controls(wanted="broken")):
         drawn = frame(broken, controls)

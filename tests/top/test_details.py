@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
-from podgpu.model import Workload
+from podgpu.model import Workload, WorkloadOwner
 from podgpu.top.api_answers import FieldFact, GpuFacts, SourceFact, XidFact
 from podgpu.top.cells import ASCII, PLAIN, width_of
 from podgpu.top.details import More, Subject, details_of
+from podgpu.top.figures import Condition, DeviceFigures, HolderFigures
 from podgpu.top.history import Idle
 from podgpu.top.table import Watched, as_text
 from tests.top.scene import BATCH, GIB, TRAINER
@@ -20,7 +20,7 @@ NOW = 1_800_000_000.0
 LOST = Condition("lost", NOW - 724, "GPU 7 has fallen off the bus", "Drain the node and reset the GPU.")
 HOT = Condition("thermal", None, "it is throttled by heat", "")
 TRAINING = HolderFigures(
-    TRAINER, 0.93, 61 * GIB, 2, share=1.0, owner=Owner("Job", "train-bert"), cost_per_hour=2.5, idle_since=None
+    TRAINER, 0.93, 61 * GIB, 2, share=1.0, owner=WorkloadOwner("Job", "train-bert"), cost_per_hour=2.5, idle_since=None
 )
 HEALTHY = DeviceFigures(
     "GPU-7",
@@ -118,7 +118,7 @@ def test_no_width_and_no_name_breaks_it(text: str, width: int, more: More | None
         3,
         text,
         text,
-        holders=(HolderFigures(Workload(text, "p" + text, text), owner=Owner(text, text)),),
+        holders=(HolderFigures(Workload(text, "p" + text, text), owner=WorkloadOwner(text, text)),),
         conditions=(Condition("xid", 1e300, text, text),),
         last_holders=(Workload(text, text),),
     )

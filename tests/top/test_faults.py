@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
+from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.model import Workload
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
+from tests.cluster.states import gpu, holder, node
 from tests.cluster.test_loop import Script, Time, tell
 from tests.web.server import Client, running
 
@@ -115,26 +113,22 @@ def test_a_driver_that_is_away_in_the_words_of_health(bench: GpuBench, capsys: p
 )
 def test_a_node_that_is_gone_in_the_words_of_health(capsys: pytest.CaptureFixture[str]) -> None:
     time = Time()
-    cluster = Cluster(Script, Publisher(ViewSettings(interval=10.0, stale_after=30.0, drop_after=600.0)), time.clock)
-    idle = HolderFigures(Workload("team", "notebook", "main"), utilization=0.0, idle_since=1_000_050.0)
-    nodes = [
-        NodeReading(
-            f"http://{name}/metrics",
-            name,
-            devices=(DeviceFigures(f"GPU-{name}", 0, "H100", name, utilization=0.0, holders=(idle,)),),
-            read_at=100.0,
-        )
-        for name in ("n-1", "n-2")
-    ]
-    asyncio.run(cluster.round(Script(tell(ClusterReading(tuple(nodes))))))
+    settings = ViewSettings(interval=10.0, stale_after=30.0, drop_after=600.0)
+    cluster = Cluster(Script, settings, clock=time.clock)
+    idle = holder("notebook", "team", utilization_ratio=0.0, idle_since=1_000_100.0)
+
+    def reading(name: str, at: float) -> NodeReading:
+        return node(name, gpu(0, idle, uuid=f"GPU-{name}", busy=0.0), read_at=at, exporter_id=name)
+
+    silent = reading("n-2", 100.0)
+    asyncio.run(cluster.round(Script(tell(ClusterReading((reading("n-1", 100.0), silent))))))
     time.now += 60.0
-    fresh = NodeReading("http://n-1/metrics", "n-1", devices=nodes[0].devices, read_at=time.now)
-    asyncio.run(cluster.round(Script(tell(ClusterReading((fresh, nodes[1]))))))
+    asyncio.run(cluster.round(Script(tell(ClusterReading((reading("n-1", time.now), silent))))))
     app: Any = cluster_application
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         lines = alerts(client)
         shown = Shown(capsys, "--cluster", client)
-    (gone,) = (line for line in lines if "n-2" in line and "went with it" in line)
+    (gone,) = (line for line in lines if "n-2" in line and "does not answer, with its" in line)
     assert gone in shown.notes
     assert shown.lines[0].startswith("n-2 ")
     assert re.search(r"notebook/main +– +–/– +– +– +– +–$", shown.lines[0]), shown.lines[0]

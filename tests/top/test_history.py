@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, View
 from podgpu.model import Workload
+from podgpu.top.figures import Condition, DeviceFigures, FlatView, HolderFigures
 from podgpu.top.history import POWER_WINDOW, History, Idle
 from tests.top.scene import BATCH, TRAINER, holder, view
 
@@ -61,9 +61,9 @@ def test_what_cannot_be_seen_is_not_idle(name: str) -> None:
     holder = HolderFigures(Workload("ns", "pod", "c"), busy_seconds=0.0, idle_seconds=7.0, idle_since=1000.0)
     device = DeviceFigures("GPU-a", 0, holders=(holder,), conditions=(Condition(name, 1.0, "says", "do"),))
     history = History()
-    history.note(View((device,), taken_at=4600.0), now=1.0)
+    history.note(FlatView((device,), taken_at=4600.0), now=1.0)
     assert history.idle(device, holder) is None
-    history.note(View((replace(device, conditions=()),), taken_at=4601.0), now=2.0)
+    history.note(FlatView((replace(device, conditions=()),), taken_at=4601.0), now=2.0)
     assert history.idle(replace(device, conditions=()), holder) == Idle(3601.0)
 
 
@@ -160,7 +160,7 @@ def test_what_the_cluster_knows_of_idleness_goes_before_what_was_seen_from_here(
     holder = HolderFigures(Workload("ns", "pod", "c"), busy_seconds=5.0, idle_seconds=7.0, idle_since=1000.0)
     device = DeviceFigures("GPU-a", 0, holders=(holder,))
     history = History()
-    history.note(View((device,), taken_at=4600.0), now=1.0)
+    history.note(FlatView((device,), taken_at=4600.0), now=1.0)
     assert history.idle(device, holder) == Idle(3600.0)
 
 
@@ -169,5 +169,5 @@ def test_who_has_a_process_beside_a_busy_one_is_neither_busy_nor_idle() -> None:
     history = History()
     for now, utilization in ((1.0, 0.9), (2.0, 0.9)):
         device = DeviceFigures("GPU-a", 0, utilization=utilization, holders=(holder,))
-        history.note(View((device,)), now)
+        history.note(FlatView((device,)), now)
         assert history.idle(device, holder) is None

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.figures.device import DeviceFigures, ProcessFigures
 from podgpu.model import Workload
 from podgpu.top.arrange import Order, arrange
 from podgpu.top.cells import ASCII, PLAIN, RICH, bar, duration, fit, fit_start, idle, printable, width_of
+from podgpu.top.figures import DeviceFigures, ProcessFigures
 from podgpu.top.history import History, Idle
 from podgpu.top.lines import Line, flatten, lines_of
 from podgpu.top.table import as_text, table_of
@@ -36,7 +36,7 @@ SHARED = DeviceFigures(
     ),
 )
 FREE = DeviceFigures("GPU-2", 2, "NVIDIA L4", "n", utilization=0.0)
-PARENT = DeviceFigures("GPU-3", 3, H100, "n", power_watts=200.0, temperature=40.0)
+PARENT = DeviceFigures("GPU-3", 3, H100, "n", utilization=0.3, power_watts=200.0, temperature=40.0)
 PART = DeviceFigures("GPU-3", 3, H100, "n", "7", "1g.10gb", 0.6, 2 * GIB, 10 * GIB, holders=(holder(BATCH),))
 EMPTY_PART = replace(PART, instance="11", utilization=0.0, holders=())
 

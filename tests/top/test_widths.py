@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.figures.device import Condition, DeviceFigures, View
 from podgpu.model import Workload
 from podgpu.top.cells import ASCII, PLAIN, RICH, fit_holder, width_of
+from podgpu.top.figures import Condition, DeviceFigures, FlatView
 from podgpu.top.history import History
 from podgpu.top.lines import Line, lines_of
 from podgpu.top.table import Table, Watched, as_text, table_of
@@ -44,7 +44,7 @@ TWO_NODES = [*ONE_NODE, *(device(number, who, "gpu-node-2") for number, who in e
 
 
 def table(devices: list[DeviceFigures], width: int | None, live: bool = True) -> Table:
-    view, history = View(tuple(devices)), History()
+    view, history = FlatView(tuple(devices)), History()
     history.note(view, 1000.0)
     lines = lines_of(view, history)
     points = {line.row: bytes([200, 100, 0] * 20) for line in lines}
@@ -135,6 +135,6 @@ def test_a_condition_stands_across_the_columns() -> None:
     broken = replace(
         ONE_NODE[0], conditions=(Condition("xid", 940.0, "XID 79: it has fallen off the bus", "Reset it."),)
     )
-    lines: list[Line] = lines_of(View((broken,)), History(), 1000.0)
+    lines: list[Line] = lines_of(FlatView((broken,)), History(), 1000.0)
     shown = [as_text(row) for row in table_of(lines, "gpu", PLAIN, 60).body]
     assert shown[1] == "  ! xid for 1m00s: XID 79: it has fallen off the bus"

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.model import Assignment, Device, DeviceUsage, ProcessUsage, Workload
-from podgpu.node_state import HolderUsage, SlotUsage
+from podgpu.model import Assignment, Device, DeviceUsage, HolderUsage, ProcessUsage, SlotUsage, Workload
 from podgpu.usage.attribution import divide, make_turns
 from podgpu.usage.ledger import Ledger, UsageSnapshot
 from podgpu.usage.owners import Owners

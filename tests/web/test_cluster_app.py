@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
+from podgpu.cluster.collect import ClusterReading, TargetOutcome
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.metrics.parse import parse_text
-from podgpu.model import Workload
 from podgpu.web.cluster_app import cluster_application
+from tests.cluster.states import gpu, holder, node
 from tests.cluster.test_loop import Script, Time, tell
 from tests.web.server import Client, running
 
@@ -29,14 +27,13 @@ HOSTILE = 'a"b\\c\nd<script>alert(1)</script>'
 
 
 def reading(read_at: float = 100.0) -> ClusterReading:
-    holder = HolderFigures(Workload("team", HOSTILE, "main"), utilization=0.5)
-    devices = (DeviceFigures("GPU-1", 0, "H100", "n-1", utilization=0.5, measured=40.0, holders=(holder,)),)
-    return ClusterReading((NodeReading("http://n-1/metrics", "n-1", devices=devices, read_at=read_at),))
+    held = gpu(0, holder(HOSTILE, "team", utilization_ratio=0.5), uuid="GPU-1", busy=0.5, used=40.0)
+    return ClusterReading((node("n-1", held, read_at=read_at),))
 
 
 @contextmanager
 def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
-    cluster = Cluster(Script, Publisher(ViewSettings()), (time or Time()).clock)
+    cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
     app: Any = cluster_application
     with running(cluster, app=app) as client:  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.node_state import NodeState, decode_node, encode_node
+from podgpu.model import NodeState, decode_node, encode_node
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.web.exporter_app import application
 

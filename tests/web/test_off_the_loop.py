@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.figures.prices import no_prices
+from podgpu.cluster.prices import no_prices
 from podgpu.web.exporter_app import PageSources, application
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node

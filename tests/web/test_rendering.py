@@ -15,8 +15,7 @@ from podgpu.agent.publish import NodeParts, Published
 from podgpu.metrics.counters import Counter, shipped_counters
 from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.model import Assignment, Device, Reading, Workload
-from podgpu.node_state import HolderUsage
+from podgpu.model import Assignment, Device, HolderUsage, Reading, Workload
 from tests.agent.documents import make_parts
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node

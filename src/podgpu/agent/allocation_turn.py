@@ -16,8 +16,7 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
 from podgpu.holders.identity import Identities
 from podgpu.holders.merge import Complete, merge
-from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest
-from podgpu.node_state import SourceStatus
+from podgpu.model import Allocation, Assignment, Device, SourceStatus, Unmapped, VcudaRequest
 from podgpu.workers import Result, Workers
 
 _log = logging.getLogger("podgpu")

@@ -11,7 +11,7 @@ from typing import Protocol
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
 from podgpu.metrics.counters import MOST_BYTES, Counter, Naming
-from podgpu.node_state import SourceStatus
+from podgpu.model import SourceStatus
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")

@@ -21,14 +21,13 @@ from podgpu.metrics.conditions import (
     THERMAL,
     UNREADABLE,
     XID,
+    conditions_from_fields,
     order_of,
-    told_by_fields,
     xid_detail,
     xid_needs_action,
 )
 from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Device, Value, Workload, physical
-from podgpu.node_state import Condition, XidCount
+from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU counts as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
@@ -210,7 +209,7 @@ def _judge(
     if values is not None:
         if device.uuid not in part.mute:
             details[XID] = None
-        details |= {condition: "" if there else None for condition, there in told_by_fields(values).items()}
+        details |= {condition: "" if there else None for condition, there in conditions_from_fields(values).items()}
         for condition, moment in gpu.throttling.update(values, now).items():
             details[condition] = None if moment is None else ""
             if moment is not None:

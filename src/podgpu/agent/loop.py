@@ -32,8 +32,7 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.unmapped import find_lost_gpus
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.render import Policy
-from podgpu.model import PodLabels, Value
-from podgpu.node_state import SourceStatus
+from podgpu.model import PodLabels, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import Workers
 

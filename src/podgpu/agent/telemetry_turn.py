@@ -23,8 +23,7 @@ from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIE
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.metrics.fields import Field, fields
 from podgpu.metrics.render import Policy
-from podgpu.model import Device, OtherReading, Reading, Value
-from podgpu.node_state import SourceStatus
+from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import Result, Workers
 
 KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
@@ -263,7 +262,7 @@ class TelemetryTurn:
             absent=frozenset(self._absent),
             links_up={uuid: a.links_up for uuid, a in answers.items() if a.links_up is not None},
             details={uuid: a.details for uuid, a in answers.items() if a.details},
-            mute=frozenset(uuid for uuid, a in answers.items() if not a.tells_errors),
+            mute=frozenset(uuid for uuid, a in answers.items() if not a.reports_errors),
         ).without(self._left_out)
 
     def _unreachable(self) -> Iterator[SourceStatus]:

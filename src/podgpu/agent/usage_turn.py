@@ -11,8 +11,7 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageFlaws
-from podgpu.model import Assignment, Device, DeviceUsage
-from podgpu.node_state import SourceStatus
+from podgpu.model import Assignment, Device, DeviceUsage, SourceStatus
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import MAX_NAMESPACES, Ledger, UsageSnapshot
@@ -102,7 +101,7 @@ class UsageTurn:
         for flaw in flaws.values():
             self._errors.update((SOURCE, reason) for reason in flaw.errors)
             self._errors.update((SOURCE, "bad_value") for _ in flaw.dropped)
-            self._errors.update((SWITCHES, reason) for reason in flaw.doubts)
+            self._errors.update((SWITCHES, reason) for reason in flaw.switch_errors)
         # A figure that a GPU does not have is counted once, when that is found out.
         kept = {lack for lack in self._lacking if lack[0] in results.keys() - flaws.keys()}
         lacking = kept | {(worker, *lack) for worker, flaw in flaws.items() for lack in flaw.lacks}
@@ -148,12 +147,12 @@ def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
 def _switches_status(results: Results) -> list[SourceStatus]:
     """Reports whether context switches are used, if they are enabled."""
     flaws = [result.value[1] for result in results.values() if result.value is not None]
-    if not any(flaw.follows_switches for flaw in flaws):
+    if not any(flaw.uses_switches for flaw in flaws):
         return []
     fallback = next((flaw for flaw in flaws if flaw.fallback), None)
     if fallback is None:
         return [SourceStatus(SWITCHES, True, 0.0)]
-    reason = fallback.doubts[0] if fallback.doubts else "in_doubt"
+    reason = fallback.switch_errors[0] if fallback.switch_errors else "in_doubt"
     return [SourceStatus(SWITCHES, False, 0.0, reason, fallback.fallback)]
 
 

@@ -5,23 +5,34 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from podgpu.agent.api_access import ApiAccess
+from podgpu.agent.assemble import Naming, Options, assemble_agent, make_holders, node_name, open_telemetry
+from podgpu.agent.loop import Settings
 from podgpu.cli.exporter_options import hide, pick_options
 from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
-from podgpu.compose.top import opened_feed
+from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
+from podgpu.metrics.counters import Counter
+from podgpu.metrics.fields import fields
+from podgpu.metrics.render import Policy
 from podgpu.top.arrange import Order, arrange
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
-from podgpu.top.feed import Feed, Seen
+from podgpu.top.feed import Feed, Seen, Source
+from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
 from podgpu.top.table import Table, as_text, table_of
+from podgpu.usage.containers import ContainerFinder
 
+_FIELDS = (203, 1001, 250, 251, 252, 253, 155, 150)  # utilisation, engine activity, memory, power, temperature
 _LOCAL = (
     "kubernetes",
     "devices",
@@ -115,7 +126,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     if size:  # for a person; a script gets the table alone
         from podgpu.top.summary import totals_line
 
-        lines.append(totals_line(seen.totals, seen.view.currency, size.columns, _glyphs(colour)))
+        lines.append(totals_line(seen.view.totals, seen.view.currency, size.columns, _glyphs(colour)))
     if colour and size:
         from podgpu.top.screen import Screen
 
@@ -132,3 +143,48 @@ def _print_once(feed: Feed, controls: Controls) -> int:
 def _table(seen: Seen, controls: Controls, glyphs: Glyphs, width: int | None) -> Table:
     order: Order = controls.order
     return table_of(arrange(seen.lines, order, controls.wanted), order, glyphs, width)
+
+
+@contextmanager
+def opened_feed(options: Options, naming: Naming) -> Iterator[Feed]:
+    """Raises UsageError."""
+    with ExitStack() as stack:
+        feed = Feed(_source(options, naming, stack), options["interval"])
+        stack.callback(feed.close)
+        yield feed
+
+
+def _source(options: Options, naming: Naming, stack: ExitStack) -> Source:
+    """Imports what each needs: a remote view loads no agent."""
+    if options["url"]:
+        from podgpu.top.exporter import ExporterSource
+
+        return ExporterSource(options["url"])
+    if options["cluster"]:
+        from podgpu.top.api import ClusterSource
+
+        return ClusterSource(options["cluster"])
+    api = ApiAccess(options["kubeconfig"])
+    stack.callback(api.close)
+    return top_source(options, api, naming)
+
+
+def top_source(options: Options, api: ApiAccess, naming: Naming) -> LocalSource:
+    """Assembles what `podgpu top` shows of this node: an agent as the exporter has it, with the fields of the table."""
+    with naming("devices"):
+        selection = parse_selection(options["devices"])
+    with naming("telemetry"):
+        telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
+    settings = Settings(interval=options["interval"], selection=selection, policy=_top_policy())
+    with naming("allocation"):
+        holders = make_holders(options, api, telemetry)
+    finder = ContainerFinder(options["path_proc"])
+    agent = assemble_agent(telemetry, holders, settings, finder)
+    with naming("devices"):
+        agent.check_selection()
+    watch = ProcessWatch(telemetry, finder, holders.identities) if options["processes"] else None
+    return LocalSource(agent, node_name(), watch)
+
+
+def _top_policy() -> Policy:
+    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in _FIELDS))

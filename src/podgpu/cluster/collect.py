@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from podgpu.figures.device import Owner
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState, WorkloadOwner
 
 Pod = tuple[str, str]  # namespace, name
 
@@ -52,7 +51,7 @@ class TargetOutcome:
     def text(self) -> str:
         """The failure in words, with the target's name."""
         text = self.message or self.error
-        return text if text.startswith(self.target) else f"{self.target}: {text}"
+        return text if text.startswith(self.target.removesuffix("/metrics")) else f"{self.target}: {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class ClusterReading:
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
-    owners: Mapping[Pod, Owner] = field(default_factory=dict)
+    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
     rolling: Mapping[Scope, float] | None = None  # mean over --window; None: the view computes it from its rounds
     idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> at least seconds
 

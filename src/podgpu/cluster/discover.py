@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from podgpu.cluster.collect import Pod
 from podgpu.errors import UsageError
-from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
     PODS_PATH,
@@ -21,6 +20,7 @@ from podgpu.kube.objects import (
     parse_owner,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.model import WorkloadOwner
 
 _PODS_PER_PAGE = 500  # as kubectl does: about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -111,16 +111,16 @@ class ApiOwners:
             config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
         )
         self._version = -1
-        self._owners: Mapping[Pod, Owner] = {}
+        self._owners: Mapping[Pod, WorkloadOwner] = {}
 
-    def all(self) -> Mapping[Pod, Owner]:
+    def all(self) -> Mapping[Pod, WorkloadOwner]:
         version = self._pods.version
         if version != self._version:
-            self._owners = {(pod.namespace, pod.pod): Owner(pod.kind, pod.name) for pod in self._pods.items()}
+            self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
             self._version = version
         return self._owners
 
-    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, Owner]:
+    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
         owners = self.all()
         return {pod: owners[pod] for pod in pods if pod in owners}
 

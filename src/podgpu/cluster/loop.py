@@ -1,8 +1,7 @@
-"""Cluster takes a round every interval, in a thread with an event loop of its own, and leaves the bytes that are handed
-out.
+"""Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
-What is served is one reference, replaced whole. Rounds begin at multiples of the interval, so that the rolling average
-is taken over the same instants as Prometheus takes it over.
+Request handlers read one reference, which is replaced as a whole. Rounds start at multiples of the interval, so that
+the rolling mean covers the same instants as in Prometheus.
 """
 
 from __future__ import annotations
@@ -10,151 +9,299 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Literal
 
-from podgpu.clock import Clock
-from podgpu.cluster.change_log import ChangeLog
-from podgpu.cluster.forgotten import Found, state_of
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import AsksExporters, Backend, ClusterReading, MakeBackend
+from podgpu.clock import Clock, FaultLog
+from podgpu.cluster.bills import BillLedger, BillTotals
+from podgpu.cluster.collect import ClusterReading, Collector, Scope
+from podgpu.cluster.metrics import cluster_families, node_families, self_families
+from podgpu.cluster.parts import is_lost
+from podgpu.cluster.prices import ReadPrices, no_prices
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import ClusterState, build_cluster_state
+from podgpu.cluster.used import RollingAverage
+from podgpu.cluster.view import PageState
+from podgpu.cluster.waste import GroupBy, WasteAnswer, WasteLedger
 from podgpu.errors import SourceError, StartError
-from podgpu.figures.as_json import PageState
+from podgpu.history.queries import UsageRow
+from podgpu.metrics.encode import Exposition, Family, encode
 
-LOOK_SECONDS = 1.0
-"""So often is shown what a round has found until now: a dead node must not keep the others waiting."""
+LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
 LATE_ROUNDS = 3.0
-LOOKED_AT_SECONDS = 300.0
-"""The page's figures are made ready with every round for so long after somebody looked; before that, when asked for."""
+_REQUESTED_SECONDS = 300.0  # for so long after a request, every round is rendered in advance
 _CLOSE_SECONDS = 3.0
+_MAX_FORGOTTEN = 1024
+_MAX_LOG_LINES = 10  # of one kind in one round: a rack that loses power is a hundred nodes
+_MAX_LOG_LENGTH = 1000
+_REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
+MakeCollector = Callable[[], Collector]
+"""Called in the thread of the rounds, because HTTP sessions belong to an event loop."""
+Found = Literal["unknown", "here", "away"]
+Document = Literal["metrics", "nodes", "stale", "page"]
+
+
+class PublishedState:
+    """The results of a round. Texts are rendered on the first request and cached."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        read_at: float = float("-inf"),
+        rolling: Mapping[Scope, float] | None = None,
+        bills: BillTotals | None = None,
+        counting_since: float | None = None,
+    ) -> None:
+        self.state = state
+        self.read_at = read_at  # monotonic
+        self._rolling = rolling or {}
+        self._bills = bills or BillTotals()
+        self._counting_since = counting_since
+        self._lock = threading.Lock()
+        self._texts: dict[str, Exposition] = {}
+        self._page: PageState | None = None
+
+    @property
+    def metrics(self) -> Exposition:
+        return self._render("metrics", lambda: cluster_families(self.state, self._rolling, self._bills))
+
+    @property
+    def nodes(self) -> Exposition:
+        """`/metrics/nodes`."""
+        return self._render("nodes", lambda: node_families(self.state))
+
+    @property
+    def stale(self) -> Exposition:
+        """Only the metrics on the cluster itself: served while the loop hangs."""
+        return self._render("stale", lambda: self_families(self.state))
+
+    def page(self) -> PageState:
+        with self._lock:
+            if self._page is None:
+                self._page = PageState.of(self.state, self._bills, self._counting_since)
+            return self._page
+
+    def is_rendered(self, name: Document) -> bool:
+        return self._page is not None if name == "page" else name in self._texts
+
+    def _render(self, name: str, families: Callable[[], Iterable[Family]]) -> Exposition:
+        with self._lock:
+            text = self._texts.get(name)
+            if text is None:
+                text = self._texts[name] = Exposition.of(encode(families()))
+            return text
 
 
 class Cluster:
     def __init__(
         self,
-        make_backend: MakeBackend,
-        publisher: Publisher,
+        make_collector: MakeCollector,
+        settings: ViewSettings,
+        prices: ReadPrices = no_prices,
         clock: Clock | None = None,
+        on_round: Callable[[ClusterState], None] | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        self._make_backend = make_backend
-        self._publisher = publisher
-        self.interval = publisher.settings.interval
+        """`on_round` receives the state of every round; bills, waste and texts are then not made."""
+        self.settings = settings
+        self.interval = settings.interval
         self.clock = clock or Clock()
-        self._look_seconds = look_seconds
         self.fatal: StartError | None = None
-        self.published = publisher.nothing_yet(self.clock.wall())
-        self._changes = ChangeLog(self.clock.monotonic)
-        self._looked_at = float("-inf")
-        self._asked: tuple[Backend, asyncio.AbstractEventLoop] | None = None
-        """Who is asked, and on whose loop."""
-        self._turned_at = float("-inf")
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of what runs beside the rounds
+        self.published = PublishedState(ClusterState(settings, self.clock.wall()))
+        self._make_collector = make_collector
+        self._prices = prices
+        self._on_round = on_round
+        self._look_seconds = look_seconds
+        self._previous: ClusterState | None = None
+        self._rolling = RollingAverage()
+        self._bills = BillLedger()
+        self._waste = WasteLedger()
+        self._waste_lock = threading.Lock()
+        self._counting_since: float | None = None  # monotonic
+        self._waste_since: float | None = None
+        self._forgotten: dict[str, None] = {}
+        self._forgotten_lock = threading.Lock()
+        self._changes = _ChangeLog(self.clock.monotonic)
+        self._requested: dict[Document, float] = {}
+        self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
+        self._round_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
 
-    # -- rounds --------------------------------------------------------------------------------------------------
+    # Rounds
 
-    async def round(self, backend: Backend) -> None:
-        """One round; what it finds is published while it lasts, and at its end."""
-        self._asked = backend, asyncio.get_running_loop()
-        turn = asyncio.create_task(backend.turn())
+    async def round(self, collector: Collector) -> None:
+        """One round. Its results are published while it runs, and at its end."""
+        self._collecting = collector, asyncio.get_running_loop()
+        running = asyncio.create_task(collector.run_round())
         try:
-            while not turn.done():
-                await asyncio.wait({turn}, timeout=self._look_seconds)
-                if not turn.done():
-                    self._publish(backend.reading(), whole_round=False)
-            turn.result()
+            while not running.done():
+                await asyncio.wait({running}, timeout=self._look_seconds)
+                if not running.done():
+                    self._publish(collector.reading(), whole_round=False)
+            running.result()
         finally:
-            turn.cancel()
-        self._publish(backend.reading(), whole_round=True)
-        self._changes.report(self.published.view)
-        self._turned_at = self.clock.monotonic()
+            running.cancel()
+        self._publish(collector.reading(), whole_round=True)
+        self._changes.report(self.published.state)
+        self._round_at = self.clock.monotonic()
 
     def _publish(self, reading: ClusterReading, whole_round: bool) -> None:
-        now = self.clock.monotonic()
-        published = self._publisher.publish(reading, now, self.clock.wall(), whole_round)
-        if now - self._looked_at <= LOOKED_AT_SECONDS:
-            published.page()  # here, where it keeps no request waiting
+        now, wall = self.clock.monotonic(), self.clock.wall()
+        prices, notes = self._prices()
+        notes = (*notes, *self.notes_beside())
+        with self._forgotten_lock:
+            forgotten = tuple(self._forgotten)
+        state = build_cluster_state(
+            reading, self._previous, self.settings, now, wall, prices=prices, forgotten=forgotten, notes=notes
+        )
+        self._previous = state
+        self._restore_found(state, forgotten)
+        if self._on_round is not None:
+            if whole_round:
+                self._on_round(state)
+            self.published = PublishedState(state, now)
+            return
+        if self._counting_since is None:
+            self._counting_since = now
+        self._bills.update(state, reading.nodes, now)
+        if whole_round:
+            with self._waste_lock:
+                self._waste.update(state, now, self.settings.stale_after)
+            self._rolling.add(wall, self.settings, state.used)
+        rolling = self._rolling.means() if reading.rolling is None else reading.rolling
+        published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
+        for name, at in list(self._requested.items()):  # requests add to it
+            if now - at <= _REQUESTED_SECONDS:
+                _ = published.page() if name == "page" else getattr(published, name)
         self.published = published
 
     def page(self) -> PageState:
-        """What the web page draws."""
-        self._looked_at = self.clock.monotonic()
+        """The JSON of the web page."""
+        self._requested["page"] = self.clock.monotonic()
         return self.published.page()
 
-    async def ask_exporter(self, target: str, path: Sequence[str]) -> bytes:
-        """What a node's exporter answers at another path than its metrics'; from any loop. Raises SourceError."""
-        backend, loop = self._asked or (None, None)
-        if loop is None or not isinstance(backend, AsksExporters):
-            raise SourceError("not_asked", "the figures are Prometheus', the exporters themselves are not asked")
-        asking = backend.ask(target, path)
+    async def metrics(self, name: Literal["metrics", "nodes"]) -> Exposition:
+        self._requested[name] = self.clock.monotonic()
+        published = self.published
+        name_to_serve: Literal["metrics", "nodes", "stale"] = name if self.turns else "stale"
+        if published.is_rendered(name_to_serve):
+            return getattr(published, name_to_serve)  # type: ignore[no-any-return]
+        return await asyncio.to_thread(partial(getattr, published, name_to_serve))
+
+    async def fetch(self, target: str, path: str) -> bytes:
+        """Body of another path of a node's exporter. May be called from any event loop. Raises SourceError."""
+        if self._collecting is None:
+            raise SourceError("not_asked", "no round has started yet")
+        collector, loop = self._collecting
+        fetching = collector.fetch(target, path)
         try:
-            future = asyncio.run_coroutine_threadsafe(asking, loop)
+            future = asyncio.run_coroutine_threadsafe(fetching, loop)
         except RuntimeError as error:  # the loop is closed: podgpu ends
-            asking.close()
+            fetching.close()
             raise SourceError("not_asked", "the rounds have ended") from error
         return await asyncio.wrap_future(future)
 
+    async def _rounds(self) -> None:
+        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        collector = self._make_collector()
+        try:
+            while True:
+                await self.round(collector)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self.interval - self.clock.wall() % self.interval)
+                self._wake.clear()
+        finally:
+            await collector.close()
+
+    # Waste
+
+    def waste(self, by: GroupBy) -> WasteAnswer:
+        state = self.published.state
+        offset = self._previous.clock_offset if self._previous else 0.0
+        since = self._waste_since if self._waste_since is not None else self._counting_since
+        with self._waste_lock:
+            counted_from = None if since is None else since + offset
+            return self._waste.answer(by, offset, counted_from, state.prices.source, state.simulated)
+
+    def restore_waste(self, rows: Iterable[UsageRow], since: float | None) -> None:
+        """Continues to count from the usage in a history file, which begins at the Unix time `since`."""
+        now, wall = self.clock.monotonic(), self.clock.wall()
+        with self._waste_lock:
+            self._waste.restore(rows, now, wall)
+        if since is not None:
+            self._waste_since = since - wall + now
+
+    # Forgotten GPUs
+
     def forget(self, uuid: str) -> Found:
-        """An operator has seen to a GPU that is lost, or whose node is gone: it is left out from the next round on,
-        until it is back."""
-        found = state_of(self.published.view.nodes, uuid)
+        """Leaves out a GPU that is lost or whose node is gone, until it is back."""
+        found = self._look_up(self.published.state, uuid)
         if found == "away":
-            self._publisher.forget(uuid)
+            with self._forgotten_lock:
+                self._forgotten[uuid] = None
+                while len(self._forgotten) > _MAX_FORGOTTEN:
+                    del self._forgotten[next(iter(self._forgotten))]
             self.reload()
         return found
 
-    async def _rounds(self) -> None:
-        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-        backend = self._make_backend()
-        try:
-            while True:
-                await self.round(backend)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._until_next())
-                self._wake.clear()
-        finally:
-            await backend.close()
+    def _restore_found(self, state: ClusterState, forgotten: Iterable[str]) -> None:
+        back = [uuid for uuid in forgotten if self._look_up(state, uuid) == "here"]
+        if back:
+            with self._forgotten_lock:
+                for uuid in back:
+                    self._forgotten.pop(uuid, None)
 
-    def _until_next(self) -> float:
-        return self.interval - self.clock.wall() % self.interval
+    @staticmethod
+    def _look_up(state: ClusterState, uuid: str) -> Found:
+        found: Found = "unknown"
+        for node in state.nodes:
+            for gpu in node.state.devices:
+                if gpu.uuid == uuid:
+                    if not (node.gone or is_lost(gpu)):
+                        return "here"
+                    found = "away"
+        return found
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # Life
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """`on_fatal` is called from the thread when `fatal` says why podgpu must end."""
-        self._turned_at = self.clock.monotonic()  # a loop that never turns is late from now on
-        self._thread = threading.Thread(target=self._guard, args=(on_fatal,), name="cluster", daemon=True)
+        """`on_fatal` is called from the thread when `fatal` was set."""
+        self._round_at = self.clock.monotonic()  # a loop that never completes a round is late from now on
+        self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
         self._thread.start()
 
-    def _guard(self, on_fatal: Callable[[], object]) -> None:
-        """A loop that ended by mistake would leave its figures standing for ever: end the process instead."""
+    def _run(self, on_fatal: Callable[[], object]) -> None:
+        """If the loop ends by a bug, the process ends: otherwise it would serve old figures forever."""
         try:
             asyncio.run(self._rounds())
         except asyncio.CancelledError:
             return  # stopped
-        except StartError as e:
-            self.fatal = e
-        except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
+        except StartError as error:
+            self.fatal = error
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a thread
             _log.exception("unexpected error in the cluster's loop, please report it")
-            self.fatal = StartError(f"the cluster's loop ended by a bug ({type(e).__name__}: {e}); exiting")
+            self.fatal = StartError(f"the cluster's loop ended by a bug ({type(error).__name__}: {error}); exiting")
         if self.fatal is not None:
             on_fatal()
 
     @property
     def turns(self) -> bool:
-        """Rounds end, and not too long ago."""
-        return self.clock.monotonic() - self._turned_at <= self.late_after
+        """Whether rounds are completed in time."""
+        return self.clock.monotonic() - self._round_at <= self.late_after
 
     @property
     def late_after(self) -> float:
-        return LATE_ROUNDS * self.interval + 30.0  # a first round over thousands of nodes takes its time
+        return LATE_ROUNDS * self.interval + 30.0  # the first round over thousands of nodes takes longer
 
     def reload(self) -> None:
-        """A round at once (SIGHUP)."""
+        """Starts a round at once (SIGHUP)."""
         self._call(self._wake.set)
 
     def stop(self) -> None:
@@ -167,3 +314,44 @@ class Cluster:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(act)
+
+
+class _ChangeLog:
+    """Logs what changed since the last round."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._failing: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
+        self._stale: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
+        self._nodes: set[str] = set()
+        self._notes: set[str] = set()
+
+    def report(self, state: ClusterState) -> None:
+        failing = [o for o in state.outcomes if o.error and self._failing.fail(o.target, o.error)]
+        recovered = [o for o in state.outcomes if not o.error and self._failing.recover(o.target)]
+        targets = {outcome.target for outcome in state.outcomes}
+        self._failing.remove(lambda target: target not in targets)
+        nodes = {node.name for node in state.nodes}
+        new = [f"{node.name}: seen" for node in state.nodes if node.name not in self._nodes]
+        stale = [
+            f"{node.name}: stale, no current figures"
+            for node in state.nodes
+            if node.stale and self._stale.fail(node.name, "stale")
+        ]
+        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.recover(n.name)]
+        dropped = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
+        self._stale.remove(lambda name: name not in nodes)
+        notes = set(state.notes) - {outcome.text for outcome in state.outcomes}
+        _log_lines(logging.WARNING, [f"{outcome.text}; podgpu keeps trying" for outcome in failing])
+        _log_lines(logging.INFO, [f"{outcome.target}: answers again" for outcome in recovered])
+        _log_lines(logging.INFO, [*new, *fresh])
+        _log_lines(logging.WARNING, [*stale, *dropped])
+        _log_lines(logging.WARNING, sorted(notes - self._notes))
+        self._nodes, self._notes = nodes, notes
+
+
+def _log_lines(level: int, lines: Sequence[str]) -> None:
+    logger = logging.getLogger("podgpu")
+    for line in lines[:_MAX_LOG_LINES]:
+        logger.log(level, "%s", line if len(line) <= _MAX_LOG_LENGTH else f"{line[:_MAX_LOG_LENGTH]}…")
+    if len(lines) > _MAX_LOG_LINES:
+        logger.log(level, "%s", f"and {len(lines) - _MAX_LOG_LINES} more")

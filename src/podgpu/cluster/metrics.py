@@ -1,221 +1,313 @@
-"""This module makes metric families of the view: who is on which GPU, how the used ones are doing, waste, cost, and
-cluster on itself."""
+"""Metric families of `podgpu cluster`: pod map, used GPUs, idle holders, counts, bills, and the cluster itself."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 from podgpu import __version__
-from podgpu.cluster.bills import MJ, NS, Amounts
-from podgpu.cluster.counts import DeviceCount, NamespaceCount
-from podgpu.cluster.labels import LabelMemory
-from podgpu.cluster.pod_map import legacy_map_families, map_family, node_map_families
-from podgpu.cluster.reading import Scope
-from podgpu.cluster.settings import duration_text
-from podgpu.cluster.used import CLUSTER
-from podgpu.cluster.view import ClusterView
-from podgpu.figures.device import device_model
-from podgpu.figures.parts import WHOLE
-from podgpu.figures.waste_rows import hourly_by_namespace
+from podgpu.cluster.bills import BillTotals
+from podgpu.cluster.collect import Scope
+from podgpu.cluster.parts import holders_of, slot_model
+from podgpu.cluster.settings import ViewSettings, duration_text
+from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
+from podgpu.cluster.used import CLUSTER, used_value
 from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
-from podgpu.model import Workload
+from podgpu.model import DeviceState, MigInstance, Workload
 
-T = TypeVar("T")
-Key = TypeVar("Key", bound=tuple[str, ...])
-Pairs = tuple[tuple[str, ...], tuple[str, ...]]
-_NODE_COUNTS: tuple[tuple[FamilySpec, FamilySpec, Callable[[DeviceCount], int | None]], ...] = (
-    (f.NODE_GPUS, f.MODEL_GPUS, lambda c: c.devices),
-    (f.NODE_ALLOCATED, f.MODEL_ALLOCATED, lambda c: c.allocated),
-    (f.NODE_USED, f.MODEL_USED, lambda c: c.used),
-    (f.NODE_FREE, f.MODEL_FREE, lambda c: c.free),
-)
-_NAMESPACE_COUNTS: tuple[tuple[FamilySpec, Callable[[NamespaceCount], int | None]], ...] = (
-    (f.NAMESPACE_ALLOCATED_GPUS, lambda c: c.allocated),
-    (f.NAMESPACE_USED_GPUS, lambda c: c.used),
-    (f.NAMESPACE_IDLE_GPUS, lambda c: c.idle),
-)
-_BILLS: tuple[tuple[FamilySpec, Callable[[Amounts], int | None], int], ...] = (
-    (f.BILLED_ALLOCATED, lambda a: a.allocated, NS),
-    (f.BILLED_BUSY, lambda a: a.busy, NS),
-    (f.BILLED_ENERGY, lambda a: a.energy, MJ),
-)
+_DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
+_DNS_TO_METRIC = str.maketrans("-.", "_:")
 
 
-def cluster_families(view: ClusterView, labels: LabelMemory | None = None) -> list[Family]:
-    """`/metrics`. `labels` is what the rendering before this one left."""
-    kept = LabelMemory() if labels is None else labels
+def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills: BillTotals) -> list[Family]:
+    """`/metrics`."""
+    rows = map_rows(state)
     return [
-        map_family(view.rows, kept),
-        *(legacy_map_families(view.rows, kept) if view.settings.legacy_map_metrics else ()),
-        *_used_families(view, kept),
-        f.IDLE_SINCE.of(_idle(view, kept)),
-        *_count_families(view, kept),
-        *_bill_families(view, kept),
-        f.CLUSTER_DEVICE_HEALTH.of(_health(view, kept)),
-        *self_families(view, kept),
+        f.POD_MAP.of(_map_samples(rows, 1.0)),
+        *(_legacy_map_families(rows) if state.settings.legacy_map_metrics else ()),
+        *_used_families(state, rolling),
+        f.IDLE_SINCE.of(_idle_samples(state)),
+        *_count_families(state),
+        *_bill_families(state, bills),
+        f.CLUSTER_DEVICE_HEALTH.of(_health_samples(state)),
+        *self_families(state),
     ]
 
 
-def node_families(view: ClusterView, labels: LabelMemory | None = None) -> list[Family]:
-    """`/metrics/nodes`."""
-    return node_map_families(view.rows, LabelMemory() if labels is None else labels)
-
-
-def self_families(view: ClusterView, labels: LabelMemory | None = None) -> list[Family]:
-    """What stays true even when the figures are too old to be served."""
-    kept = LabelMemory() if labels is None else labels
-    of_target, of_node = kept.with_names(f.TARGET_UP.labels), kept.with_names(f.NODE_UP.labels)
-    targets = [(of_target((outcome.target,)), outcome) for outcome in view.outcomes]
-    nodes = [(of_node((node.name,)), node) for node in view.nodes]
-    errors = sorted(view.errors.items())
+def node_families(state: ClusterState) -> list[Family]:
+    """`/metrics/nodes`: one family per node, with the rows of the pod map."""
+    kind, text = f.NODE_MAP.type, f.NODE_MAP.help
     return [
-        f.CLUSTER_BUILD_INFO.of([Sample(_build_labels(), 1)]),
-        f.TARGET_UP.of([Sample(of, 0 if outcome.error else 1) for of, outcome in targets]),
-        f.TARGET_ERRORS.of([Sample(kept.of(f.TARGET_ERRORS.labels, key), n) for key, n in errors]),
-        f.TARGET_DURATION.of([Sample(of, outcome.seconds) for of, outcome in targets]),
-        f.NODE_UP.of([Sample(of, 0 if node.old else 1) for of, node in nodes]),
-        f.NODE_LAST_SEEN.of([Sample(of, round(view.taken_at - node.age, 3)) for of, node in nodes]),
-        f.CLUSTER_ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(view.taken_at, 3))]),
+        Family(metric_name(node), kind, text, tuple(_map_samples(rows, 1.0)))
+        for node, rows in groupby(map_rows(state), key=lambda row: row.node)
     ]
 
 
-@lru_cache(maxsize=1)
-def _build_labels() -> Labels:
-    return Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
+def self_families(state: ClusterState) -> list[Family]:
+    """Families that stay valid when the figures are too old to be served."""
+    taken_at = state.taken_at or 0.0
+    versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
+    targets = [(_labels(f.TARGET_UP, (outcome.target,)), outcome) for outcome in state.outcomes]
+    nodes = [(_labels(f.NODE_UP, (node.name,)), node) for node in state.nodes]
+    return [
+        f.CLUSTER_BUILD_INFO.of([Sample(versions, 1)]),
+        f.TARGET_UP.of([Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets]),
+        f.TARGET_ERRORS.of([Sample(_labels(f.TARGET_ERRORS, key), n) for key, n in sorted(state.errors.items())]),
+        f.TARGET_DURATION.of([Sample(labels, outcome.seconds) for labels, outcome in targets]),
+        f.NODE_UP.of([Sample(labels, 0 if node.stale else 1) for labels, node in nodes]),
+        f.NODE_LAST_SEEN.of([Sample(labels, round(taken_at - (n.age_seconds or 0.0), 3)) for labels, n in nodes]),
+        f.CLUSTER_ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(taken_at, 3))]),
+    ]
 
 
-# In use
+def _labels(spec: FamilySpec, values: Iterable[str]) -> Labels:
+    return Labels(zip(spec.labels, values, strict=True))
 
 
-def _used_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
-    full, used = view.settings.full, view.used.get(CLUSTER)
-    scopes = _scoped(view.used, (), kept)
-    rolling = _scoped(view.rolling, (("window", duration_text(view.settings.window)),), kept)
+# Pod map (seed 002)
+
+
+class MapRow(NamedTuple):
+    """In the order of its labels."""
+
+    gpu_id: str  # of the physical GPU, also for a MIG instance
+    gpu_model: str
+    namespace: str
+    node: str
+    pod_name: str
+
+
+def map_rows(state: ClusterState) -> tuple[MapRow, ...]:
+    """By node and GPU, each once. Holders that are not pods have no row."""
+    rows: dict[MapRow, None] = {}
+    for node in state.nodes:
+        for gpu in node.gpus:
+            pods = {(h.namespace, h.pod) for slot in (gpu, *gpu.instances) for h in holders_of(gpu, slot) if h.pod}
+            for namespace, pod in sorted(pods):
+                rows[MapRow(gpu_id(gpu), gpu.model, namespace, node.name, pod)] = None
+    return tuple(rows)
+
+
+def _map_samples(rows: Iterable[MapRow], value: float) -> list[Sample]:
+    return [Sample(_labels(f.POD_MAP, row), value) for row in rows]
+
+
+def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
+    """One family per row."""
+    return [
+        Family(f"POD_GPU_MAP_INFO_{number}", f.LEGACY_MAP.type, f.LEGACY_MAP.help, tuple(_map_samples((row,), 0.0)))
+        for number, row in enumerate(rows)
+    ]
+
+
+def metric_name(node: str) -> str:
+    """`gpu-1.lab` becomes `gpu_1:lab_info`.
+
+    Two nodes never have the same name, and a name never depends on other nodes. Kubernetes' node names are DNS names:
+    `-` becomes `_` and `.` becomes `:`. In other names each character but letters and digits becomes `::<hex>:`, which
+    no DNS name yields. A leading digit gets a `_` in front.
+    """
+    if _DNS_NAME.fullmatch(node):
+        name = node.translate(_DNS_TO_METRIC)
+    else:
+        name = re.sub(r"[^a-zA-Z0-9]", lambda match: f"::{ord(match[0]):x}:", node)
+    return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"
+
+
+# GPUs in use (seed 003)
+
+
+def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
+    full, used = state.settings.full, state.used.get(CLUSTER)
+    scopes = [(_scope_labels(scope), state.used[scope]) for scope in sorted(state.used)]
+    window = ("window", duration_text(state.settings.window))
     return [
         f.AVERAGE.of([] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]),
-        f.USED_UTILIZATION.of([Sample(of, used.mean / full) for of, used in scopes]),
-        f.USED_GPUS.of([Sample(of, used.devices) for of, used in scopes]),
-        f.ROLLING.of([Sample(of, ratio) for of, ratio in rolling]),
+        f.USED_UTILIZATION.of([Sample(labels, used.mean / full) for labels, used in scopes]),
+        f.USED_GPUS.of([Sample(labels, used.devices) for labels, used in scopes]),
+        f.ROLLING.of([Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]),
     ]
 
 
-_SCOPES: Mapping[str, tuple[tuple[str, ...], Callable[[Scope], tuple[str, ...]]]] = {
-    "cluster": ((), lambda s: ()),
-    "namespace": (("namespace",), lambda s: (s.namespace,)),
-    "node": (("node",), lambda s: (s.node,)),
-    "model": (("model",), lambda s: (s.model,)),
-    "owner": (("namespace", "owner_kind", "owner_name"), lambda s: (s.namespace, s.owner_kind, s.owner_name)),
-}
-"""The labels of each scope: those of others are left out."""
+def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
+    names = {
+        "namespace": ("namespace",),
+        "node": ("node",),
+        "model": ("model",),
+        "owner": ("namespace", "owner_kind", "owner_name"),
+    }.get(scope.scope, ())
+    return Labels((*more, ("scope", scope.scope), *((name, getattr(scope, name)) for name in names)))
 
 
-def _scoped(figures: Mapping[Scope, T], more: tuple[tuple[str, str], ...], kept: LabelMemory) -> list[tuple[Labels, T]]:
-    """Labels with `more` before them."""
-    names, values = tuple(name for name, _ in more), tuple(value for _, value in more)
-    of = {scope: kept.with_names((*names, "scope", *parts)) for scope, (parts, _) in _SCOPES.items()}
-    return [
-        (of[scope.scope]((*values, scope.scope, *_SCOPES[scope.scope][1](scope))), figures[scope])
-        for scope in sorted(figures)
-        if scope.scope in of
-    ]
+# Idle holders
 
 
-# Idle
+def _idle_samples(state: ClusterState) -> list[Sample]:
+    """Holders that are idle for longer than --idle-after."""
+    found: dict[tuple[tuple[str, str], ...], float] = {}
+    for node in _fresh(state):
+        for part in node.held:
+            if part.idle_since is not None and is_wasteful(part.idle_since, state):
+                labels = [*zip(("node", "gpu", "gpu_id", "model"), _place(node, part.gpu, part.instance), strict=True)]
+                if part.instance is not None:
+                    labels.append(("gpu_instance", str(part.instance.id)))
+                key = (*labels, *_holder_labels(part.holder))
+                found[key] = min(part.idle_since, found.get(key, part.idle_since))
+    return [Sample(Labels(pairs), round(since, 3)) for pairs, since in found.items()]
 
 
-_PLACE, _INSTANCE = ("node", "gpu", "gpu_id", "model"), ("node", "gpu", "gpu_id", "model", "gpu_instance")
-_NAMELESS = (POD_LABELS[2], *NAMELESS_LABELS)
+def is_wasteful(idle_since: float, state: ClusterState) -> bool:
+    after = state.settings.idle_after
+    return after is not None and state.taken_at is not None and state.taken_at - idle_since > after
 
 
-def _idle(view: ClusterView, kept: LabelMemory) -> list[Sample]:
-    """By node and GPU, where series stay; not by how long it is."""
-    found: dict[Labels, float] = {}
-    for node, device, of, since in view.wasted:
-        index = str(device.index) if device.index >= 0 else ""
-        place = node.name, index, device.uuid, device_model(device)
-        instance = (device.instance,) if device.instance else ()
-        who, named = _holder_pairs(of.holder)
-        labels = kept.of((_INSTANCE if instance else _PLACE) + who, place + instance + named)
-        found[labels] = min(since, found.get(labels, since))
-    return [Sample(labels, round(since, 3)) for labels, since in found.items()]
+def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
+    index = "" if gpu.index is None else str(gpu.index)
+    return node.name, index, gpu_id(gpu), slot_model(gpu, instance)
 
 
-def _holder_pairs(holder: Workload) -> Pairs:
-    if holder.pod and not holder.job:
-        return POD_LABELS, (holder.namespace, holder.pod, holder.container)
+def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
     if holder.job:
-        return (JOB_LABEL,), (holder.job,)
-    named = (_NAMELESS, (holder.container, holder.uid, holder.container_id))
-    return named if holder.container else (NAMELESS_LABELS, (holder.uid, holder.container_id))
+        yield JOB_LABEL, holder.job
+    elif holder.pod:
+        yield from zip(POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
+    else:
+        if holder.container:
+            yield POD_LABELS[2], holder.container
+        yield from zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
 
 
-# Health
+# Counts. A GPU in MIG mode is not counted; its instances are, as devices of a model of their own.
 
 
-def _health(view: ClusterView, kept: LabelMemory) -> list[Sample]:
-    """Each GPU of a node once, its instances with it."""
-    of = kept.with_names(f.CLUSTER_DEVICE_HEALTH.labels)
-    samples: list[Sample] = []
-    for node in view.nodes:
-        gpus = {device.uuid: device for device in node.devices}
-        gone = int(node.gone)
-        for uuid, device in gpus.items():
-            index = str(device.index) if device.index >= 0 else ""
-            samples.append(Sample(of((node.name, index, uuid, device.model, NODE_GONE)), gone))
-    return samples
+@dataclass(slots=True)
+class _DeviceCount:
+    devices: int = 0
+    allocated: int = 0
+    used: int | None = None  # None: not known of any device
+
+    def add(self, is_held: bool, is_used: bool | None) -> None:
+        self.devices += 1
+        self.allocated += is_held
+        if is_used is not None:
+            self.used = (self.used or 0) + is_used
 
 
-# Counts, bills, costs
+@dataclass(slots=True)
+class _NamespaceCount:
+    """In devices; a holder of a shared device counts by its share."""
+
+    allocated: float = 0.0
+    wasteful: float = 0.0
+    uses: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def _count_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
-    counts = view.counts
-    nodes = _labelled(counts.nodes, f.NODE_GPUS, kept)
-    models = [(kept.of(f.MODEL_GPUS.labels, (model,)), counts.models[model]) for model in sorted(counts.models)]
-    namespaces = _labelled(counts.namespaces, f.NAMESPACE_ALLOCATED_GPUS, kept)
+def _count_families(state: ClusterState) -> list[Family]:
+    nodes: dict[tuple[str, ...], _DeviceCount] = defaultdict(_DeviceCount)
+    models: dict[tuple[str, ...], _DeviceCount] = defaultdict(_DeviceCount)
+    namespaces: dict[tuple[str, str], _NamespaceCount] = defaultdict(_NamespaceCount)
+    for node in _fresh(state):
+        for gpu in node.gpus:
+            for instance in [i for i in gpu.instances if not i.hidden] or (None,):
+                model, held = slot_model(gpu, instance), bool(holders_of(gpu, instance or gpu))
+                used = is_in_use(gpu, instance, state.settings)
+                nodes[node.name, model].add(held, used)
+                models[(model,)].add(held, used)
+        for part in node.held:
+            if part.holder.namespace and not (part.instance is None and part.gpu.instances):
+                count = namespaces[part.holder.namespace, part.model]
+                count.allocated += part.share
+                count.uses[part.use] += part.share
+                if part.idle_since is not None and is_wasteful(part.idle_since, state):
+                    count.wasteful += part.share
     return [
-        *(of_node.of(_known(nodes, figure)) for of_node, _, figure in _NODE_COUNTS),
-        *(of_model.of(_known(models, figure)) for _, of_model, figure in _NODE_COUNTS),
-        *(spec.of(list(_amounts(namespaces, figure, WHOLE))) for spec, figure in _NAMESPACE_COUNTS),
+        *_device_counts(nodes, f.NODE_GPUS, f.NODE_ALLOCATED, f.NODE_USED, f.NODE_FREE),
+        *_device_counts(models, f.MODEL_GPUS, f.MODEL_ALLOCATED, f.MODEL_USED, f.MODEL_FREE),
+        *_namespace_counts(namespaces),
     ]
 
 
-def _known(counts: Iterable[tuple[Labels, T]], figure: Callable[[T], int | None]) -> list[Sample]:
-    return [Sample(labels, number) for labels, count in counts if (number := figure(count)) is not None]
+def is_in_use(gpu: DeviceState, instance: MigInstance | None, settings: ViewSettings) -> bool | None:
+    """Whether --used-field is above 0; a device without it by utilisation. None: not known."""
+    slot = instance or gpu
+    value = used_value(slot, settings)
+    if value is not None:
+        return value > 0
+    ratios = (slot.utilization_ratio, *(h.usage.utilization_ratio for h in slot.holders if h.usage is not None))
+    known = [ratio for ratio in ratios if ratio is not None]
+    return any(known) if known else None
 
 
-def _bill_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
-    bills = _labelled(view.bills, f.BILLED_ALLOCATED, kept)
+def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
+    rows = [(_labels(specs[0], key), counts[key]) for key in sorted(counts)]
+    gpus, allocated, used, free = specs
     return [
-        *(spec.of(list(_amounts(bills, figure, unit))) for spec, figure, unit in _BILLS),
-        f.COST.of([Sample(of, cost) for of, cost in _labelled(view.costs, f.COST, kept)]),
-        *_hourly_families(view, kept),
-        f.UNPRICED.of([Sample(kept.of(f.UNPRICED.labels, (m,)), s) for m, s in sorted(view.unpriced.items())]),
+        gpus.of([Sample(labels, count.devices) for labels, count in rows]),
+        allocated.of([Sample(labels, count.allocated) for labels, count in rows]),
+        used.of([Sample(labels, count.used) for labels, count in rows if count.used is not None]),
+        free.of([Sample(labels, count.devices - count.allocated) for labels, count in rows]),
     ]
 
 
-def _hourly_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
-    of, currency = kept.with_names(f.COST_PER_HOUR.labels), view.prices.currency
-    rows = [(of((name, currency)), hourly) for name, hourly in sorted(hourly_by_namespace(view.waste).items())]
+def _namespace_counts(counts: Mapping[tuple[str, str], _NamespaceCount]) -> list[Family]:
+    rows = [(_labels(f.NAMESPACE_ALLOCATED_GPUS, key), counts[key]) for key in sorted(counts)]
+    known = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
     return [
-        f.COST_PER_HOUR.of([Sample(labels, hourly.cost) for labels, hourly in rows]),
-        f.WASTED_PER_HOUR.of([Sample(labels, hourly.wasted) for labels, hourly in rows]),
+        f.NAMESPACE_ALLOCATED_GPUS.of([Sample(labels, round(count.allocated, 9)) for labels, count in rows]),
+        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in known]),
+        f.NAMESPACE_IDLE_GPUS.of([Sample(labels, round(count.wasteful, 9)) for labels, count in rows]),
     ]
 
 
-def _amounts(rows: Iterable[tuple[Labels, T]], figure: Callable[[T], int | None], unit: int) -> Iterator[Sample]:
-    for labels, amounts in rows:
-        amount = figure(amounts)
-        if amount is not None:
-            yield Sample(labels, amount / unit)
+# Bills and costs
 
 
-def _labelled(rows: Mapping[Key, T], spec: FamilySpec, kept: LabelMemory) -> list[tuple[Labels, T]]:
-    of = kept.with_names(spec.labels)
-    return [(of(key), rows[key]) for key in sorted(rows)]
+def _bill_families(state: ClusterState, bills: BillTotals) -> list[Family]:
+    rows = [(_labels(f.BILLED_ALLOCATED, key), bills.amounts[key]) for key in sorted(bills.amounts)]
+    units = ((f.BILLED_ALLOCATED, 1_000_000_000), (f.BILLED_BUSY, 1_000_000_000), (f.BILLED_ENERGY, 1000))
+    return [
+        *(
+            spec.of([Sample(labels, amount / unit) for labels, amounts in rows if (amount := amounts[n]) is not None])
+            for n, (spec, unit) in enumerate(units)
+        ),
+        f.COST.of([Sample(_labels(f.COST, key), bills.costs[key]) for key in sorted(bills.costs)]),
+        *_hourly_families(state),
+        f.UNPRICED.of([Sample(_labels(f.UNPRICED, (m,)), seconds) for m, seconds in sorted(bills.unpriced.items())]),
+    ]
+
+
+def _hourly_families(state: ClusterState) -> list[Family]:
+    costs: dict[str, float] = defaultdict(float)
+    wasted: dict[str, float] = defaultdict(float)
+    for node in state.nodes:
+        for part in node.held:
+            if part.holder.namespace and part.cost_per_hour is not None:
+                costs[part.holder.namespace] += part.cost_per_hour
+                wasted[part.holder.namespace] += part.cost_per_hour if part.use == "idle" else 0.0
+    rows = [(_labels(f.COST_PER_HOUR, (name, state.prices.currency)), name) for name in sorted(costs)]
+    return [
+        f.COST_PER_HOUR.of([Sample(labels, costs[name]) for labels, name in rows]),
+        f.WASTED_PER_HOUR.of([Sample(labels, wasted[name]) for labels, name in rows]),
+    ]
+
+
+def _health_samples(state: ClusterState) -> list[Sample]:
+    """The condition `node_gone` of every GPU. The exporters report the other conditions."""
+    return [
+        Sample(_labels(f.CLUSTER_DEVICE_HEALTH, (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
+        for node in state.nodes
+        for gpu in node.gpus
+    ]
+
+
+def _fresh(state: ClusterState) -> Iterator[NodeEntry]:
+    return (node for node in state.nodes if not node.stale)

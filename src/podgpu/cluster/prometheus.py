@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from podgpu.cluster.promql import (
 )
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
-from podgpu.figures.device import Owner
 from podgpu.metrics import families
 from podgpu.metrics.adapter import (
     GPU_LABELS,
@@ -41,6 +40,7 @@ from podgpu.metrics.fields import XID_FIELD, Field
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of, successors
 from podgpu.metrics.parse import ParsedSample
+from podgpu.model import WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
@@ -56,7 +56,7 @@ _IDLE_CHECKS = 30  # of whether there are samples, in the idle window
 _MAX_RATIO = 1.01
 _NAMESPACE = "podgpu_namespace"
 _NO_SAMPLES = "Prometheus has no samples of it any more: check that its exporter runs and is scraped"
-FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, Owner]]
+FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, WorkloadOwner]]
 
 
 class PrometheusCollector:
@@ -78,7 +78,7 @@ class PrometheusCollector:
         self._settings = settings
         self._keep_fields = keep_fields
         self._clock = clock or Clock()
-        self._rolling = RollingMean(self._client, RollingQueries(self._match, self._node_labels, settings), settings)
+        self._rolling = RollingMean(self._client, self._match, self._node_labels, settings)
         self._idle = IdleDevices(self._client, self._match, settings.idle_after)
         self._owners = PodOwners(self._client, self._match, find_owners)
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -250,100 +250,67 @@ def _own_names(*specs: families.FamilySpec) -> tuple[str, ...]:
 # Rolling mean of the utilisation of GPUs in use
 
 
-class RollingQueries:
-    """PromQL for one instant: the mean over the devices in use, 0 if there are devices and none is in use.
+def rolling_queries(match: str, node_labels: Sequence[str], settings: ViewSettings) -> dict[str, str]:
+    """PromQL by kind of scope: the mean over the devices in use, 0 if there are devices and none is in use.
 
-    A device is identified by its UUID, so that the copies of an HA pair count once.
+    A device is identified by its UUID, so that the copies of an HA pair count once. A GPU that is held from several
+    namespaces counts in each. Raises UsageError for a field that is not a utilisation.
     """
+    full, known = settings.full, meaning(settings.used_field)
+    assert known is not None
+    field, names = known.field, names_of(known.field.id)
+    keys, models = ["UUID", "uuid"], ["modelName"]
+    figures = f"({_select_field(field, match)}) <= {full * _MAX_RATIO:g}"
+    if field.per_instance:  # a GPU does not count beside its instances
+        keys, models = [*keys, "GPU_I_ID"], [*models, "GPU_I_PROFILE"]
+        whole, instances = (_select_field(field, matcher, match) for matcher in ('GPU_I_ID=""', 'GPU_I_ID!=""'))
+        figures = f"{figures} unless (({whole}) and on (UUID, uuid) ({instances}))"
 
-    def __init__(self, match: str, node_labels: Sequence[str], settings: ViewSettings) -> None:
-        """Raises UsageError for a field that is not a utilisation."""
-        self._full = settings.full
-        known = meaning(settings.used_field)
-        assert known is not None
-        self._field: Field = known.field
-        self.node_labels = tuple(node_labels)
-        self._match = match
-        self._used_means = settings.used_means
-        self._keys = ("UUID", "uuid", "GPU_I_ID") if self._field.per_instance else ("UUID", "uuid")
-        models = ("modelName", "GPU_I_PROFILE") if self._field.per_instance else ("modelName",)
-        self.by_kind = {
-            "cluster": self._mean(()),
-            "node": self._mean(self.node_labels),
-            "model": self._mean(models),
-            "namespace": self._mean_by_namespace(),
-        }
+    def mean(labels: Sequence[str], devices: str) -> str:
+        return f"(avg {by(*labels)} ({devices} > 0) or group {by(*labels)} ({devices}) * 0) / {full:g}"
 
-    def _mean(self, labels: tuple[str, ...]) -> str:
-        devices = f"max {by(*self._keys, *labels)} ({self._figures()})"
-        return self._mean_of_used(devices, labels)
+    held = " or ".join(
+        f'label_replace(group {by(*keys, namespace)} ({series}), "{_NAMESPACE}", "$1", "{namespace}", "(.+)")'
+        for namespace, series in _select_held((*names, families.ALLOCATION_INFO.name), match)
+    )
+    held_devices = (
+        f"(group {by(*keys, _NAMESPACE)} ({held}) * on ({', '.join(keys)}) group_left () max {by(*keys)} ({figures}))"
+    )
+    scopes: dict[str, Sequence[str]] = {"cluster": (), "node": node_labels, "model": models}
+    queries = {kind: mean(labels, f"max {by(*keys, *labels)} ({figures})") for kind, labels in scopes.items()}
+    return {**queries, "namespace": mean((_NAMESPACE,), held_devices)}
 
-    def _mean_by_namespace(self) -> str:
-        """A GPU that is held from several namespaces counts in each."""
-        names = (*names_of(self._field.id), families.ALLOCATION_INFO.name)
-        held = " or ".join(
-            f'label_replace(group {by(*self._keys, namespace)} ({self._with_pod(names, pod)}), "{_NAMESPACE}", "$1", '
-            f'"{namespace}", "(.+)")'
-            for namespace, pod, _ in POD_LABELS
-        )
-        devices = (
-            f"(group {by(*self._keys, _NAMESPACE)} ({held}) * on ({', '.join(self._keys)}) group_left () "
-            f"max {by(*self._keys)} ({self._figures()}))"
-        )
-        return self._mean_of_used(devices, (_NAMESPACE,))
 
-    def _mean_of_used(self, devices: str, labels: tuple[str, ...]) -> str:
-        on = f"on ({', '.join(self._keys)})"
-        processes = f"max {by(*self._keys)} ({select((families.CONTAINER_PROCESSES.name,), self._match)})"
-        match self._used_means:
-            case "busy":
-                used, present = f"{devices} > 0", devices
-            case "allocated":
-                used, present = f"{devices} and {on} ({self._held()})", devices
-            case "processes":
-                used, present = f"{devices} and {on} ({processes} > 0)", f"{devices} and {on} {processes}"
-        ratio = f"(avg {by(*labels)} ({used}) or group {by(*labels)} ({present}) * 0)"
-        return f"{ratio} / {self._full:g}"
+def _select_field(field: Field, *matchers: str) -> str:
+    """The field in 4.8's unit, whichever name a node uses."""
+    old_names, new_names = generations(field.id)
+    old = select(old_names, *matchers)
+    if not new_names:
+        return old
+    new, successor = select(new_names, *matchers), successors().get(field.id)
+    return f"{old} or {new}" if successor is None else f"{old} or ({new} / {successor.factor:g})"
 
-    def _figures(self) -> str:
-        """The field in its older unit. Impossible values are left out, and GPUs whose instances have the field."""
-        figures = f"({self._select_field()}) <= {self._full * _MAX_RATIO:g}"
-        if not self._field.per_instance:
-            return figures
-        whole, instances = self._select_field('GPU_I_ID=""'), self._select_field('GPU_I_ID!=""')
-        return f"{figures} unless (({whole}) and on (UUID, uuid) ({instances}))"
 
-    def _select_field(self, *matchers: str) -> str:
-        old_names, new_names = generations(self._field.id)
-        identified = one_of("__name__", old_names)
-        old = f"{{{','.join(filter(None, (identified, *matchers, self._match)))}}}"
-        if not new_names:
-            return old
-        new, successor = select(new_names, *matchers, self._match), successors().get(self._field.id)
-        return f"{old} or {new}" if successor is None else f"{old} or ({new} / {successor.factor:g})"
-
-    def _held(self) -> str:
-        own = select((families.ALLOCATION_INFO.name, families.CONTAINER_PROCESSES.name), self._match)
-        names = names_of(self._field.id)
-        pods = [self._with_pod(names, pod) for _, pod, _ in POD_LABELS]
-        jobs = select(names, f'{families.JOB_LABEL}!=""', self._match)
-        return " or ".join(f"group {by(*self._keys)} ({series})" for series in (own, *pods, jobs))
-
-    def _with_pod(self, names: Sequence[str], pod: str) -> str:
-        """Series with a holder. A plain `pod` may be the exporter's own, which Prometheus adds to its series."""
-        if pod != "pod":
-            return select(names, f'{pod}!=""', self._match)
-        series = select(names, 'pod!=""', 'exported_pod=""', self._match)
-        return f"{series} unless on (job, instance, namespace, pod) up"
+def _select_held(names: Sequence[str], match: str) -> Iterator[tuple[str, str]]:
+    """Series with a pod, by the label of its namespace."""
+    for namespace, pod, _ in POD_LABELS:
+        if pod == "pod":  # may be the exporter's own, which Prometheus adds to its series
+            series = select(names, 'pod!=""', 'exported_pod=""', match)
+            yield namespace, f"{series} unless on (job, instance, namespace, pod) up"
+        else:
+            yield namespace, select(names, f'{pod}!=""', match)
 
 
 class RollingMean:
     """Mean over the instants of --window. Each instant is a multiple of --interval, and is queried once."""
 
-    def __init__(self, client: PrometheusClient, queries: RollingQueries, settings: ViewSettings) -> None:
+    def __init__(
+        self, client: PrometheusClient, match: str, node_labels: Sequence[str], settings: ViewSettings
+    ) -> None:
+        """Raises UsageError for a field that is not a utilisation."""
         self._client = client
-        self._queries = queries.by_kind
-        self._node_labels = queries.node_labels
+        self._queries = rolling_queries(match, node_labels, settings)
+        self._node_labels = node_labels
         self._interval, self._window = settings.interval, settings.window
         self._ratios: dict[float, dict[Scope, float]] = {}  # by instant
 
@@ -399,10 +366,11 @@ def _make_scope(kind: str, labels: Mapping[str, str], node_labels: Sequence[str]
 class IdleDevices:
     """Devices whose utilisation was 0 in the whole window of --idle-after, according to the server."""
 
-    def __init__(self, client: PrometheusClient, match: str, window: float) -> None:
+    def __init__(self, client: PrometheusClient, match: str, window: float | None) -> None:
+        """`window` None: idle devices are not distinguished, and there are no queries."""
         self._client = client
-        self._window = window
-        self._query = idle_query(match, window)
+        self._window = window or 0.0
+        self._query = idle_query(match, window) if window else ""
         self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> Unix time of the server
         self._queried_at = -math.inf
 
@@ -415,7 +383,7 @@ class IdleDevices:
             if slot.utilization_ratio == 0
         }
         self._since = {key: since for key, since in self._since.items() if key in idle}
-        if abs(now - self._queried_at) < _IDLE_SECONDS:
+        if not self._query or abs(now - self._queried_at) < _IDLE_SECONDS:
             return
         step = self._window / _IDLE_CHECKS
         instant = math.floor(now / step) * step
@@ -460,7 +428,7 @@ class PodOwners:
         self._match = match
         self._find_owners = find_owners
         self._pods: frozenset[Pod] = frozenset()
-        self._known: dict[Pod, Owner] = {}
+        self._known: dict[Pod, WorkloadOwner] = {}
         self._queried_at: dict[Pod, float] = {}
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
@@ -476,7 +444,7 @@ class PodOwners:
             self._queried_at |= dict.fromkeys(missing, now)
             self._known |= {pod: owner for pod, owner in owners.items() if pod in self._pods}
 
-    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, Owner]:
+    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, WorkloadOwner]:
         labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
         names = {pod for _, pod in pods}
         series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
@@ -495,18 +463,19 @@ class PodOwners:
     def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
         return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
 
-    def known(self) -> dict[Pod, Owner]:
+    def known(self) -> dict[Pod, WorkloadOwner]:
         missing = self._pods - self._known.keys()
         return {**(self._find_owners(missing) if self._find_owners and missing else {}), **self._known}
 
 
-def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, Owner]:
+def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, WorkloadOwner]:
     """Owners by namespace and name. If there are several, the first in alphabetical order counts."""
-    owners: dict[Pod, Owner] = {}
+    owners: dict[Pod, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
-        owner = Owner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
-        if name and all(owner) and "<none>" not in owner:  # written by older kube-state-metrics
+        owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
+        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # <none>: older kube-state-metrics
+        if name and is_owned:
             key = labels.get("exported_namespace") or labels.get("namespace", ""), name
             owners[key] = min(owner, owners.get(key, owner))
     return owners

@@ -11,7 +11,6 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -22,15 +21,15 @@ from msgspec.structs import replace as replace_members
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
-from podgpu.node_state import DeviceState, MigInstance, NodeState, decode_node
+from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, decode_node
 
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
 _CONCURRENCY = 256  # more than the exporters that usually die at the same time: a dead one waits for its timeout
 _ROUNDS_UNTIL_PROBE = 40  # text targets are asked again for a document, in case the exporter was upgraded
+_MAX_FILES = 65_536
 _PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
@@ -177,6 +176,13 @@ def _reduce_slot(slot: S, keep_fields: frozenset[str]) -> S:
     return replace_members(slot, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
 
 
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class ScrapeCollector:
     """Implements `Collector`."""
 
@@ -189,7 +195,7 @@ class ScrapeCollector:
         keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
         drop_after: float = 300.0,
-        owners: Callable[[], Mapping[Pod, Owner]] = dict,
+        owners: Callable[[], Mapping[Pod, WorkloadOwner]] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
@@ -251,10 +257,7 @@ class ScrapeCollector:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # Connections stay open between rounds: one per exporter.
-            _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-            with suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+            _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()
         return self._session
 

@@ -1,64 +1,66 @@
-"""This module has what the user chose for the view: when data is old, what "in use" means, how long a window is.
-
-Pure."""
+"""Settings of the cluster view: when figures are stale, which field measures use, how long the windows are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
 
 from podgpu.errors import UsageError
 from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 
-UsedMeans = Literal["busy", "allocated", "processes"]
-MOST_ROUNDS = 1000
-"""In one window: each scope keeps a figure per round, and a thousand nodes are a thousand scopes."""
+MAX_ROUNDS = 1000  # in one window: each scope keeps a figure per round
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ViewSettings:
+    """All times are in seconds."""
+
     interval: float = 15.0
-    """Seconds between rounds; all times here are in seconds."""
-    stale_after: float = 45.0
-    """A node not heard of for longer is old: shown and marked, in no average and no count of use."""
-    drop_after: float = 300.0
-    """A node not heard of for longer is gone."""
-    used_means: UsedMeans = "busy"
+    stale_after: float = 45.0  # an older node is shown as stale, and is in no mean and no count
+    drop_after: float = 300.0  # an older node is dropped
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
-    """What `DeviceFigures.measured` is."""
-    fields_beside: tuple[int, ...] = ()
-    """What `DeviceFigures.beside` has, by number."""
+    extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
     window: float = 300.0
-    idle_after: float = 1800.0
-    """A holder idle for longer is a waste."""
+    idle_after: float | None = 1800.0  # a holder that is idle for longer is wasteful; None: not distinguished
     legacy_map_metrics: bool = False
 
-    @property
+    @cached_property
     def full(self) -> float:
-        """What the used field reads on a device that is busy all the time: 100 of %, 1 of a ratio that has no %."""
+        """Value of --used-field on a device that is busy all the time: 100 of %, 1 of a ratio."""
         return full_scale(self.used_field)
+
+    @cached_property
+    def keep_fields(self) -> frozenset[str]:
+        """Names of the fields that collectors keep."""
+        return frozenset({self.used_field_name, *self.extra_fields})
+
+    @cached_property
+    def used_field_name(self) -> str:
+        """Name of --used-field in `NodeState`."""
+        known = meaning(self.used_field)
+        return known.field.name if known else self.used_field
 
 
 def check_settings(settings: ViewSettings) -> ViewSettings:
-    """The same settings. Raises UsageError for what cannot be meant."""
+    """Returns the settings. Raises UsageError."""
     full_scale(settings.used_field)
-    if settings.window / settings.interval > MOST_ROUNDS:
+    if settings.window / settings.interval > MAX_ROUNDS:
         raise UsageError(
-            f"--window {duration_text(settings.window)} holds more than {MOST_ROUNDS} rounds of --interval "
+            f"--window {duration_text(settings.window)} holds more than {MAX_ROUNDS} rounds of --interval "
             f"{duration_text(settings.interval)}: make the window shorter or the interval longer"
         )
     if settings.drop_after < settings.stale_after:
         raise UsageError(
             f"--drop-after {duration_text(settings.drop_after)} is shorter than --stale-after "
-            f"{duration_text(settings.stale_after)}: a node is old before it is dropped"
+            f"{duration_text(settings.stale_after)}: a node is stale before it is dropped"
         )
     return settings
 
 
 def full_scale(field: str) -> float:
-    """Raises UsageError for a field that is no utilisation."""
+    """Raises UsageError for a field that is not a utilisation."""
     known = meaning(field)
     if known is None:
         near = nearest_names(field)

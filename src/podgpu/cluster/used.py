@@ -1,160 +1,120 @@
-"""This module computes the used-GPU utilisation: the mean of one field over the devices in use, for the cluster and for
-each part of it. Pure.
+"""Used-GPU utilisation (seed 003): the mean of one field over the devices in use, and its rolling mean.
 
-A scope with data and nothing in use has the mean 0; one without data is not there.
+A device is in use while the field is above 0. A scope with data and no device in use has the mean 0; a scope without
+data is absent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from podgpu.cluster.nodes import NodeView
-from podgpu.cluster.reading import Scope
+from podgpu.cluster.collect import Pod, Scope
+from podgpu.cluster.parts import holders_of, slot_model
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures, Owner, device_model
+from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
+
+if TYPE_CHECKING:  # state imports this module
+    from podgpu.cluster.state import NodeEntry
 
 CLUSTER = Scope("cluster")
-_OVER_FULL = 1.01
-"""A counter read a moment too late tells a little more than everything. What is beyond that is no value."""
-Owners = Mapping[tuple[str, str], Owner]
-Holders = Sequence[HolderFigures]
-T = TypeVar("T")
+AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
+_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than everything
+_EARLY = 1 / 16  # a round that ends this part of an interval too early belongs to the next one
 
 
-class Used(NamedTuple):
-    """`mean` in the field's own unit."""
+class UsedMean(NamedTuple):
+    """`mean` is in the field's own unit."""
 
     devices: int
     mean: float
 
 
-class _Tally:
-    """One scope, as far as it was counted."""
+def mean_by_scope(
+    nodes: Iterable[NodeEntry], owners: Mapping[Pod, WorkloadOwner], settings: ViewSettings
+) -> dict[Scope, UsedMean]:
+    """Stale nodes do not count."""
+    full = settings.full
+    sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values
+    for node in nodes:
+        if node.stale:
+            continue
+        own_scope = Scope("node", node=node.name)
+        for gpu, instance, value in measured_devices(node, settings):
+            scopes = {CLUSTER, own_scope, Scope("model", model=slot_model(gpu, instance))}
+            for holder in _all_holders(gpu, instance):
+                if holder.namespace:
+                    scopes.add(Scope("namespace", holder.namespace))
+                    if owner := owners.get((holder.namespace, holder.pod)):
+                        scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name))
+            for scope in scopes:
+                total = sums.setdefault(scope, [0, 0.0])
+                if value > 0:
+                    total[0] += 1
+                    total[1] += min(value, full)
+    return {scope: UsedMean(int(n), total / n if n else 0.0) for scope, (n, total) in sums.items()}
 
-    __slots__ = ("devices", "total")
+
+def measured_devices(
+    node: NodeEntry, settings: ViewSettings
+) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
+    """Devices that have --used-field. A GPU is left out if its MIG instances have it."""
+    for gpu in node.gpus:
+        instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
+        known = [(instance, value) for instance, value in instances if value is not None]
+        for instance, value in known:
+            yield gpu, instance, value
+        own = None if known or gpu.hidden else used_value(gpu, settings)
+        if own is not None:
+            yield gpu, None, own
+
+
+def used_value(slot: Slot, settings: ViewSettings) -> float | None:
+    value = slot.fields.get(settings.used_field_name) if slot.fields else None
+    return value if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO else None
+
+
+def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
+    """A GPU in MIG mode is held by the holders of its instances."""
+    if instance is not None or not gpu.instances:
+        return holders_of(gpu, instance or gpu)
+    return [holder for slot in (gpu, *gpu.instances) for holder in holders_of(gpu, slot)]
+
+
+class RollingAverage:
+    """Mean of the rounds in the window, if no Prometheus computes it.
+
+    Rounds start at multiples of the interval, so this equals `avg_over_time((…)[window:interval])`.
+    """
 
     def __init__(self) -> None:
-        self.devices = 0
-        self.total = 0.0
+        self._rounds: dict[Scope, deque[tuple[int, float]]] = {}
+        self._last: int | None = None
 
-    def used(self) -> Used:
-        return Used(self.devices, self.total / self.devices if self.devices else 0.0)
+    def add(self, wall: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
+        """Adds a round. A second one in the same interval is ignored."""
+        number = round_number(wall, settings.interval)
+        if self._last is not None and number < self._last - 1:
+            self._rounds.clear()  # the clock was set back, so all rounds are in the future
+        elif self._last is not None and number <= self._last:
+            return
+        self._last = number
+        oldest = number - math.ceil(settings.window / settings.interval) + 1
+        for scope, mean in used.items():
+            if scope.scope in AVERAGED:
+                self._rounds.setdefault(scope, deque()).append((number, mean.mean / settings.full))
+        for scope, values in list(self._rounds.items()):
+            while values and values[0][0] < oldest:
+                values.popleft()
+            if not values:
+                del self._rounds[scope]
 
-
-class _Tallies:
-    """Of the whole cluster, by what is not yet a scope: this is looked up for each device, and strings cost least."""
-
-    def __init__(self, owners: Owners) -> None:
-        self._owners = owners
-        self._cluster = _Tally()
-        self._models: dict[str, _Tally] = {}
-        self._namespaces: dict[str, _Tally] = {}
-        self._by_owner: dict[tuple[str, Owner], _Tally] = {}
-        self._nodes: dict[str, _Tally] = {}
-        self._had: set[tuple[_Tally, tuple[str, str]]] = set()
-
-    def of_node(self, name: str) -> _Tally:
-        return self._nodes.get(name) or _new(self._nodes, name)
-
-    def across(self, device: DeviceFigures, holders: Holders) -> list[_Tally]:
-        """Those of more than a node that the device counts in, each once. Asking is enough to have it there."""
-        model = device_model(device)
-        found = [self._cluster, self._models.get(model) or _new(self._models, model)]
-        for of in holders:
-            namespace = of.holder.namespace
-            if namespace:
-                found.append(self._namespaces.get(namespace) or _new(self._namespaces, namespace))
-                owner = self._owners.get((namespace, of.holder.pod))
-                if owner is not None:
-                    key = namespace, owner
-                    found.append(self._by_owner.get(key) or _new(self._by_owner, key))
-        return found if len(holders) < 2 else list(dict.fromkeys(found))
-
-    def not_had(self, device: DeviceFigures, tallies: Sequence[_Tally]) -> list[_Tally]:
-        """Those in which a device that several nodes claim does not count yet. It does now."""
-        found = [tally for tally in tallies if (tally, device.key) not in self._had]
-        self._had.update((tally, device.key) for tally in found)
-        return found
-
-    def by_scope(self) -> dict[Scope, Used]:
-        if not self._nodes:
-            return {}
-        found = {CLUSTER: self._cluster}
-        found |= {Scope("node", node=name): tally for name, tally in self._nodes.items()}
-        found |= {Scope("model", model=name): tally for name, tally in self._models.items()}
-        found |= {Scope("namespace", name): tally for name, tally in self._namespaces.items()}
-        found |= {Scope("owner", name, "", "", *owner): tally for (name, owner), tally in self._by_owner.items()}
-        return {scope: tally.used() for scope, tally in found.items()}
+    def means(self) -> dict[Scope, float]:
+        return {scope: math.fsum(v for _, v in values) / len(values) for scope, values in self._rounds.items()}
 
 
-def _new(tallies: dict[T, _Tally], key: T) -> _Tally:
-    tallies[key] = tally = _Tally()
-    return tally
-
-
-def used_by_scope(
-    nodes: Iterable[NodeView], contested: frozenset[str], owners: Owners, settings: ViewSettings
-) -> dict[Scope, Used]:
-    """Old nodes count for nothing."""
-    full, in_use = settings.full, IN_USE[settings.used_means]
-    most = full * _OVER_FULL
-    tallies = _Tallies(owners)
-    for node in nodes:
-        if node.old:
-            continue
-        inside = _held_inside(node.devices)
-        cut = {device.uuid for device in node.devices if device.instance and device.measured is not None}
-        for device in node.devices:
-            value = device.measured
-            if value is None or not 0 <= value <= most:
-                continue
-            if device.uuid in cut and not device.instance:
-                continue  # its instances are counted
-            holders: Holders = device.holders
-            if inside and not device.instance:
-                holders = (*holders, *inside.get(device.uuid, ()))
-            is_used = in_use(value, holders)
-            if is_used is None:
-                continue
-            found = tallies.across(device, holders)
-            if device.uuid in contested:
-                found = tallies.not_had(device, found)
-            found.append(tallies.of_node(node.name))
-            if is_used:
-                for tally in found:
-                    tally.devices += 1
-                    tally.total += value if value <= full else full
-    return tallies.by_scope()
-
-
-def _held_inside(devices: Iterable[DeviceFigures]) -> dict[str, list[HolderFigures]]:
-    """A GPU in MIG mode is held by whoever holds one of its instances."""
-    inside: dict[str, list[HolderFigures]] = {}
-    for device in devices:
-        if device.instance:
-            inside.setdefault(device.uuid, []).extend(device.holders)
-    return inside
-
-
-# In use? None: nobody can tell.
-
-
-def _is_busy(value: float, holders: Holders) -> bool | None:
-    return value > 0
-
-
-def _is_allocated(value: float, holders: Holders) -> bool | None:
-    return bool(holders)
-
-
-def _has_processes(value: float, holders: Holders) -> bool | None:
-    told = [h.processes for h in holders if h.processes is not None]
-    return any(told) if told else None
-
-
-IN_USE: Mapping[str, Callable[[float, Holders], bool | None]] = {
-    "busy": _is_busy,
-    "allocated": _is_allocated,
-    "processes": _has_processes,
-}
+def round_number(wall: float, interval: float) -> int:
+    """Number of the round at that Unix time."""
+    return math.floor(wall / interval + _EARLY)

@@ -1,248 +1,566 @@
-"""This module assembles the view of the cluster from what a backend read: the one place where all its parts come
-together.
+"""The JSON of `/api/v1/view`, `/api/v1/pods/…` and `/api/v1/gpus/UUID` (docs/api.md) as structs.
 
-Pure but for the memory it is given, which is what one round has to know of those before it.
+The server writes them and `top` decodes them. Members may be added; existing ones keep their names and meanings.
+Unknown members are left out.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
-from podgpu.clock import WallClock
-from podgpu.cluster.bills import Amounts, BillLedger, Series
-from podgpu.cluster.costs import CostKey, CostLedger
-from podgpu.cluster.counts import Counts, count
-from podgpu.cluster.forgotten import ForgottenGpus
-from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
-from podgpu.cluster.missing import MissingGpus
-from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
-from podgpu.cluster.pod_map import MapRow, map_rows
-from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
-from podgpu.cluster.rolling import RollingMemory
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-from podgpu.figures.alerts import NodeState, alerts_of
-from podgpu.figures.device import Alert, Owner, device_model
-from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note
-from podgpu.figures.waste import Holding, WasteLedger, WasteStatement, holdings
-from podgpu.model import Who
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
-if TYPE_CHECKING:  # only for those who keep it on disk
-    from podgpu.history.waste_file import EarlierWaste
+from podgpu import __version__
+from podgpu.cluster.alerts import Alert, describe_condition
+from podgpu.cluster.bills import COST_KINDS, MJ_PER_KWH, NS_PER_HOUR, BillTotals, CostKey, counters_of
+from podgpu.cluster.parts import (
+    HeldPart,
+    HeldSums,
+    Totals,
+    Use,
+    divide_gpu,
+    gpu_utilization,
+    is_lost,
+    slot_model,
+    sum_held,
+    sum_totals,
+)
+from podgpu.cluster.prices import Prices
+from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
+from podgpu.errors import SourceError
+from podgpu.metrics.conditions import xid_class, xid_text
+from podgpu.metrics.encode import Body, etag_of
+from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
+from podgpu.metrics.fields import detail_helps, field_named, fields
+from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
+from podgpu.model import (
+    Condition,
+    DeviceState,
+    MigInstance,
+    NodeState,
+    Slot,
+    SourceStatus,
+    Value,
+    Workload,
+    WorkloadOwner,
+    XidCount,
+)
+
+API = "podgpu/v1"
+_NS, _MJ = 1_000_000_000, 1000
+_Short = Annotated[str, Meta(max_length=512)]
 
 
-@dataclass(slots=True)
-class Memory:
-    """What is carried from round to round. All of it is bounded."""
+class _Part(msgspec.Struct, omit_defaults=True):
+    """Base of the answers' parts: a member with its default is left out."""
 
-    choices: Choices = field(default_factory=Choices)
-    idle: IdleMemory = field(default_factory=IdleMemory)
-    bills: BillLedger = field(default_factory=BillLedger)
-    costs: CostLedger = field(default_factory=CostLedger)
-    rolling: RollingMemory = field(default_factory=RollingMemory)
-    clock: WallClock = field(default_factory=WallClock)
-    missing: MissingGpus = field(default_factory=MissingGpus)
-    forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
-    waste: WasteLedger = field(default_factory=WasteLedger)
-    wasted: WasteStatement = field(default_factory=WasteStatement)
+
+class ConditionView(_Part, kw_only=True):
+    condition: str
+    since: float | None = None
+    says: str
+    do: str
+
+
+class HolderView(_Part, kw_only=True):
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    uid: str = ""
+    container_id: str = ""
+    job: str = ""
+    share_ratio: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    processes: int | None = None
+    busy_seconds: float | None = None
+    idle_seconds: float | None = None
+    energy_joules: float | None = None
+    idle_since: float | None = None
+    owner: WorkloadOwner | None = None
+    cost_per_hour: float | None = None
+    part: float | None = None  # of a physical GPU
+    use: Use | None = None
+
+
+class SlotView(_Part, kw_only=True):
+    """What a GPU and a MIG instance have in common."""
+
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    energy_joules: float | None = None
+    holders: list[HolderView] = []
+    conditions: list[ConditionView] = []
+    absent: bool = False
+    last_holders: tuple[Workload, ...] = ()
+    price_per_hour: float | None = None
+
+
+class InstanceView(SlotView, kw_only=True):
+    id: str
+    profile: str
+    slices: int | None = None
+    gpu_slices: int | None = None
+    part: float | None = None  # of the physical GPU
+
+
+class GpuView(SlotView, kw_only=True):
+    uuid: str
+    index: int | None = None
+    model: str
+    instances: list[InstanceView] = []
+
+
+class NodeView(_Part, kw_only=True):
+    name: str
+    old: bool = False
+    gone: bool = False
+    age_seconds: float | None = None
+    notes: list[str] = []
+    simulated: bool = False
+    gpus: list[GpuView]
+
+
+class NamespaceView(_Part, kw_only=True):
+    namespace: str
+    allocated_gpus: float
+    used_gpus: float | None = None
+    idle_gpus: float
+    unknown_gpus: float
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+    allocated_gpu_hours: float | None = None
+    busy_gpu_hours: float | None = None
+    energy_kwh: float | None = None
+    cost: dict[str, float] = {}
+
+
+class View(_Part, kw_only=True):
+    """`/api/v1/view`."""
+
+    api: str = msgspec.field(default_factory=lambda: API)
+    version: str = msgspec.field(default_factory=lambda: __version__)
+    scope: str
+    taken_at: float | None = None
+    interval_seconds: float
+    simulated: bool = False
+    notes: list[str]
+    alerts: list[Alert]
+    used_utilization_ratio: float | None = None
+    used_field: str = ""
+    idle_after_seconds: float | None = None
     counting_since: float | None = None
-    waste_since: float | None = None
-    """Unix time from which on waste was counted, where that was before this podgpu was started."""
+    currency: str = ""
+    prices: str = ""
+    totals: Totals
+    namespaces: list[NamespaceView]
+    nodes: list[NodeView]
 
-    def look_at_clock(self, now: float, wall: float) -> None:
-        """Moments of the past stay as long ago as they were when the wall clock was set."""
-        step = self.clock.step(now, wall)
-        if self.waste_since is not None:
-            self.waste_since += step
-        if step:
-            self.idle.clock_was_set(step)
-            self.missing.clock_was_set(step)
-        self.counting_since = wall if self.counting_since is None else self.counting_since + step
 
-    def restore(self, earlier: EarlierWaste, now: float, wall: float) -> None:
-        """What was counted as waste before podgpu was started anew."""
-        self.look_at_clock(now, wall)
-        self.waste.restore(earlier.statement, earlier.written_at, now, wall)
-        self.waste_since = earlier.statement.counting_since
+class PodAnswer(_Part, kw_only=True):
+    """`/api/v1/pods/NAMESPACE/POD`."""
+
+    api: str = msgspec.field(default_factory=lambda: API)
+    taken_at: float | None = None
+    simulated: bool = False
+    namespace: str
+    pod: str
+    owner: WorkloadOwner | None = None
+    currency: str = ""
+    prices: str = ""
+    totals: HeldSums
+    nodes: list[NodeView]
+
+
+class FieldView(_Part, kw_only=True):
+    name: _Short
+    help: _Short = ""
+    unit: _Short = ""
+    value: int | float | _Short
+    source: _Short = ""
+
+
+class XidView(_Part, kw_only=True):
+    xid: int
+    says: _Short = ""
+    class_: _Short = msgspec.field(name="class", default="")
+    at: float | None = None
+    total: int | None = None
+
+
+class SourceView(_Part, kw_only=True):
+    source: _Short
+    ok: bool
+    error: _Short = ""
+    message: _Short = ""
+
+
+class GpuDetails(_Part, kw_only=True):
+    """What only the exporter of a GPU knows."""
+
+    api: str = msgspec.field(default_factory=lambda: API)
+    fields: Annotated[list[FieldView], Meta(max_length=1024)] | None = None
+    xids: Annotated[list[XidView], Meta(max_length=256)] | None = None
+    sources: Annotated[list[SourceView], Meta(max_length=1024)] = []
+    method: _Short = ""
+
+
+class GpuAnswer(GpuDetails, kw_only=True):
+    """`/api/v1/gpus/UUID`."""
+
+    taken_at: float | None = None
+    simulated: bool = False
+    node: str
+    gpu: GpuView
+
+
+# Writing
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
-    settings: ViewSettings
-    taken_at: float
-    """Unix time."""
-    nodes: tuple[NodeView, ...] = ()
-    """By name, old ones too."""
-    notes: tuple[str, ...] = ()
-    rows: tuple[MapRow, ...] = ()
-    used: Mapping[Scope, Used] = field(default_factory=dict)
-    """By the field's own unit, of which `settings.full` is everything."""
-    rolling: Mapping[Scope, float] = field(default_factory=dict)
-    """As ratios."""
-    idle: tuple[IdleHolder, ...] = ()
-    """All of them, however short it may be, by node and device."""
-    wasted: tuple[IdleHolder, ...] = ()
-    """Those that have been idle for longer than `settings.idle_after`."""
-    counts: Counts = field(default_factory=Counts)
-    bills: Mapping[Series, Amounts] = field(default_factory=dict)
-    costs: Mapping[CostKey, float] = field(default_factory=dict)
-    unpriced: Mapping[str, float] = field(default_factory=dict)
-    """Model -> GPU seconds."""
-    waste: WasteStatement = field(default_factory=WasteStatement)
-    """As of the last whole round."""
-    prices: Prices = NO_PRICES
-    owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
-    """(namespace, pod) -> what made the pod."""
-    counting_since: float | None = None
-    alerts: tuple[Alert, ...] = ()
-    """What is serious, the worst first."""
-    outcomes: tuple[TargetOutcome, ...] = ()
-    """By target, each once."""
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+class PageState:
+    """Everything that the page requests, rendered once per state."""
 
-    @property
-    def used_ratio(self) -> float | None:
-        """Of the whole cluster; None without data."""
-        used = self.used.get(CLUSTER)
-        return None if used is None else used.mean / self.settings.full
+    state: ClusterState
+    view: View
+    body: Body
+    etag: str
 
-    @property
-    def has_fresh_nodes(self) -> bool:
-        return any(not node.old for node in self.nodes)
+    @classmethod
+    def of(cls, state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> PageState:
+        view = make_view(state, bills, counting_since)
+        plain = msgspec.json.encode(view)
+        return cls(state, view, Body.of(plain), etag_of(plain))
 
 
-class _Basis(NamedTuple):
-    """What every view is made of."""
-
-    settled: Settled
-    outcomes: dict[str, TargetOutcome]
-    used: dict[Scope, Used]
-    idle: Sequence[IdleHolder]
-    unread: tuple[str, ...]
-
-
-def _basis(reading: ClusterReading, memory: Memory, settings: ViewSettings, now: float, wall: float) -> _Basis:
-    memory.look_at_clock(now, wall)
-    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
-    settled = memory.forgotten.leave_out(memory.missing.keep(settled, wall))
-    used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
-    idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
-    return _Basis(settled, outcomes, used, idle, tuple(_unread(outcomes, settled)))
-
-
-def assemble_use(
-    reading: ClusterReading, memory: Memory, settings: ViewSettings, now: float, wall: float, notes: Sequence[str] = ()
-) -> ClusterView:
-    """Who holds what and what they do on it, alone: neither bills nor waste nor the map's rows, which are kept and
-    counted for the page and the metrics."""
-    basis = _basis(reading, memory, settings, now, wall)
-    return ClusterView(
-        settings=settings,
-        taken_at=wall,
-        nodes=basis.settled.nodes,
-        notes=bounded((*notes, *reading.notes, *basis.unread)),
-        used=basis.used,
-        idle=tuple(basis.idle),
-        owners=reading.owners,
-        outcomes=tuple(basis.outcomes[target] for target in sorted(basis.outcomes)),
-        errors=reading.errors,
+def make_view(state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> View:
+    """Without `bills`, hours of namespaces are those that the nodes count themselves."""
+    prices = state.prices
+    is_cluster = state.scope == "cluster"
+    if bills is None:
+        bills = BillTotals({key: amounts for node in state.nodes for key, amounts in counters_of(node.state).items()})
+    return View(
+        scope=state.scope,
+        taken_at=state.taken_at,
+        interval_seconds=state.settings.interval,
+        simulated=state.simulated,
+        notes=list(dict.fromkeys((*(alert.text for alert in state.alerts), *state.notes))),
+        alerts=list(state.alerts),
+        used_utilization_ratio=state.used_ratio,
+        used_field=state.settings.used_field if is_cluster else "",
+        idle_after_seconds=state.settings.idle_after if is_cluster else None,
+        counting_since=counting_since,
+        currency=prices.currency,
+        prices=prices.source,
+        totals=total_of(state),
+        namespaces=_make_namespaces(state, bills),
+        nodes=[_make_node(node, prices) for node in state.nodes],
     )
 
 
-def assemble(
-    reading: ClusterReading,
-    memory: Memory,
-    settings: ViewSettings,
-    now: float,
-    wall: float,
-    *,
-    prices: Prices = NO_PRICES,
-    notes: Sequence[str] = (),
-    whole_round: bool = True,
-) -> ClusterView:
-    """`now` is monotonic, `wall` Unix time. `whole_round`: False in the middle of a round, which then is no instant of
-    the rolling average. `notes` are put before what is found here."""
-    settled, outcomes, used, idle, unread = _basis(reading, memory, settings, now, wall)
-    too_long = wasted(idle, settings.idle_after, wall)
-    memory.costs.charge(memory.bills.turn(settled, now), prices)
-    bills = memory.bills.totals()
-    memory.costs.keep(bills)
-    unpriced = memory.costs.unpriced()
-    alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
-    if whole_round:
-        found = _holdings(settled, idle, prices, now)
-        memory.waste.turn(found, now, settings.stale_after, reading.owners, prices)
-        memory.wasted = memory.waste.statement(now, wall, memory.waste_since or memory.counting_since)
-    return ClusterView(
-        settings=settings,
-        taken_at=wall,
-        nodes=settled.nodes,
-        notes=bounded((*notes, *reading.notes, *unread, *_without_price(settled, prices))),
-        alerts=alerts,
-        rows=map_rows(settled.nodes),
-        used=used,
-        rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
-        idle=tuple(idle),
-        wasted=tuple(too_long),
-        counts=count(settled.nodes, settled.contested, too_long, settings),
-        bills=bills,
-        costs=memory.costs.totals(),
-        unpriced=unpriced,
-        waste=memory.wasted,
-        prices=prices,
-        owners=reading.owners,
-        counting_since=memory.counting_since,
-        outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
-        errors=reading.errors,
+def total_of(state: ClusterState) -> Totals:
+    gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
+    watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
+    held = sum_held((part for node in state.nodes for part in node.held), bool(state.prices.currency))
+    return sum_totals(held, len(gpus), sum(bool(gpu.conditions) for _, gpu in gpus), sum(watts) if watts else None)
+
+
+def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceView]:
+    priced = bool(state.prices.currency)
+    parts: dict[str, list[HeldPart]] = {}
+    for node in state.nodes:
+        for part in node.held:
+            parts.setdefault(part.holder.namespace, []).append(part)
+    hours: dict[str, list[float | None]] = {}
+    for (namespace, model), (allocated, busy, energy) in bills.amounts.items():
+        size = parent_and_part(model)[1] or 0.0
+        amounts = (
+            None if allocated is None else allocated * size / NS_PER_HOUR,
+            None if busy is None else busy * size / NS_PER_HOUR,
+            None if energy is None else energy / MJ_PER_KWH,
+        )
+        sums = hours.setdefault(namespace, [None, None, None])
+        for n, amount in enumerate(amounts):
+            if amount is not None:
+                sums[n] = (sums[n] or 0.0) + amount
+    found = []
+    for name in sorted((parts.keys() | hours.keys()) - {""}):
+        held = sum_held(parts.get(name, ()), priced)
+        allocated_hours, busy_hours, energy_kwh = hours.get(name, (None, None, None))
+        costs = {kind: bills.costs.get(CostKey(name, kind, state.prices.currency)) for kind in COST_KINDS}
+        found.append(
+            NamespaceView(
+                namespace=name,
+                allocated_gpus=held.allocated,
+                used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
+                idle_gpus=held.idle,
+                unknown_gpus=held.unknown,
+                cost_per_hour=held.cost_per_hour,
+                wasted_per_hour=held.wasted_per_hour,
+                allocated_gpu_hours=_rounded(allocated_hours),
+                busy_gpu_hours=_rounded(busy_hours),
+                energy_kwh=_rounded(energy_kwh),
+                cost={kind: round(cost, 4) for kind, cost in costs.items() if cost is not None},
+            )
+        )
+    return found
+
+
+def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
+    held: dict[tuple[str, int | None], list[HeldPart]] = {}
+    for part in node.held:
+        held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+    return NodeView(
+        name=node.name,
+        old=node.stale,
+        gone=node.gone,
+        age_seconds=_rounded(node.age_seconds, 1),
+        notes=list(node.notes),
+        simulated=node.state.simulated,
+        gpus=[_make_gpu(gpu, held, prices) for gpu in node.gpus],
     )
 
 
-def _holdings(settled: Settled, idle: Iterable[IdleHolder], prices: Prices, now: float) -> Iterator[Holding]:
-    """What everybody holds, each GPU once; an old node's as it was when that was last heard of."""
-    resting: dict[int, dict[Who, float]] = {}
-    for idler in idle:
-        resting.setdefault(id(idler.device), {})[idler.of.who] = idler.since
-    tags, counted = PriceTags(prices) if prices.currency else None, set[str]()
-    for node in settled.nodes:
-        yield from holdings(node.name, node.devices, counted, now - node.age, resting, tags, old=node.old)
+def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldPart]], prices: Prices) -> GpuView:
+    uuid = gpu_id(gpu)
+    conditions = [_make_condition(condition) for condition in gpu.conditions]
+    instances = [(instance, part) for instance, part in divide_gpu(gpu) if instance is not None]
+    view = GpuView(
+        uuid=uuid,
+        index=gpu.index,
+        model=gpu.model,
+        instances=[
+            _make_instance(gpu, instance, part, held.get((uuid, instance.id), ()), conditions, prices)
+            for instance, part in instances
+        ],
+    )
+    if gpu.hidden:
+        view.utilization_ratio = _rounded(gpu_utilization(gpu))
+        return view
+    _fill_slot(view, gpu, held.get((uuid, None), ()), conditions, is_lost(gpu))
+    view.utilization_ratio = _rounded(gpu_utilization(gpu) if instances else gpu.utilization_ratio)
+    view.power_watts = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
+    view.temperature_celsius = gpu.temperature_celsius
+    view.last_holders = gpu.last_holders
+    view.price_per_hour = _price(prices, gpu.model)
+    return view
 
 
-def _rolling(
-    reading: ClusterReading,
-    memory: RollingMemory,
-    used: Mapping[Scope, Used],
-    settings: ViewSettings,
-    wall: float,
-    whole_round: bool,
-) -> dict[Scope, float]:
-    if reading.rolling is not None:
-        memory.clear()
-        return {scope: min(value, 1.0) for scope, value in reading.rolling.items() if math.isfinite(value)}
-    if whole_round:
-        full = settings.full
-        memory.add(wall, settings.interval, {scope: of.mean / full for scope, of in used.items()})
-    return memory.averages(wall, settings.interval, settings.window)
+def _make_instance(
+    gpu: DeviceState,
+    instance: MigInstance,
+    part: float,
+    held: Iterable[HeldPart],
+    conditions: list[ConditionView],
+    prices: Prices,
+) -> InstanceView:
+    view = InstanceView(
+        id=str(instance.id),
+        profile=instance.profile,
+        slices=slices_of_profile(instance.profile),
+        gpu_slices=slices_of_gpu(gpu.model),
+        part=round(part, 6),
+    )
+    _fill_slot(view, instance, held, conditions, is_lost(gpu))
+    view.price_per_hour = _price(prices, slot_model(gpu, instance))
+    return view
 
 
-def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable[str]:
-    """Targets that failed and are not behind any node, where the node would say so."""
-    behind = {reading.target for reading in settled.chosen.values()}
-    behind |= {reading.target for siblings in settled.siblings.values() for reading in siblings}
-    for target in sorted(outcomes.keys() - behind):
-        if outcomes[target].error:
-            yield outcomes[target].said
+def _price(prices: Prices, model: str) -> float | None:
+    return _rounded(prices.of(model).gpu_hour) if prices.currency else None
 
 
-def _state(node: NodeView) -> NodeState:
-    return NodeState(node.name, node.devices, node.gone, node.trouble)
+def _fill_slot(
+    view: SlotView, slot: Slot, held: Iterable[HeldPart], conditions: list[ConditionView], absent: bool
+) -> None:
+    usage = slot.usage
+    used = slot.memory_used_bytes
+    view.utilization_ratio = _rounded(slot.utilization_ratio)
+    view.memory_used_bytes = usage.memory_used_bytes if used is None and usage is not None else used
+    view.memory_total_bytes = slot.memory_total_bytes
+    view.energy_joules = None if usage is None else _divided(usage.energy_mj, _MJ)
+    view.holders = [_make_holder(part) for part in held]
+    view.conditions = conditions
+    view.absent = absent
 
 
-def _without_price(settled: Settled, prices: Prices) -> tuple[str, ...]:
-    if not prices.currency:
-        return ()
-    models = {device_model(device) for node in settled.nodes for device in node.devices}
-    return unpriced_note([model for model in models if prices.of(model).gpu_hour is None], prices)
+def _make_holder(part: HeldPart) -> HolderView:
+    holder, usage = part.holder, part.holder.usage
+    view = HolderView(
+        namespace=holder.namespace,
+        pod=holder.pod,
+        container=holder.container,
+        uid=holder.uid,
+        container_id=holder.container_id,
+        job=holder.job,
+        share_ratio=_rounded(holder.share_ratio),
+        idle_since=_rounded(part.idle_since, 0),
+        owner=part.owner,
+        cost_per_hour=_rounded(part.cost_per_hour),
+        part=round(part.part, 6),
+        use=part.use,
+    )
+    if usage is not None:
+        view.utilization_ratio = _rounded(usage.utilization_ratio)
+        view.memory_used_bytes = usage.memory_used_bytes
+        view.processes = usage.processes
+        view.busy_seconds = _divided(usage.busy_ns, _NS)
+        view.idle_seconds = _divided(usage.idle_ns, _NS)
+        view.energy_joules = _divided(usage.energy_mj, _MJ)
+    return view
+
+
+def _make_condition(condition: Condition) -> ConditionView:
+    says, do = describe_condition(condition)
+    return ConditionView(condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do)
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _divided(value: int | None, by: int) -> float | None:
+    return None if value is None else round(value / by, 1)
+
+
+# One pod, one GPU
+
+
+def make_pod(page: PageState, namespace: str, pod: str) -> PodAnswer | None:
+    """The devices that the pod holds, with all their holders. None: it holds none."""
+    state, view = page.state, page.view
+    nodes = []
+    for node in view.nodes:
+        gpus = [gpu for gpu in (_part_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]
+        if gpus:
+            nodes.append(replace(node, gpus=gpus))
+    if not nodes:
+        return None
+    parts = [p for n in state.nodes for p in n.held if (p.holder.namespace, p.holder.pod) == (namespace, pod)]
+    return PodAnswer(
+        taken_at=view.taken_at,
+        simulated=view.simulated,
+        namespace=namespace,
+        pod=pod,
+        owner=next((part.owner for part in parts if part.owner is not None), None),
+        currency=view.currency,
+        prices=view.prices,
+        totals=sum_held(parts, bool(view.currency)),
+        nodes=nodes,
+    )
+
+
+def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
+    def holds(slot: SlotView) -> bool:
+        return any(holder.pod == pod and holder.namespace == namespace for holder in slot.holders)
+
+    instances = [instance for instance in gpu.instances if holds(instance)]
+    if holds(gpu):
+        return replace(gpu, instances=instances)
+    return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances) if instances else None
+
+
+def make_gpu_answer(view: View, uuid: str) -> GpuAnswer | None:
+    """The GPU as in the view. If several nodes have it, one that answers."""
+    found = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
+    if not found:
+        return None
+    node, gpu = min(found, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
+    return GpuAnswer(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+
+
+def add_details(answer: GpuAnswer, details: GpuDetails) -> GpuAnswer:
+    return replace(answer, fields=details.fields, xids=details.xids, sources=details.sources, method=details.method)
+
+
+def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
+    """What the exporter knows of its GPU. `more`: fields that are read for this answer only, by number."""
+    gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
+    values = {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
+    source = next((status.name for status in state.sources if status.up is not None), "")
+    return GpuDetails(
+        fields=_make_fields(values, source, links_up),
+        xids=[
+            XidView(
+                xid=count.xid,
+                says=xid_text(count.xid),
+                class_=xid_class(count.xid),
+                at=round(count.last_seen, 3),
+                total=count.total,
+            )
+            for count in sorted(_all_xids(gpu), key=lambda count: (-count.last_seen, count.xid))
+        ],
+        sources=[_make_source(status) for status in state.sources if _concerns(status, gpu)],
+        method=gpu.usage.method if gpu.usage else "",
+    )
+
+
+def _all_xids(gpu: DeviceState) -> list[XidCount]:
+    return [count for slot in (gpu, *gpu.instances) for count in slot.xids]
+
+
+def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
+    helps = detail_helps()
+    order = {number: place for place, number in enumerate(helps)}
+    known = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
+    found = []
+    for field, value in sorted(known, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
+        if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
+            value = clock_events_in_words(value)
+        found.append(
+            FieldView(name=field.name, help=helps.get(field.id, ""), unit=field.unit, value=value, source=source)
+        )
+    if links_up is not None:
+        found.append(
+            FieldView(name="nvlinks_up", help="NVLinks that are up.", unit="links", value=links_up, source=source)
+        )
+    return found
+
+
+def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
+    """Leaves out the workers of other GPUs."""
+    if status.up is None:
+        return False
+    if status.device:
+        return status.device == gpu.uuid
+    is_worker = status.name.startswith("gpu") and status.name[3:].isdecimal()
+    return not is_worker or status.name == f"gpu{gpu.index}"
+
+
+def _make_source(status: SourceStatus) -> SourceView:
+    if status.up:
+        return SourceView(source=status.name, ok=True)
+    return SourceView(source=status.name, ok=False, error=status.error, message=status.message[:512])
+
+
+# Reading
+
+
+_Answer = TypeVar("_Answer", View, GpuDetails)
+
+
+def decode_view(body: bytes) -> View:
+    """Raises SourceError."""
+    return _decode(body, View, "/api/v1/view")
+
+
+def decode_details(body: bytes) -> GpuDetails:
+    """The exporter's part of its answer. Raises SourceError."""
+    return _decode(body, GpuDetails, "/api/v1/gpus")
+
+
+def _decode(body: bytes, shape: type[_Answer], path: str) -> _Answer:
+    try:
+        answer = msgspec.json.decode(body, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SourceError("malformed", f"is not an answer of podgpu's {path}: {error}") from error
+    if answer.api != API:
+        raise SourceError("malformed", f"is not an answer of podgpu's {path}")
+    return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -99,8 +99,7 @@ def check_holders(
             allocations[name] = other.value
             findings.append(ok(name, plural(_count(other.value), "assignment")))
         else:
-            failed = report_error(name, other.error)
-            findings.append(wrong(name, failed.text.removeprefix(f"{name}: "), failed.advice))
+            findings.append(_report_source_error(name, other.error))
     if answer is not None and pods is not None and pods.synced and pods.error is None:
         api_pods = frozenset((pod.namespace, pod.name) for pod in pods.items())
         findings += _check_node_name(node_name, answer.pods, api_pods)
@@ -144,27 +143,20 @@ _MOUNT = (
     f" replaces), or set {OPTION} if the kubelet has another root directory (k0s: /var/lib/k0s/kubelet, microk8s:"
     " /var/snap/microk8s/common/var/lib/kubelet)"
 )
-_KUBELET_ERRORS = {
-    "socket_missing": ("no such file", _MOUNT),
-    "not_a_socket": ("not a socket", _MOUNT),
-    "permission_denied": (
-        "permission denied",
-        "only root can use the kubelet's socket: set securityContext: {runAsUser: 0}, or run this as root; no"
-        " capability is needed",
-    ),
-    "deadline": ("timed out", "the kubelet hangs or is overloaded: check its log on the host"),
-    "unavailable": ("no server answers", "the kubelet is stopped or restarting: check its log on the host"),
-}
 
 
 def _explain_kubelet_error(error: Exception | None, socket: str, required: bool) -> Finding:
-    reason = getattr(error, "reason", "")
-    if reason == "socket_missing" and not required:
-        return note("kubelet", f"{socket}: no such file, so there are no pod labels", f"on Kubernetes {_MOUNT}")
-    if reason in _KUBELET_ERRORS:
-        text, advice = _KUBELET_ERRORS[reason]
-        return wrong("kubelet", f"{socket}: {text}", advice)
-    return report_error("kubelet", error)
+    if getattr(error, "reason", "") != "socket_missing":
+        return _report_source_error("kubelet", error)
+    if required:
+        return wrong("kubelet", f"{socket}: no such file", _MOUNT)
+    return note("kubelet", f"{socket}: no such file, so there are no pod labels", f"on Kubernetes {_MOUNT}")
+
+
+def _report_source_error(name: str, error: Exception | None) -> Finding:
+    """The messages of sources contain the advice. Removes the name that workers put in front."""
+    finding = report_error(name, error)
+    return replace(finding, text=finding.text.removeprefix(f"{name}: "))
 
 
 def _check_node_name(

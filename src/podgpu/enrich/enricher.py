@@ -18,8 +18,7 @@ from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Assignment, Device, Unmapped
-from podgpu.node_state import NodeState, SourceStatus, source_statuses
+from podgpu.model import Assignment, Device, NodeState, SourceStatus, Unmapped, source_statuses
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
@@ -59,7 +58,7 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         first = held.setdefault(assignment.device, assignment)
-        if first is None or first.holder.who != assignment.holder.who:
+        if first is None or first.holder.key != assignment.holder.key:
             held[assignment.device] = None
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
@@ -178,8 +177,9 @@ class Enricher:
 
     def _complete_devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
-        devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices)
-        return self._companion.complete(devices)
+        devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices.values())
+        self._companion.update()
+        return tuple(self._companion.complete(device) for device in devices)
 
     def _write(self, content: bytes) -> None:
         try:

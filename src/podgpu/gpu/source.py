@@ -43,7 +43,7 @@ class GpuAnswer:
     """Readings of the GPU's links, or of switches and CPUs."""
     details: Mapping[int, Value] = field(default_factory=dict)
     """Field id -> value, for the page of the GPU. Read rarely."""
-    tells_errors: bool = True
+    reports_errors: bool = True
     """False if its errors (XIDs) are not reported."""
     links_up: int | None = None
     """Number of NVLinks that are up; None if it has none or does not report them."""
@@ -59,9 +59,9 @@ class UsageFlaws:
     """Reason words of single calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
     """(part, missing figure) that the GPU does not support; not read again until its topology changes."""
-    doubts: tuple[str, ...] = ()
+    switch_errors: tuple[str, ...] = ()
     """Reason words why context switches were not used in this turn."""
-    follows_switches: bool = False
+    uses_switches: bool = False
     """True if context switches are used on shared GPUs."""
     fallback: str = ""
     """Message why a shared GPU uses the driver's samples at present."""

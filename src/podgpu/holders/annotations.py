@@ -141,7 +141,7 @@ def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
     for container in (*pod.init_containers, *pod.containers):
         cores, blocks = int(container.amount(VCUDA_CORE)), int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
-            yield VcudaRequest(_workload(pod, container), cores, blocks)
+            yield VcudaRequest.of(_workload(pod, container), cores, blocks)
 
 
 def _find_containers(pod: PodRecord, grant: Grant) -> Iterator[tuple[ContainerRecord, float | None]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from podgpu.errors import SourceError
 from podgpu.holders.device_ids import sort_allocation
 from podgpu.holders.merge import Complete
-from podgpu.model import Allocation, Assignment, VcudaRequest, Workload
+from podgpu.model import Allocation, Assignment, VcudaRequest, Workload, parts_of
 
 GRACE_SECONDS = 60.0
 """How long a holder is kept after it was last listed, if nothing shows whether its container runs."""
@@ -117,7 +117,7 @@ def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict
     for assignment in answer.assignments:
         find(assignment.holder).assignments.append(assignment)
     for request in answer.vcuda:
-        find(request.holder).vcuda.append(request)
+        find(Workload(*parts_of(request))).vcuda.append(request)
     return holders
 
 

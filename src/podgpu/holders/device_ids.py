@@ -229,9 +229,9 @@ def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
     for holder, texts in ids.items():
         kinds = Counter(match["kind"] for text in texts if (match := _VCUDA_ID.fullmatch(text)))
         if kinds:
-            requests.append(VcudaRequest(holder, kinds["core"], kinds["memory-268435456"]))
+            requests.append(VcudaRequest.of(holder, kinds["core"], kinds["memory-268435456"]))
     return sort_vcuda(requests)
 
 
 def sort_vcuda(requests: Iterable[VcudaRequest]) -> tuple[VcudaRequest, ...]:
-    return tuple(sorted(requests, key=lambda request: parts_of(request.holder)))
+    return tuple(sorted(requests, key=parts_of))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -125,10 +125,12 @@ def _merge_vcuda(
         if LAGGING.get(source) in readings:
             continue
         for request in reading.vcuda:
+            workload = Workload(*parts_of(request))
             try:
-                holder = complete(request.holder)
+                holder = complete(workload)
             except SourceError as error:
-                rejected.append(Unmapped(source, error.reason, "", VCUDA_CORE, request.holder))
+                rejected.append(Unmapped(source, error.reason, "", VCUDA_CORE, workload))
             else:
-                merged.setdefault(holder.key, replace(request, holder=holder))
+                completed = VcudaRequest.of(holder, request.cores, request.memory_blocks)
+                merged.setdefault(holder.key, completed)
     return sort_vcuda(merged.values()), rejected

@@ -19,8 +19,7 @@ from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, o
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
 from podgpu.metrics.names import meaning
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.model import Workload
-from podgpu.node_state import (
+from podgpu.model import (
     Condition,
     DeviceState,
     Holder,
@@ -30,6 +29,7 @@ from podgpu.node_state import (
     NodeState,
     SlotUsage,
     SourceStatus,
+    Workload,
     decode_node,
     encode_node,
 )

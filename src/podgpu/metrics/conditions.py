@@ -65,7 +65,7 @@ def words_for(condition: str, detail: str = "") -> tuple[str, str]:
     return spec.says.format(detail=word), spec.do
 
 
-def told_by_fields(values: Mapping[int, object]) -> dict[str, bool]:
+def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
     """Condition -> whether it is present, for conditions whose field has a value."""
     found = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
     return {condition: value > 0 for condition, value in found if isinstance(value, int | float)}

@@ -24,7 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
     with_attributes,
 )
-from podgpu.node_state import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot
+from podgpu.model import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot
 
 Value = int | float | str
 Values = Mapping[str, Value]

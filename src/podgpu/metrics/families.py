@@ -366,7 +366,7 @@ NAMESPACE_USED_GPUS = _gauge(
 NAMESPACE_IDLE_GPUS = _gauge(
     "podgpu_namespace_idle_gpus",
     _OF_NAMESPACE,
-    "The part of podgpu_namespace_allocated_gpus that has been idle for longer than --idle-after.",
+    "The part of podgpu_namespace_allocated_gpus that is wasteful: idle for longer than --idle-after.",
 )
 
 # podgpu cluster: bills
@@ -401,7 +401,7 @@ COST_PER_HOUR = _gauge(
 WASTED_PER_HOUR = _gauge(
     "podgpu_namespace_wasted_per_hour",
     _MONEY,
-    "The part of podgpu_namespace_cost_per_hour that is idle, from the first second on.",
+    "The part of podgpu_namespace_cost_per_hour that is idle now, from the first second, whatever --idle-after is.",
 )
 UNPRICED = _counter(
     "podgpu_cluster_unpriced_gpu_seconds_total",

@@ -15,7 +15,7 @@ from podgpu.metrics import families as f
 from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import part_of_gpu
-from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
+from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
 
 FB_TOTAL_FIELD = 250
 """Read for the memory that a share of a card is."""

@@ -10,8 +10,7 @@ from functools import lru_cache
 from podgpu.metrics.counters import Counter
 from podgpu.metrics.encode import Labels
 from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
-from podgpu.model import Workload
-from podgpu.node_state import DeviceState, Holder, MigInstance, NodeState, Slot
+from podgpu.model import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
 
 Pairs = tuple[tuple[str, str], ...]
 _RESERVED = HOLDER_LABELS | {

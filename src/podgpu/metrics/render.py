@@ -24,8 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
 )
 from podgpu.metrics.mig import billed_name
-from podgpu.model import Workload
-from podgpu.node_state import DeviceState, HolderUsage, NamespaceUsage, NodeState, SlotUsage
+from podgpu.model import DeviceState, HolderUsage, NamespaceUsage, NodeState, SlotUsage, Workload
 
 __all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
 

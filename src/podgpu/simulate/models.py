@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 from podgpu.errors import UsageError
 
@@ -121,7 +121,7 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
 
 
 def _read_models() -> dict[str, GpuModel]:
-    text = resources.files(__package__).joinpath("models.csv").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("models.csv").read_text(encoding="utf-8")
     return {row["key"]: _parse_model(row) for row in csv.DictReader(text.splitlines())}
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from podgpu.cluster.view import decode_view
 from podgpu.errors import SourceError
-from podgpu.figures.device import View
-from podgpu.figures.from_json import parse_view
 from podgpu.http_client import Access, HttpClient
 from podgpu.top.api_answers import GpuFacts, ServerHistory, parse_gpu_facts, parse_history
+from podgpu.top.figures import FlatView, flat_view
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")
 DEADLINE = 10.0
@@ -25,11 +25,11 @@ class PodgpuApi:
         self._server = server
         self.name = self._client.shown
 
-    def view(self) -> View:
+    def view(self) -> FlatView:
         """Raises SourceError."""
         body = self._get("api/v1/view")
         try:
-            return parse_view(body)
+            return flat_view(decode_view(body))
         except SourceError as error:
             raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
 
@@ -64,7 +64,7 @@ class ClusterSource:
     def api(self) -> PodgpuApi | None:
         return self._own_api
 
-    def read(self) -> View:
+    def read(self) -> FlatView:
         """Raises SourceError."""
         return self._own_api.view()
 

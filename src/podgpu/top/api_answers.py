@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from podgpu.cluster.view import decode_details
 from podgpu.errors import SourceError
-from podgpu.figures.gpu_view import parse_details
-from podgpu.json_shape import number_in, text_in
+from podgpu.json_shape import number_in
 
 FULL = 200
 """One byte a point: so much is a utilisation of 1."""
@@ -79,12 +79,12 @@ def parse_history(body: bytes) -> ServerHistory:
 
 def parse_gpu_facts(body: bytes) -> GpuFacts:
     """Of `/api/v1/gpus/UUID`. Raises SourceError."""
-    details = parse_details(body)
+    details = decode_details(body)
     return GpuFacts(
-        fields=tuple(_field(of) for of in details.get("fields", ()) if text_in(of.get("name"))),
-        xids=tuple(_xid(of) for of in details.get("xids", ()) if number_in(of.get("xid")) is not None),
-        sources=tuple(_source(of) for of in details.get("sources", ()) if text_in(of.get("source"))),
-        method=details.get("method", ""),
+        fields=tuple(FieldFact(of.name, _value(of.value), of.unit, of.source) for of in details.fields or ()),
+        xids=tuple(XidFact(of.xid, of.says, of.class_, of.at) for of in details.xids or ()),
+        sources=tuple(SourceFact(of.source, of.ok, of.message or of.error) for of in details.sources),
+        method=details.method,
     )
 
 
@@ -103,26 +103,12 @@ def _points(text: object) -> bytes:
     return bytes(point if point <= FULL else NO_DATA for point in points)
 
 
-def _field(of: dict[str, Any]) -> FieldFact:
-    return FieldFact(text_in(of["name"]), _value(of.get("value")), text_in(of.get("unit")), text_in(of.get("source")))
-
-
 def _value(value: object) -> str:
     """As it is read: a whole number without a point."""
     if isinstance(value, str):
         return value
     number = number_in(value)
     return "" if number is None else f"{number:.0f}" if number.is_integer() else f"{number:g}"
-
-
-def _xid(of: dict[str, Any]) -> XidFact:
-    number = number_in(of["xid"])
-    return XidFact(int(number or 0), text_in(of.get("says")), text_in(of.get("class")), number_in(of.get("at")))
-
-
-def _source(of: dict[str, Any]) -> SourceFact:
-    message = text_in(of.get("message")) or text_in(of.get("error"))
-    return SourceFact(text_in(of["source"]), of.get("ok") is not False, message)
 
 
 def _document(body: bytes) -> dict[str, Any]:

@@ -4,16 +4,23 @@ to be had."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import View
-from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
-from podgpu.gpu.exposition_source import UrlExposition
+import msgspec
+
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import build_single_node_state
+from podgpu.cluster.view import make_view
+from podgpu.errors import SourceError, UsageError, few_of
+from podgpu.gpu.exposition import UrlExposition
 from podgpu.http_client import MAX_METRICS_BYTES, Access
-from podgpu.metrics.families import CLUSTER_BUILD_INFO as CLUSTER_BUILD_INFO
+from podgpu.metrics.adapter import node_from_samples
+from podgpu.metrics.families import CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
+from podgpu.model import NodeState
 from podgpu.top.api import PodgpuApi
+from podgpu.top.figures import FlatView, flat_view
 
 DEADLINE = 5.0
 """Seconds for one exposition."""
@@ -48,19 +55,25 @@ class ExporterSource:
         """None: it is no podgpu, or does not let its view be seen."""
         return self._own_api if self._speaks_api else None
 
-    def read(self) -> View:
+    def read(self) -> FlatView:
         """The view says more than the metrics: what is wrong in words, owners, cost. Raises SourceError."""
         if self._speaks_api and (view := self._view()) is not None:
             return view
         families = self._families()
-        exposition = figures_of(samples_named(families, figure_names()))
-        if exposition.is_podgpu and self._clock() >= self._ask_api_at and (view := self._view()) is not None:
+        samples = (sample for family in families for sample in family.samples)
+        try:
+            states = node_from_samples(samples)
+        except msgspec.ValidationError as error:
+            raise SourceError("malformed", f"the metrics of {self.name} cannot be read: {error}") from error
+        is_podgpu = any(state.producer == "podgpu" for state in states)
+        if is_podgpu and self._clock() >= self._ask_api_at and (view := self._view()) is not None:
             return view
-        if not exposition.view.devices:
-            raise self._no_gpu(exposition.view, families)
-        return exposition.view
+        found = _view_of(states)
+        if not found.devices:
+            raise self._no_gpu(found, families)
+        return found
 
-    def _view(self) -> View | None:
+    def _view(self) -> FlatView | None:
         """None: not to be had, or without GPUs. The metrics then say why, or have figures all the same."""
         try:
             view = self._own_api.view()
@@ -80,10 +93,27 @@ class ExporterSource:
         except BadExposition as error:
             raise SourceError(error.reason, f"the metrics of {self.name} cannot be read: {error}") from error
 
-    def _no_gpu(self, view: View, families: list[ParsedFamily]) -> SourceError:
+    def _no_gpu(self, view: FlatView, families: list[ParsedFamily]) -> SourceError:
         is_cluster = any(family.name == CLUSTER_BUILD_INFO.name for family in families)
         asked_wrongly = "it is podgpu cluster: use --cluster" if is_cluster else "is it a GPU exporter?"
         return SourceError("no_gpu", f"{self.name} has no GPU in its metrics: {'; '.join(view.notes) or asked_wrongly}")
 
     def close(self) -> None:
         """Nothing stays open between readings."""
+
+
+def _view_of(states: Sequence[NodeState]) -> FlatView:
+    """Metrics of one exporter may name several nodes."""
+    parts = []
+    for state in states:
+        failing = [source.name for source in state.sources if source.up is False]
+        notes = [f"the exporter cannot read: {few_of(failing)}"] if failing else []
+        untimed = msgspec.structs.replace(state, taken_at=None)
+        parts.append(build_single_node_state(untimed, ViewSettings(), 0.0, 0.0, notes=notes))
+    whole = replace(
+        parts[0],
+        nodes=tuple(node for part in parts for node in part.nodes),
+        notes=tuple(note for part in parts for note in part.notes),
+        alerts=tuple(alert for part in parts for alert in part.alerts),
+    )
+    return flat_view(make_view(whole))

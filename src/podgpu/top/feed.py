@@ -11,14 +11,12 @@ from typing import Protocol
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError
-from podgpu.figures.device import View
-from podgpu.figures.totals import Totals
 from podgpu.top.api import PodgpuApi
 from podgpu.top.api_answers import GpuFacts, ServerHistory
 from podgpu.top.details import More
+from podgpu.top.figures import FlatView
 from podgpu.top.history import History
 from podgpu.top.lines import Line, flatten, lines_of
-from podgpu.top.summary import totals_of_view
 from podgpu.top.table import Watched
 from podgpu.top.trails import POINTS, Trails
 from podgpu.workers import Workers
@@ -43,7 +41,7 @@ class Source(Protocol):
     def api(self) -> PodgpuApi | None:
         """Where more can be asked: None where the source is no server of podgpu's."""
 
-    def read(self) -> View:
+    def read(self) -> FlatView:
         """Raises SourceError or StartError."""
 
     def close(self) -> None: ...
@@ -54,7 +52,7 @@ class Seen:
     """What there is to show. Replaced as a whole."""
 
     lines: tuple[Line, ...] = ()
-    view: View = field(default_factory=View)
+    view: FlatView = field(default_factory=FlatView)
     read_at: float = 0.0
     """Monotonic time of the reading the lines are from."""
     error: SourceError | StartError | None = None
@@ -62,8 +60,6 @@ class Seen:
     watched: Watched | None = None
     wall: float | None = None
     """Unix time of the reading, by the source's clock where it has one."""
-
-    totals: Totals = field(default_factory=Totals)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,8 +112,7 @@ class Feed:
         self._history.note(view, now)
         # A cluster is looked at more often than it looks itself: thousands of lines are not made anew for that.
         lines = before.lines if is_same else tuple(lines_of(view, self._history, wall))
-        totals = before.totals if is_same else totals_of_view(view)
-        self.seen = Seen(lines, view, now, watched=self._watch(lines, now), wall=wall, totals=totals)
+        self.seen = Seen(lines, view, now, watched=self._watch(lines, now), wall=wall)
         return self.seen
 
     def _watch(self, lines: tuple[Line, ...], now: float) -> Watched:

@@ -60,7 +60,7 @@ def live_table(seen: Seen, controls: Controls, width: int, glyphs: Glyphs) -> Ta
 def frame_of(of: Screenful, controls: Controls, ask: AskMore = lambda _uuid: None) -> Frame:
     width, height = of.size
     trouble = _trouble(of.seen, of.now, width, of.glyphs)
-    totals = [totals_line(of.seen.totals, of.seen.view.currency, width, of.glyphs)] if height >= _LOW else []
+    totals = [totals_line(of.seen.view.totals, of.seen.view.currency, width, of.glyphs)] if height >= _LOW else []
     room = max(1, height - _AROUND + 1 - len(totals) - len(trouble))
     rows = of.table.about
     controls = controls.within(Seat(rows, room))

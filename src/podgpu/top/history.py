@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
-from podgpu.figures.totals import is_blind
-from podgpu.model import Who
+from podgpu.model import WorkloadKey
+from podgpu.top.figures import DeviceFigures, FlatView, HolderFigures, is_blind
 
 POWER_WINDOW = 5.0
 """Seconds over which a holder's part of the power is taken: an exporter's counters move in steps of a second."""
@@ -36,7 +35,7 @@ class _Watched:
 
     @classmethod
     def first_seen(cls, busy: float, idle: float, now: float) -> _Watched:
-        """Who never ran anything was idle for the whole counter."""
+        """A holder that never ran was idle for the whole counter."""
         return cls(busy, idle, 0.0 if busy == 0 else idle, now, at_least=busy > 0)
 
     def see(self, busy: float, idle: float, runs: bool, now: float) -> None:
@@ -65,7 +64,7 @@ class _Energy:
         return None if whole_now <= whole else min(1.0, (own_now - own) / (whole_now - whole))
 
 
-_Key = tuple[tuple[str, str], Who]
+_Key = tuple[tuple[str, str], WorkloadKey]
 
 
 class History:
@@ -76,8 +75,8 @@ class History:
         self._taken_at: float | None = None
         self._old_nodes: frozenset[str] = frozenset()
 
-    def note(self, view: View, now: float) -> None:
-        """`now` is monotonic seconds. Who is no longer there is forgotten."""
+    def note(self, view: FlatView, now: float) -> None:
+        """`now` is monotonic seconds. Holders that left are removed."""
         is_same = view.taken_at is not None and view.taken_at == self._taken_at
         self._now, self._taken_at, self._old_nodes = now, view.taken_at, view.old_nodes
         whole = {d.uuid: d.energy_joules for d in view.devices if not d.instance}

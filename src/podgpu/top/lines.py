@@ -11,14 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from podgpu.errors import few_of
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
-from podgpu.figures.parts import PhysicalGpu, physical_gpus
-from podgpu.figures.totals import is_blind
-from podgpu.model import Who, Workload
+from podgpu.model import Workload, WorkloadKey
+from podgpu.top.figures import (
+    Condition,
+    DeviceFigures,
+    FlatView,
+    HolderFigures,
+    PhysicalGpu,
+    ProcessFigures,
+    holder_text,
+    is_blind,
+    physical_gpus,
+)
 from podgpu.top.history import History, Idle
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
-Row = tuple[str, str, str, Who | str]
+Row = tuple[str, str, str, WorkloadKey | str]
 """What a line is about, whatever is read next: node, UUID, instance, and who or what beneath it."""
 NOBODY = "-"
 
@@ -59,7 +67,7 @@ class Line:
         return "bad" if "bad" in worst else "warn" if "warn" in worst else ""
 
 
-def lines_of(view: View, history: History, wall: float | None = None) -> list[Line]:
+def lines_of(view: FlatView, history: History, wall: float | None = None) -> list[Line]:
     """One for each physical GPU, in the order of GPUs. `wall` is now in Unix time, for ages."""
     nodes: dict[str, list[DeviceFigures]] = {}
     for device in sorted(view.devices, key=lambda d: d.place):
@@ -83,8 +91,6 @@ class _Builder:
     def gpu_line(self, of: PhysicalGpu) -> Line:
         first = of.devices[0]
         gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
-        if of.instances:
-            gpu = replace(gpu, utilization=of.utilization)
         parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
         line = self._device_line(gpu, gpu)
         if not parts:
@@ -193,7 +199,7 @@ def _not_held(device: DeviceFigures) -> str:
     return NOBODY if device.present else "not there"
 
 
-def _row(device: DeviceFigures, beneath: Who | str = "") -> Row:
+def _row(device: DeviceFigures, beneath: WorkloadKey | str = "") -> Row:
     return device.node, device.uuid, device.instance, beneath
 
 
@@ -202,8 +208,8 @@ def _strangers(device: DeviceFigures) -> Iterator[ProcessFigures]:
     return (process for process in device.processes if _owner(process) not in holders)
 
 
-def _owner(process: ProcessFigures) -> Who:
-    return process.owner.who if process.owner else ()
+def _owner(process: ProcessFigures) -> WorkloadKey:
+    return process.owner.key if process.owner else ()
 
 
 def _process_lines(processes: Iterable[ProcessFigures], device: DeviceFigures) -> tuple[Line, ...]:

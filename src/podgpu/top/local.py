@@ -3,18 +3,22 @@ they saw."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec.structs import replace
+
 from podgpu.agent.allocation_turn import ReadIdentities
 from podgpu.agent.loop import Agent
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import build_single_node_state
+from podgpu.cluster.view import make_view
 from podgpu.errors import MOST_NAMED, SourceError
-from podgpu.figures.device import ProcessFigures, View
-from podgpu.figures.from_state import view_of_state
 from podgpu.gpu.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
-from podgpu.node_state import has_readings
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload, has_readings
+from podgpu.top.figures import FlatView, ProcessFigures, flat_view
 from podgpu.usage.containers import ContainerFinder
 
 _ALLOCATION_SECONDS = 1.0
@@ -121,7 +125,7 @@ class LocalSource:
         # Each turn keeps its own deadline; this one is for their sum.
         self.deadline = 4 * agent.settings.deadline
 
-    def read(self) -> View:
+    def read(self) -> FlatView:
         """Raises SourceError when no GPU answers, StartError when none ever will."""
         self._agent.read_telemetry()
         if self._clock() - self._allocated_at >= _ALLOCATION_SECONDS:
@@ -129,11 +133,17 @@ class LocalSource:
             self._agent.read_allocation()
         self._agent.read_usage()
         state = self._agent.published.state
+        failing = [source for source in state.sources if source.up is False]
         if not has_readings(state):
-            failed = [source.message for source in state.sources if source.up is False]
+            failed = [source.message for source in failing]
             why = "; ".join(failed[:MOST_NAMED]) or "there is none here"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. Another machine's: --url, or --cluster")
-        return view_of_state(state, self._node, self._processes.read() if self._processes else None)
+        state = replace(state, node=self._node, taken_at=None)
+        notes = [f"{source.name}: {source.message or source.error}" for source in failing]
+        whole = build_single_node_state(state, ViewSettings(), 0.0, 0.0, notes=notes)
+        serious = tuple(alert for alert in whole.alerts if alert.uuid or alert.severity == "broken")
+        view = make_view(dataclasses.replace(whole, alerts=serious))
+        return flat_view(view, self._processes.read() if self._processes else None)
 
     def close(self) -> None:
         self._agent.stop()

@@ -1,13 +1,12 @@
 """This module writes the line of totals: GPUs broken, idle, used and free, what they draw and what that costs. Pure.
 
-The sums are those of `figures/totals.py`, in the words of the page. What a narrow terminal has no room for is left out
+The server computes the sums. What a narrow terminal has no room for is left out
 from the end of `_LEFT_OUT`; what is wrong, idle or paid for stays longest.
 """
 
 from __future__ import annotations
 
-from podgpu.figures.device import View
-from podgpu.figures.totals import Totals, totals_of_devices
+from podgpu.cluster.parts import Totals
 from podgpu.top.cells import Glyphs, fit, width_of
 from podgpu.top.details import money
 from podgpu.top.table import Printed, Span
@@ -15,10 +14,6 @@ from podgpu.top.table import Printed, Span
 _LEFT_OUT = ("free", "used", "allocated", "unknown")
 """In this order."""
 _GAP = "  "
-
-
-def totals_of_view(view: View) -> Totals:
-    return totals_of_devices(view.devices, watched=view.watched, priced=bool(view.currency), old_nodes=view.old_nodes)
 
 
 def totals_line(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Printed:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from msgspec import structs
 
-from podgpu.model import UsageMethod, Workload, WorkloadKey
-from podgpu.node_state import HolderUsage, NamespaceUsage, SlotUsage
+from podgpu.model import HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
 from podgpu.usage.attribution import (
     SHARE_UNITS,
     DeviceTurn,

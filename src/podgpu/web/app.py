@@ -30,7 +30,7 @@ _SECURITY_HEADERS = {
 _log = logging.getLogger(__name__)
 
 
-class Served(Protocol):
+class Service(Protocol):
     """Runs in the background while requests are answered: the agent of a node, or the loop of the cluster view."""
 
     @property
@@ -45,10 +45,10 @@ class Served(Protocol):
 class Several:
     """Starts and stops several services together. A fatal error of one ends all."""
 
-    def __init__(self, members: Sequence[Served]) -> None:
+    def __init__(self, members: Sequence[Service]) -> None:
         self._members = list(members)
 
-    def add(self, member: Served) -> None:
+    def add(self, member: Service) -> None:
         self._members.append(member)
 
     @property
@@ -108,7 +108,7 @@ def load_protection(path: str) -> Protection | None:
 
 
 def run(
-    served: Served,
+    served: Service,
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
@@ -122,7 +122,7 @@ def run(
 
 
 async def _run(
-    served: Served,
+    served: Service,
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None],
     release: Callable[[], object] | None,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.nodes import bounded
-from podgpu.cluster.view import ClusterView
+from podgpu.cluster.state import bound_notes
+from podgpu.cluster.view import GpuAnswer, GpuDetails, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
-from podgpu.figures.waste import WasteStatement
-from podgpu.figures.waste_rows import Source
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import Listener, make_application, probe_listener
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
@@ -22,7 +20,7 @@ from podgpu.web.responses import Handler, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    from podgpu.history.asking import History
+    from podgpu.history.answers import History
     from podgpu.web.page_routes import Complete
     from podgpu.web.protection import Protection
 
@@ -60,48 +58,41 @@ def cluster_application(
         web.get("/metrics/nodes", _node_metrics(cluster)),
         *_probe_routes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, lambda: _waste(cluster.published.view)),
+        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, cluster.waste),
     ]
     return make_application(routes, protection)
-
-
-def _waste(view: ClusterView) -> tuple[WasteStatement, Source]:
-    source = view.prices.source if view.prices.currency else ""
-    return view.waste, Source(source, any(node.simulated for node in view.nodes))
 
 
 def _complete_gpu(cluster: Cluster) -> Complete:
     """Adds the details that the exporter of the GPU has."""
     limit = asyncio.Semaphore(_MAX_EXPORTER_REQUESTS)
 
-    async def complete(uuid: str, view: dict[str, Any]) -> dict[str, Any]:
-        from podgpu.figures.gpu_view import parse_details
-
-        target = next((node.target for node in cluster.published.view.nodes if node.name == view["node"]), "")
+    async def complete(answer: GpuAnswer) -> GpuAnswer:
+        target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
         try:
             async with asyncio.timeout(_EXPORTER_SECONDS), limit:
-                answer = await cluster.ask_exporter(target, ("api", "v1", "gpus", uuid))
-            return await asyncio.to_thread(parse_details, answer)
+                body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
+            return add_details(answer, await asyncio.to_thread(decode_details, body))
         except TimeoutError:
             problem = SourceError("deadline", f"its exporter did not answer within {_EXPORTER_SECONDS:g} s")
         except SourceError as error:
             problem = error
-        return {"sources": [{"source": "exporter", "ok": False, "error": problem.reason, "message": str(problem)}]}
+        failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
+        return add_details(answer, GpuDetails(sources=[failed]))
 
     return complete
 
 
 def _metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        published = cluster.published
-        return await metrics_response(request, published.metrics if cluster.turns else published.stale)
+        return await metrics_response(request, await cluster.metrics("metrics"))
 
     return handle
 
 
 def _node_metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return await metrics_response(request, cluster.published.nodes if cluster.turns else NO_METRICS)
+        return await metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
 
     return handle
 
@@ -114,16 +105,16 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
     """Unreachable exporters are no reason for a restart; a loop that does not run is."""
     if not cluster.turns:
         return False, "podgpu does not read the nodes any more (its loop is stuck)\n"
-    view = cluster.published.view
-    alerts = (alert.text for alert in view.alerts)
-    old = (f"{node.name}: old, its figures are of {node.age:.0f} s ago" for node in view.nodes if node.old)
-    failed = (outcome.said for outcome in view.outcomes if outcome.error)
-    problems = bounded(tuple(dict.fromkeys((*alerts, *view.notes, *old, *failed))), _MAX_PROBLEMS)
+    state = cluster.published.state
+    alerts = (alert.text for alert in state.alerts)
+    stale = (f"{n.name}: stale, its figures are {n.age_seconds or 0:.0f} s old" for n in state.nodes if n.stale)
+    failed = (outcome.text for outcome in state.outcomes if outcome.error)
+    problems = bound_notes(tuple(dict.fromkeys((*alerts, *state.notes, *stale, *failed))), _MAX_PROBLEMS)
     return True, "\n".join(["degraded", *problems, ""]) if problems else "OK\n"
 
 
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:
-    view = cluster.published.view
-    if not cluster.turns or not view.has_fresh_nodes:
-        return False, "\n".join(["no node's figures are fresh", *view.notes, ""])
+    state = cluster.published.state
+    if not cluster.turns or not state.has_fresh_nodes:
+        return False, "\n".join(["no node has current figures", *state.notes, ""])
     return True, "OK\n"

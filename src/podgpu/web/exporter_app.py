@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
+from podgpu.cluster.view import GpuAnswer, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
-from podgpu.node_state import has_readings
-from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
+from podgpu.model import has_readings
+from podgpu.web.app import Listener, Service, Several, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
+from podgpu.web.node_page import NodePage, describe_alerts, describe_problems
 from podgpu.web.page_routes import page_routes
 from podgpu.web.responses import JSON_HEADERS, Handler, body_response, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
-if TYPE_CHECKING:  # an exporter whose page is never opened does not load these
-    from podgpu.figures.as_json import PageState
-    from podgpu.figures.prices import ReadPrices
-    from podgpu.history.asking import History
-    from podgpu.web.page_routes import GetWaste
+if TYPE_CHECKING:
+    from podgpu.cluster.prices import ReadPrices
+    from podgpu.cluster.waste import ReadWaste
+    from podgpu.history.answers import History
     from podgpu.web.protection import Protection
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
@@ -40,7 +39,7 @@ class PageSources:
 
     history: History | None = None
     prices: ReadPrices | None = None
-    waste: GetWaste | None = None
+    waste: ReadWaste | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def serve(
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
     page: PageSources = PageSources(),  # noqa: B008 - frozen
-    services: Sequence[Served] = (),
+    services: Sequence[Service] = (),
     limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
 ) -> None:
     """Starts the agent and answers requests until SIGINT, SIGTERM or a fatal error of the agent.
@@ -94,10 +93,9 @@ def application(
     has_gpu_manager = agent.settings.policy.gpu_manager
     links = ["metrics", *(["metric"] if has_gpu_manager else []), "health", "ready"]
 
-    async def complete_gpu(uuid: str, _view: dict[str, Any]) -> dict[str, Any]:
-        from podgpu.figures.gpu_view import details_json
-
-        return details_json(agent.published.state, uuid, *agent.details(uuid))
+    async def complete_gpu(answer: GpuAnswer) -> GpuAnswer:
+        uuid = answer.gpu.uuid
+        return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
 
     routes = [
         web.get("/metrics", limit_concurrency(scrapes, _metrics(agent))),
@@ -197,77 +195,14 @@ class Renderer:
         return rendered
 
 
-# The page
-
-
-class NodePage:
-    """Builds the data of the page once per snapshot, in the thread of the first request."""
-
-    def __init__(self, agent: Agent, prices: ReadPrices | None = None) -> None:
-        self._agent = agent
-        self._prices = prices
-        self._lock = threading.Lock()
-        self._cached: tuple[Published, bool, PageState] | None = None
-
-    def latest(self) -> PageState:
-        with self._lock:
-            published = self._agent.published
-            fresh = self._agent.is_fresh(published)
-            if self._cached is None or self._cached[0] is not published or self._cached[1] is not fresh:
-                self._cached = published, fresh, self._make(published, fresh)
-            return self._cached[2]
-
-    def _make(self, published: Published, fresh: bool) -> PageState:
-        from podgpu.figures.as_json import PageState
-        from podgpu.figures.of_node import node_picture
-        from podgpu.figures.prices import no_prices
-
-        settings, notes = self._agent.settings, describe_problems(self._agent)
-        prices, wrong = (self._prices or no_prices)()
-        state = published.state
-        if not fresh and state.taken_at:
-            notes = ["the figures are too old to be shown: the driver has not been read in time", *notes]
-        elif not fresh:
-            notes = ["there are no figures yet: the driver has never been read", *notes]
-        name = _node_name(self._agent)
-        picture = node_picture(
-            state, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
-        )
-        return PageState.of(picture)
-
-
 # Probes
-
-
-def _node_name(agent: Agent) -> str:
-    return agent.settings.policy.hostname or "this node"
-
-
-def describe_problems(agent: Agent) -> list[str]:
-    """One line for each source that fails, and for other problems."""
-    state = agent.published.state
-    lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
-    expected = state.gpus_expected
-    if state.sources and not lines and not state.gpus_visible and expected:
-        lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
-    return [*lines, *agent.notes_beside()]
-
-
-def _describe_alerts(published: Published, node: str) -> list[str]:
-    state = published.state
-    is_well = all(source.up is not False for source in state.sources) and not any(d.conditions for d in state.devices)
-    if is_well and not state.gpus_lost:
-        return []
-    from podgpu.figures.from_state import view_of_state  # not loaded on a healthy node
-
-    return [alert.text for alert in view_of_state(state, node).alerts]
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
     """A missing driver is no reason for a restart; a loop that does not run is."""
     if not agent.turns:
         return False, "podgpu does not read the GPUs any more (its loop is stuck)\n"
-    lines = [*_describe_alerts(agent.published, _node_name(agent)), *describe_problems(agent)]
+    lines = [*describe_alerts(agent), *describe_problems(agent)]
     return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
 
 
@@ -276,6 +211,6 @@ def is_ready(agent: Agent) -> tuple[bool, str]:
     if not agent.is_fresh(published):
         return False, "the figures are too old to be shown\n"
     if not has_readings(published.state):
-        lines = [*_describe_alerts(published, _node_name(agent)), *describe_problems(agent)]
+        lines = [*describe_alerts(agent), *describe_problems(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])
     return True, "OK\n"

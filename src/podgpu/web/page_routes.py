@@ -7,29 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from podgpu import __version__
+from podgpu.cluster.view import GpuAnswer, PageState, make_gpu_answer, make_pod
+from podgpu.cluster.waste import (
+    Format,
+    GroupBy,
+    ReadWaste,
+    csv_name,
+    encode_waste_csv,
+    parse_waste_query,
+)
 from podgpu.errors import SourceError, UsageError
+from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, History, parse_points, parse_range
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
-if TYPE_CHECKING:  # an exporter whose page is never opened does not load these
-    from podgpu.figures.as_json import PageState
-    from podgpu.figures.waste import WasteStatement
-    from podgpu.figures.waste_rows import By, Format, Source
-    from podgpu.history.asking import History, Range
-
-    GetWaste = Callable[[], tuple[WasteStatement, Source]]
-
 JsonObject = dict[str, Any]
-Complete = Callable[[str, JsonObject], Awaitable[JsonObject]]
-"""Returns what to add to the view of the GPU with this UUID."""
+Complete = Callable[[GpuAnswer], Awaitable[GpuAnswer]]
+"""Adds the details of a GPU that only its exporter knows."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 
@@ -39,7 +41,7 @@ def page_routes(
     complete_gpu: Complete,
     links: Sequence[str],
     history: History | None = None,
-    waste: GetWaste | None = None,
+    waste: ReadWaste | None = None,
 ) -> list[web.RouteDef]:
     """`latest` and `waste` are called for every request, in a thread. `links`: other paths of the server, shown at the
     bottom of the page. Must be the last routes: they answer all other paths below `/api`."""
@@ -93,10 +95,8 @@ def _compress(content: bytes) -> tuple[Body, str]:
     return Body.of(content), etag_of(content)
 
 
-def _compress_json(content: bytes | JsonObject) -> tuple[Body, str]:
-    if not isinstance(content, bytes):
-        content = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    return _compress(content)
+def _compress_json(content: JsonObject) -> tuple[Body, str]:
+    return _compress(msgspec.json.encode(content))
 
 
 # The present
@@ -105,17 +105,15 @@ def _compress_json(content: bytes | JsonObject) -> tuple[Body, str]:
 def _view(latest: Callable[[], PageState]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         state = await asyncio.to_thread(latest)
-        return body_response(request, state.view, {**JSON_HEADERS, "ETag": state.etag})
+        return body_response(request, state.body, {**JSON_HEADERS, "ETag": state.etag})
 
     return handle
 
 
 def _pod(latest: Callable[[], PageState]) -> Handler:
     def find(namespace: str, name: str) -> Body | None:
-        from podgpu.figures.as_json import pod_json
-
-        found = pod_json(latest().picture, namespace, name)
-        return None if found is None else _compress_json(found)[0]
+        found = make_pod(latest(), namespace, name)
+        return None if found is None else Body.of(msgspec.json.encode(found))
 
     async def handle(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
@@ -128,17 +126,13 @@ def _pod(latest: Callable[[], PageState]) -> Handler:
 
 
 def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
-    def find(uuid: str) -> JsonObject | None:
-        from podgpu.figures.gpu_view import gpu_json
-
-        return gpu_json(latest().picture, uuid)
-
     async def handle(request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
-        view = await asyncio.to_thread(find, uuid)
-        if view is None:
+        answer = await asyncio.to_thread(lambda: make_gpu_answer(latest().view, uuid))
+        if answer is None:
             return json_error(404, f"there is no GPU {uuid[:64]!r}")
-        body, _ = await asyncio.to_thread(_compress_json, {**await complete(uuid, view), **view})
+        complete_answer = await complete(answer)
+        body = await asyncio.to_thread(lambda: Body.of(msgspec.json.encode(complete_answer)))
         return body_response(request, body, JSON_HEADERS)
 
     return handle
@@ -147,9 +141,7 @@ def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
 # The past
 
 
-def _history(
-    history: History | None, find: Callable[[web.Request, History], Awaitable[bytes | JsonObject | str]]
-) -> Handler:
+def _history(history: History | None, find: Callable[[web.Request, History], Awaitable[JsonObject | str]]) -> Handler:
     """`find` returns the answer, or why there is none."""
 
     async def handle(request: web.Request) -> web.Response:
@@ -169,51 +161,41 @@ def _history(
     return handle
 
 
-async def _sparklines(request: web.Request, history: History) -> bytes:
-    from podgpu.history.asking import DEFAULT_POINTS, points_asked
-
-    return await history.sparklines(points_asked(request.query.get("points", str(DEFAULT_POINTS))))
+async def _sparklines(request: web.Request, history: History) -> JsonObject:
+    return await history.sparklines(parse_points(request.query.get("points", str(DEFAULT_SPARKLINE_POINTS))))
 
 
 async def _history_of_gpu(request: web.Request, history: History) -> JsonObject | str:
-    from podgpu.history.rows import Key
-
-    asked, device = _range(request), Key(request.match_info["uuid"], request.query.get("instance", ""))
-    found = await history.gpu(device, asked)
-    return found or f"nothing is known of GPU {device.text} within the last day"
+    uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
+    found = await history.gpu(uuid, instance, _range(request))
+    return found or f"no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
 
 
 async def _history_of_pod(request: web.Request, history: History) -> JsonObject | str:
-    asked, namespace, name = _range(request), request.match_info["namespace"], request.match_info["pod"]
-    found = await history.pod(namespace, name, asked)
+    namespace, name = request.match_info["namespace"], request.match_info["pod"]
+    found = await history.pod(namespace, name, _range(request))
     return found or f"pod {namespace}/{name} is not known to have held a GPU in that time"
 
 
-def _range(request: web.Request) -> Range:
-    from podgpu.history.asking import range_asked
-
-    return range_asked(request.query.get("range", "1h"))
+def _range(request: web.Request) -> int:
+    return parse_range(request.query.get("range", "1h"))
 
 
-def _waste(waste: GetWaste) -> Handler:
-    def make(by: By, form: Format) -> tuple[Body, dict[str, str]]:
-        from podgpu.figures.waste_rows import csv_name, waste_csv, waste_json
-
-        statement, source = waste()
+def _waste(waste: ReadWaste) -> Handler:
+    def make(by: GroupBy, form: Format) -> tuple[Body, dict[str, str]]:
+        answer = waste(by)
         if form == "json":
-            content, headers = waste_json(statement, by, source), JSON_HEADERS
+            content, headers = msgspec.json.encode(answer), JSON_HEADERS
         else:
-            content, headers = waste_csv(statement, by, source), {**PAGE_HEADERS}
+            content, headers = encode_waste_csv(answer), {**PAGE_HEADERS}
             headers["Content-Type"] = "text/csv; charset=utf-8"
-            headers["Content-Disposition"] = f'attachment; filename="{csv_name(by, source)}"'
+            headers["Content-Disposition"] = f'attachment; filename="{csv_name(answer)}"'
         body, etag = _compress(content)
         return body, {**headers, "ETag": etag}
 
     async def handle(request: web.Request) -> web.Response:
-        from podgpu.figures.waste_rows import waste_asked
-
         try:
-            by, form = waste_asked(request.query)
+            by, form = parse_waste_query(request.query)
         except UsageError as error:
             return json_error(400, str(error))
         body, headers = await asyncio.to_thread(make, by, form)

@@ -10,13 +10,12 @@ import os
 import re
 import ssl
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-import yaml
 
-from podgpu.errors import UsageError, one_line
 from podgpu.tls import Pem
+from podgpu.yaml_file import decode_yaml
 
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -142,17 +141,17 @@ class HttpConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    interval: str | int | None = None
+    interval: str | None = None
     burst: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        parts = _DURATION_PART.findall(str(self.interval)[:40])
-        if self.interval not in (None, "", 0, "0") and "".join(map("".join, parts)) != self.interval:
+        text = self.interval or "0"
+        if text != "0" and "".join(map("".join, _DURATION_PART.findall(text[:40]))) != text:
             raise ValueError("interval is not a duration (write 1s, 100ms or 1m30s)")
 
     @property
     def seconds(self) -> float:
-        parts = _DURATION_PART.findall(str(self.interval))
+        parts = _DURATION_PART.findall(self.interval or "")
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
 
 
@@ -188,27 +187,9 @@ def _check_known(key: str, name: str | None, known: Iterable[str]) -> None:
         raise ValueError(f"{key}: {name[:60]!r} is not supported; write {', '.join(known)}")
 
 
-class _UniqueKeyLoader(yaml.CSafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def parse_web_config(content: bytes, file: str) -> WebConfig:
-    """Raises UsageError that names the file and the key. Messages contain no values that may be secret."""
-    try:
-        tree = yaml.load(content.decode("utf-8-sig"), _UniqueKeyLoader)
-        return msgspec.convert({} if tree is None else tree, WebConfig)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{file}: {one_line(str(error)).replace('$.', '')}") from None
-    except yaml.MarkedYAMLError as error:  # str(error) would quote the line
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UsageError(f"{file}: {line}not valid YAML: {one_line(error.problem or '')}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise UsageError(f"{file}: not valid YAML in UTF-8") from None
+    """Raises UsageError that names the file and the key."""
+    return decode_yaml(content, file, WebConfig)
 
 
 class ProblemLog:

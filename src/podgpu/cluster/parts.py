@@ -1,0 +1,209 @@
+"""Divides GPUs among their holders, classifies what each holder does with its part, and adds parts up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
+from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
+from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
+
+Use = Literal["used", "idle", "unknown"]
+BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions with which no figure is current
+_DIGITS = 4
+
+
+class HeldPart(msgspec.Struct, frozen=True, gc=False):
+    """One holder's part of one GPU. Totals, waste, cost and counts are sums of these."""
+
+    gpu: DeviceState
+    instance: MigInstance | None
+    holder: Holder
+    part: float  # of a physical GPU; the parts of a GPU add up to 1 at most
+    share: float  # of the GPU or MIG instance it holds
+    use: Use
+    idle_since: float | None = None  # Unix time; None: it runs something, or that is not known
+    active_at: float | None = None  # Unix time of the last reading in which it was not idle, or of the first one
+    owner: WorkloadOwner | None = None
+    cost_per_hour: float | None = None
+
+    @property
+    def slot(self) -> Slot:
+        return self.instance or self.gpu
+
+    @property
+    def model(self) -> str:
+        """Model as it is billed: `<model>`, or `<model> MIG <profile>`."""
+        return slot_model(self.gpu, self.instance)
+
+
+def slot_model(gpu: DeviceState, instance: MigInstance | None) -> str:
+    return gpu.model if instance is None else billed_name(gpu.model, instance.profile)
+
+
+def is_lost(gpu: DeviceState) -> bool:
+    return any(condition.name == LOST for condition in gpu.conditions)
+
+
+def is_blind(gpu: DeviceState) -> bool:
+    return any(condition.name in BLIND for condition in gpu.conditions)
+
+
+def is_shown(gpu: DeviceState) -> bool:
+    return not gpu.hidden or any(not instance.hidden for instance in gpu.instances)
+
+
+def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
+    """Each identified holder once. A lost GPU is held only by workloads that it was given to."""
+    holders = slot.holders
+    if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
+        return holders
+    lost = is_lost(gpu)
+    found: dict[tuple[str, ...], Holder] = {}
+    for holder in holders:
+        if holder.key and (holder.source or not lost):
+            found.setdefault(holder.key, holder)
+    return tuple(found.values())
+
+
+def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
+    """Gives each what it wants. None wants an equal part of the rest. If there is not enough, all get less."""
+    total = sum(part for part in wanted if part is not None)
+    scale = whole / total if total > whole else 1.0
+    unsaid = wanted.count(None)
+    rest = max(0.0, whole - total) / unsaid if unsaid else 0.0
+    return [rest if part is None else part * scale for part in wanted]
+
+
+def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
+    """The shown slots of a GPU with their part of it: MIG instances by compute slices, the GPU itself by the rest."""
+    if not gpu.instances:
+        return [] if gpu.hidden else [(None, 1.0)]
+    instances = [instance for instance in gpu.instances if not instance.hidden]
+    parts = divide([part_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
+    slots: list[tuple[MigInstance | None, float]] = list(zip(instances, parts, strict=True))
+    return slots if gpu.hidden else [*slots, (None, max(0.0, 1.0 - sum(parts)))]
+
+
+def divide_slot(holders: Sequence[Holder]) -> list[float]:
+    """Each holder's share of the GPU or MIG instance."""
+    if len(holders) == 1 and holders[0].share_ratio in (None, 1):
+        return [1.0]
+    return divide([None if h.share_ratio is None else min(h.share_ratio, 1.0) for h in holders], 1.0)
+
+
+def classify_use(slot: Slot, holder: Holder, idle_since: float | None, watched: bool) -> Use:
+    """What a holder does with what it holds, if the GPU can be seen.
+
+    `watched`: every holder is followed from round to round. One at 0 without `idle_since` then worked recently.
+    """
+    if idle_since is not None:
+        return "idle"
+    usage = holder.usage
+    own = None if usage is None else usage.utilization_ratio
+    processes = None if usage is None else usage.processes
+    ratio = slot.utilization_ratio if own is None else own
+    if ratio:
+        return "used"
+    if own == 0 and processes and slot.utilization_ratio:
+        return "unknown"  # the driver's samples count the busiest process only, so a 0 beside it means nothing
+    if ratio is None and processes != 0:
+        return "unknown"
+    return "used" if watched and ratio is not None else "idle"
+
+
+def runs_nothing(slot: Slot, holder: Holder) -> bool:
+    """False also if that is not known, as beside a busy process."""
+    usage = holder.usage
+    if usage is None or usage.utilization_ratio is None:
+        return slot.utilization_ratio == 0
+    return usage.utilization_ratio == 0 and not (usage.processes and slot.utilization_ratio)
+
+
+def gpu_utilization(gpu: DeviceState) -> float | None:
+    """In MIG mode the mean over the instances by their size, because the driver reports none for the GPU."""
+    known = [
+        (instance.utilization_ratio, slices_of_profile(instance.profile) or 1)
+        for instance in gpu.instances
+        if instance.utilization_ratio is not None and not instance.hidden
+    ]
+    if known:
+        return sum(ratio * size for ratio, size in known) / sum(size for _, size in known)
+    return None if gpu.hidden else gpu.utilization_ratio
+
+
+# Sums
+
+
+class Totals(msgspec.Struct, omit_defaults=True):
+    """Sums in GPUs. `allocated` = `used` + `idle` + `unknown`, `gpus` = `allocated` + `free`.
+
+    Costs are None without prices, and if nothing that is held has a price.
+    """
+
+    gpus: int
+    allocated: float
+    used: float
+    idle: float
+    unknown: float
+    free: float
+    broken: int
+    power_watts: float | None = None
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+
+
+class HeldSums(msgspec.Struct, omit_defaults=True):
+    """The totals of one pod, or of one namespace."""
+
+    allocated: float
+    used: float
+    idle: float
+    unknown: float
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+
+
+def sum_held(parts: Iterable[HeldPart], priced: bool) -> HeldSums:
+    uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
+    cost = wasted = 0.0
+    held = has_price = False
+    for part in parts:
+        held = True
+        uses[part.use] += part.part
+        if part.cost_per_hour is not None:
+            has_price = True
+            cost += part.cost_per_hour
+            if part.use == "idle":
+                wasted += part.cost_per_hour
+    known = priced and (has_price or not held)
+    allocated = round(sum(uses.values()), _DIGITS)
+    rounded = {use: round(amount, _DIGITS) for use, amount in uses.items()}
+    largest = max(rounded, key=lambda use: rounded[use])  # takes the rounding error, so that the parts add up
+    rounded[largest] = round(allocated - sum(amount for use, amount in rounded.items() if use != largest), _DIGITS)
+    return HeldSums(
+        allocated=allocated,
+        used=rounded["used"],
+        idle=rounded["idle"],
+        unknown=rounded["unknown"],
+        cost_per_hour=round(cost, _DIGITS) if known else None,
+        wasted_per_hour=round(wasted, _DIGITS) if known else None,
+    )
+
+
+def sum_totals(held: HeldSums, gpus: int, broken: int, watts: float | None) -> Totals:
+    return Totals(
+        gpus=gpus,
+        allocated=held.allocated,
+        used=held.used,
+        idle=held.idle,
+        unknown=held.unknown,
+        free=round(max(0.0, gpus - held.allocated), _DIGITS),
+        broken=broken,
+        power_watts=None if watts is None else round(watts, 1),
+        cost_per_hour=held.cost_per_hour,
+        wasted_per_hour=held.wasted_per_hour,
+    )

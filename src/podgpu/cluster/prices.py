@@ -1,0 +1,167 @@
+"""Prices of GPU hours and electricity by model, read from `--prices FILE` or `--prices example`.
+
+currency: EUR
+models:
+  "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
+  "*": {gpu_hour: 1.00, kwh: 0.30}
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib.resources import files
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from podgpu.errors import SourceError, UsageError, few_of, one_line
+from podgpu.files import ReadOnChange
+from podgpu.metrics.mig import parent_and_part
+
+PriceSource = Literal["", "example", "file"]
+EXAMPLE = "example"
+_EXAMPLE_FILE = "example_prices.yml"
+_OTHERS = "*"
+_MAX_NAMED = 8
+_SIMILAR = 0.8
+_MAX_FILE_BYTES = 256 * 1024
+_AMOUNT = re.compile(r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,12})?")
+
+
+class Price(NamedTuple):
+    """None: not in the file."""
+
+    gpu_hour: float | None = None
+    kwh: float | None = None
+
+
+class Prices:
+    """Prices by model. An empty currency means that there are none."""
+
+    def __init__(self, currency: str, models: Mapping[str, Price], source: PriceSource = "file") -> None:
+        self.currency = currency
+        self.models = models
+        self.source: PriceSource = source if currency else ""
+        self._by_name = {_dashed(name): price for name, price in models.items()}
+        self._found: dict[str, Price] = {}
+
+    def of(self, model: str) -> Price:
+        """Price of `<model>` or `<model> MIG <profile>`. Spaces in names match dashes.
+
+        A MIG instance without its own price costs the part of its GPU that its compute slices are.
+        """
+        price = self._found.get(model)
+        if price is None:
+            price = self._found[model] = self._find(model)
+        return price
+
+    def _find(self, model: str) -> Price:
+        if (price := self._by_name.get(_dashed(model))) is not None:
+            return price
+        parent, part = parent_and_part(model)
+        whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
+        return Price(None if whole.gpu_hour is None or part is None else whole.gpu_hour * part, whole.kwh)
+
+
+NO_PRICES = Prices("", {})
+ReadPrices = Callable[[], tuple[Prices, tuple[str, ...]]]
+"""Returns the prices, and notes on what is wrong with their file."""
+
+
+def no_prices() -> tuple[Prices, tuple[str, ...]]:
+    return NO_PRICES, ()
+
+
+def _dashed(model: str) -> str:
+    return re.sub(r"\s+", "-", model.strip())
+
+
+def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
+    """A note that names the models without a price."""
+    if not prices.currency:
+        return ()
+    unpriced = sorted({model or "devices of an unknown model" for model in models if prices.of(model).gpu_hour is None})
+    if not unpriced:
+        return ()
+    names = few_of(unpriced, most=_MAX_NAMED)
+    if prices.source == "example":
+        return (f"--prices example has no price for {names}: no cost includes them; write your own price file",)
+    near = difflib.get_close_matches(unpriced[0], [name for name in prices.models if name != _OTHERS], 1, _SIMILAR)
+    hint = f" (the file has {near[0]}: is it the same?)" if near else ""
+    return (f"--prices has no price for {names}: no cost includes them; add them to the file{hint}",)
+
+
+# The file
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    gpu_hour: str | None = None
+    kwh: str | None = None
+
+
+class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
+    currency: Annotated[str, Meta(min_length=1, max_length=16)]
+    models: Annotated[dict[str, _Entry], Meta(min_length=1)]
+
+
+def parse_prices(content: bytes, file: str) -> Prices:
+    """Raises UsageError, which names the file and the path inside it."""
+    from podgpu.yaml_file import decode_yaml  # an exporter without prices does not load YAML
+
+    parsed = decode_yaml(content, file, _PriceFile)
+    prices = {}
+    for name, entry in parsed.models.items():
+        place = f"{file}: models.{one_line(name)[:60]}"
+        price = prices[name] = Price(_read_amount(entry.gpu_hour, place), _read_amount(entry.kwh, place))
+        if price == Price():
+            raise UsageError(f"{place}: has neither gpu_hour nor kwh")
+    return Prices(parsed.currency, prices)
+
+
+def _read_amount(text: str | None, place: str) -> float | None:
+    if text is None:
+        return None
+    if not _AMOUNT.fullmatch(text):
+        raise UsageError(f"{place}: prices are numbers of 0 or more, written as in 2.5")
+    return float(text)
+
+
+class PriceReader:
+    """Reads the file again when it changes. A file that becomes invalid leaves the last prices in force."""
+
+    def __init__(self, path: str) -> None:
+        """Raises UsageError."""
+        self._path = path
+        self._file = ReadOnChange(parse_prices, _MAX_FILE_BYTES)
+        try:
+            self._prices = self._file.read(path)
+        except SourceError as error:
+            raise UsageError(f"--prices: {error}") from error
+        except UsageError as error:
+            raise UsageError(f"--prices {error}") from error
+
+    def read(self) -> tuple[Prices, tuple[str, ...]]:
+        try:
+            self._prices = self._file.read(self._path)
+        except (SourceError, UsageError) as error:
+            return self._prices, (f"--prices: {error}; the last valid prices stay in force",)
+        return self._prices, ()
+
+
+def read_prices(option: str) -> ReadPrices:
+    """What `--prices` names: nothing, `example`, or a file. Raises UsageError."""
+    if not option:
+        return no_prices
+    if option == EXAMPLE:
+        prices = example_prices()
+        return lambda: (prices, ())
+    return PriceReader(option).read
+
+
+def example_prices() -> Prices:
+    content = files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes()
+    prices = parse_prices(content, _EXAMPLE_FILE)
+    return Prices(prices.currency, prices.models, "example")

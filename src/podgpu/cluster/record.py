@@ -1,0 +1,176 @@
+"""Converts the cluster's state to the rounds that history stores, with what each holder used since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from podgpu.cluster.alerts import describe_condition
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.parts import HeldPart
+from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
+from podgpu.cluster.view import total_of
+from podgpu.cluster.waste import RESTORED, idle_seconds
+from podgpu.history.queries import UsageRow, read_first_usage, read_usage
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import (
+    Amounts,
+    Figures,
+    GpuSample,
+    HistoryRound,
+    HolderSample,
+    RoundTotals,
+    UsageAccount,
+)
+from podgpu.model import DeviceState, HolderUsage, MigInstance, Slot, WorkloadKey
+
+_OWN_DIFFERENCE = 0.05  # a sole holder whose utilisation differs more from its device's has figures of its own
+LONGEST_GAP = 60.0  # seconds between two rounds of history; a longer time is not charged
+_PartKey = tuple[str, int | None, WorkloadKey]
+
+
+class RoundReader:
+    """Reads the present state as a `HistoryRound`. Remembers when each holder was read last."""
+
+    def __init__(
+        self, read_state: Callable[[], ClusterState | None], longest_gap: float, wall: Callable[[], float]
+    ) -> None:
+        """`read_state` returns None if nothing current is known. Longer gaps in seconds are not charged."""
+        self._read_state = read_state
+        self._wall = wall
+        self._longest_gap = longest_gap
+        self._before: dict[_PartKey, tuple[float, HolderUsage | None]] = {}
+
+    def __call__(self) -> HistoryRound | None:
+        state = self._read_state()
+        if state is None or state.taken_at is None:
+            return None
+        seen: dict[_PartKey, tuple[float, HolderUsage | None]] = {}
+        gpus = [sample for node in state.nodes for sample in self._read_node(node, state, seen)]
+        self._before = seen
+        sums = total_of(state)
+        totals = RoundTotals(sums.gpus, sums.allocated, sums.used, sums.idle, sums.broken, sums.power_watts or 0.0)
+        return HistoryRound(self._wall(), gpus, totals)
+
+    def _read_node(
+        self, node: NodeEntry, state: ClusterState, seen: dict[_PartKey, tuple[float, HolderUsage | None]]
+    ) -> list[GpuSample]:
+        """GPUs without a UUID cannot be distinguished from those of other nodes, so they are left out."""
+        held: dict[tuple[str, int | None], list[HeldPart]] = {}
+        for part in node.held:
+            held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+        samples = []
+        for gpu in node.gpus:
+            if not gpu.uuid:
+                continue
+            slots = [instance for instance in gpu.instances if not instance.hidden]
+            for slot in slots if gpu.hidden else (None, *slots):
+                parts = held.get((gpu.uuid, None if slot is None else slot.id), [])
+                samples.append(self._read_slot(node, state, gpu, slot, parts, seen))
+        return samples
+
+    def _read_slot(
+        self,
+        node: NodeEntry,
+        state: ClusterState,
+        gpu: DeviceState,
+        instance: MigInstance | None,
+        parts: list[HeldPart],
+        seen: dict[_PartKey, tuple[float, HolderUsage | None]],
+    ) -> GpuSample:
+        slot = instance or gpu
+        own_figures = len(parts) > 1 or any(_differs(slot, part.holder.usage) for part in parts)
+        holders = []
+        for part in parts:
+            key = gpu.uuid, None if instance is None else instance.id, part.holder.key
+            usage = part.holder.usage
+            figures = Figures(usage.utilization_ratio, usage.memory_used_bytes) if own_figures and usage else None
+            amounts = self._amounts(part, self._before.get(key), node.read_at, state.clock_offset)
+            seen[key] = node.read_at, usage
+            holders.append(HolderSample(_account(part, node, state), part.holder.container, amounts, figures))
+        return GpuSample(
+            uuid=gpu.uuid,
+            instance="" if instance is None else str(instance.id),
+            node=node.name,
+            gpu_index=gpu.index,
+            figures=None if node.stale else _figures(gpu, instance),
+            holders=holders,
+            conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
+        )
+
+    def _amounts(
+        self, part: HeldPart, before: tuple[float, HolderUsage | None] | None, read_at: float, offset: float
+    ) -> Amounts:
+        seconds = 0.0 if before is None else read_at - before[0]
+        if before is None or not 0 < seconds <= self._longest_gap:
+            return Amounts()
+        usage, earlier = part.holder.usage, before[1]
+        busy = energy = 0.0
+        if usage is not None and earlier is not None:
+            slot_part = part.part / part.share if part.share else 0.0
+            busy = _growth(usage.busy_ns, earlier.busy_ns) / 1e9 * slot_part
+            energy = _growth(usage.energy_mj, earlier.energy_mj) / 1000
+        idle = idle_seconds(part, seconds, read_at + offset)
+        hourly = (part.cost_per_hour or 0.0) / 3600
+        return Amounts(part.part * seconds, busy, part.part * idle, energy, hourly * seconds, hourly * idle)
+
+
+def _growth(now: int | None, before: int | None) -> int:
+    """A counter that decreased started again at 0."""
+    if now is None or before is None:
+        return 0
+    return now - before if now >= before else now
+
+
+def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
+    slot = instance or gpu
+    used = slot.memory_used_bytes
+    if used is None and slot.usage is not None:
+        used = slot.usage.memory_used_bytes
+    power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
+    temperature = None if instance is not None else gpu.temperature_celsius
+    figures = Figures(slot.utilization_ratio, used, power, temperature)
+    return None if figures == Figures() else figures
+
+
+def _differs(slot: Slot, usage: HolderUsage | None) -> bool:
+    own = None if usage is None else usage.utilization_ratio
+    if slot.utilization_ratio is None or own is None:
+        return own is not None
+    return abs(slot.utilization_ratio - own) > _OWN_DIFFERENCE
+
+
+def _account(part: HeldPart, node: NodeEntry, state: ClusterState) -> UsageAccount:
+    holder, owner = part.holder, part.owner
+    return UsageAccount(
+        node=node.name,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        job=holder.job,
+        uid="" if holder.pod else holder.uid,
+        container_id="" if holder.pod else holder.container_id,
+        model=part.model,
+        currency="" if part.cost_per_hour is None else state.prices.currency,
+        owner_kind=owner.kind if owner else "",
+        owner_name=owner.name if owner else "",
+    )
+
+
+def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
+    """Raises UsageError."""
+
+    def read_state() -> ClusterState | None:
+        return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
+
+    gap = max(LONGEST_GAP, cluster.settings.stale_after)
+    recorder = HistoryRecorder(RoundReader(read_state, gap, cluster.clock.wall), cluster.clock, directory)
+    cluster.notes_beside = recorder.warnings
+    if directory:
+        restore_waste(recorder, cluster.restore_waste, cluster.clock.wall())
+    return recorder
+
+
+def restore_waste(
+    recorder: HistoryRecorder, restore: Callable[[Iterable[UsageRow], float | None], None], wall: float
+) -> None:
+    with recorder.reader() as db:
+        restore(read_usage(db, 0, wall, RESTORED), read_first_usage(db))

@@ -1,0 +1,554 @@
+"""Builds the `ClusterState` of a round from what the collector read, and that of an exporter's own page.
+
+A round needs nothing but the state before it: idle times of foreign exporters, GPUs that disappeared, and the choice
+between two exporters of one node are carried from state to state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from podgpu.cluster.alerts import Alert, describe_node, sort_alerts
+from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, Scope, TargetOutcome
+from podgpu.cluster.parts import (
+    HeldPart,
+    classify_use,
+    divide_gpu,
+    divide_slot,
+    holders_of,
+    is_blind,
+    is_lost,
+    is_shown,
+    runs_nothing,
+    slot_model,
+)
+from podgpu.cluster.prices import NO_PRICES, Prices, describe_unpriced
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.used import UsedMean, mean_by_scope
+from podgpu.errors import few_of
+from podgpu.metrics.conditions import LOST, NODE_GONE
+from podgpu.model import Condition, DeviceState, Holder, MigInstance, NodeState, Slot, Workload, WorkloadOwner
+
+MAX_NOTES = 12
+_MAX_LOST = 64  # of one node: bounds what an exporter costs that reports new UUIDs all the time
+_CLOCK_STEP = 2.0  # seconds; a smaller change of the wall clock does not move moments
+_CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # an exporter's figures are some seconds old, so behind means less than ahead
+_CLOCK_UNSET = 86_400.0  # a clock that is off by a time zone is still a clock
+_SAME_READING = 1e-6
+_NS = 1_000_000_000
+
+
+class NodeEntry(msgspec.Struct, frozen=True, gc=False):
+    """One node: its last document, completed by what the cluster knows, and how the document was received."""
+
+    name: str
+    target: str
+    state: NodeState
+    read_at: float  # monotonic
+    age_seconds: float | None = None
+    stale: bool = False  # its figures are not current
+    gone: bool = False  # its exporter has not answered for longer than --stale-after
+    notes: tuple[str, ...] = ()
+    held: tuple[HeldPart, ...] = ()
+
+    @property
+    def gpus(self) -> Iterator[DeviceState]:
+        """Those that are shown."""
+        return (gpu for gpu in self.state.devices if is_shown(gpu))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All nodes after one round. An exporter's own page uses one with a single node."""
+
+    settings: ViewSettings
+    taken_at: float | None
+    scope: Literal["node", "cluster"] = "cluster"
+    nodes: tuple[NodeEntry, ...] = ()  # by name
+    notes: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()  # the most serious first
+    used: Mapping[Scope, UsedMean] = field(default_factory=dict)
+    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
+    prices: Prices = NO_PRICES
+    outcomes: tuple[TargetOutcome, ...] = ()  # by target
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    clock_offset: float = 0.0  # Unix time minus monotonic time, changed only when the wall clock is set
+
+    @property
+    def used_ratio(self) -> float | None:
+        """Mean of --used-field over the GPUs in use. None without data."""
+        used = self.used.get(Scope("cluster"))
+        return None if used is None else used.mean / self.settings.full
+
+    @property
+    def has_fresh_nodes(self) -> bool:
+        return any(not node.stale for node in self.nodes)
+
+    @property
+    def simulated(self) -> bool:
+        return any(node.state.simulated for node in self.nodes)
+
+
+def build_cluster_state(
+    reading: ClusterReading,
+    previous: ClusterState | None,
+    settings: ViewSettings,
+    now: float,
+    wall: float,
+    *,
+    prices: Prices = NO_PRICES,
+    forgotten: Collection[str] = (),
+    notes: Sequence[str] = (),
+) -> ClusterState:
+    """`now` is monotonic, `wall` is Unix time. `forgotten`: UUIDs that are left out while they are away."""
+    offset, step = wall - now, 0.0
+    if previous is not None:
+        step = offset - previous.clock_offset
+        if abs(step) < _CLOCK_STEP:
+            offset, step = previous.clock_offset, 0.0
+    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
+    before = {node.name: node for node in previous.nodes} if previous else {}
+    chosen = _choose_readings(reading.nodes, before, outcomes, settings, now)
+    _resolve_gpus(chosen, before, settings, now)
+    round_ = _Round(settings, offset, step, reading.owners, prices, reading.idle_for)
+    present = {gpu.uuid for node in chosen.values() for gpu in node.state.devices if not is_lost(gpu)}
+    nodes = []
+    for node in chosen.values():
+        earlier = before.get(node.name)
+        state = node.state
+        if earlier is not None and state.producer == "dcgm-exporter":
+            state = _keep_lost(state, earlier.state, present, wall, step)
+        if forgotten:
+            state = _leave_out(state, forgotten, node.gone)
+            if node.gone and node.state.devices and not state.devices:
+                continue  # a node that is gone is shown for its GPUs only
+        nodes.append(round_.complete(node, state, earlier, now))
+    unread = tuple(_describe_unread(outcomes, chosen.values()))
+    alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
+    return ClusterState(
+        settings=settings,
+        taken_at=wall,
+        nodes=tuple(nodes),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(_models(nodes), prices))),
+        alerts=(*sort_alerts(alerts), *(Alert("warning", text) for text in unread[:MAX_NOTES])),
+        used=mean_by_scope(nodes, reading.owners, settings),
+        owners=reading.owners,
+        prices=prices,
+        outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
+        errors=reading.errors,
+        clock_offset=offset,
+    )
+
+
+def build_single_node_state(
+    state: NodeState,
+    settings: ViewSettings,
+    now: float,
+    wall: float,
+    *,
+    fresh: bool = True,
+    prices: Prices = NO_PRICES,
+    notes: Sequence[str] = (),
+) -> ClusterState:
+    """State of an exporter's own page. Figures that are not fresh are left out; the first note then is the alert."""
+    round_ = _Round(settings, wall - now, 0.0, {}, prices, {}, watched=False)
+    shown = state if fresh else replace(state, devices=(), namespaces=())
+    reading = NodeReading("", shown, read_at=now)
+    node = round_.complete(_Candidate(state.node, reading, stale=not fresh, state=shown), shown, None, now)
+    alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
+    if fresh:
+        alerts = sort_alerts(describe_node(state.node, node.state))
+    return ClusterState(
+        settings=settings,
+        taken_at=state.taken_at,
+        scope="node",
+        nodes=(replace(node, age_seconds=None),),
+        notes=(*notes, *describe_unpriced(_models([node]), prices)),
+        alerts=alerts,
+        prices=prices,
+        clock_offset=wall - now,
+    )
+
+
+def _models(nodes: Iterable[NodeEntry]) -> set[str]:
+    return {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
+
+
+def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
+    return tuple(notes) if len(notes) <= most else (*notes[:most], f"and {len(notes) - most} more")
+
+
+def gpu_id(gpu: DeviceState) -> str:
+    """UUID, or `gpu <index>` for exporters that report none."""
+    return gpu.uuid or f"gpu {'?' if gpu.index is None else gpu.index}"
+
+
+# Which exporter is used for a node, and which node has a GPU
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A node while a state is built."""
+
+    name: str
+    reading: NodeReading
+    stale: bool
+    state: NodeState
+    gone: bool = False
+    notes: list[str] = field(default_factory=list)
+    others: tuple[NodeReading, ...] = ()  # readings of the same node that are ignored
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _choose_readings(
+    readings: Iterable[NodeReading],
+    before: Mapping[str, NodeEntry],
+    outcomes: Mapping[str, TargetOutcome],
+    settings: ViewSettings,
+    now: float,
+) -> dict[str, _Candidate]:
+    """One reading per node name: a current one, that names holders, that was used in the round before."""
+    by_name: dict[str, list[NodeReading]] = {}
+    for reading in readings:
+        overdue = now - reading.read_at > settings.drop_after
+        if not overdue or (reading.listed and reading.state.devices):
+            by_name.setdefault(reading.state.node, []).append(reading)
+    chosen = {}
+    for name in sorted(by_name):
+        candidates = by_name[name]
+        if len(candidates) > 1:
+            used = before[name].target if name in before else ""
+            candidates.sort(key=lambda reading: _preference(reading, used, settings, now))
+        best, others = candidates[0], tuple(candidates[1:])
+        gone = now - best.read_at > settings.stale_after
+        node = _Candidate(name, best, _is_stale(best, settings, now), best.state, gone, others=others)
+        node.notes = list(_describe_reading(best, others, outcomes))
+        chosen[name] = node
+    return chosen
+
+
+def _preference(
+    reading: NodeReading, used: str, settings: ViewSettings, now: float
+) -> tuple[bool, bool, bool, bool, bool, bool, float, str]:
+    """Sort key; the smallest is used."""
+    stale = _is_stale(reading, settings, now)
+    return (
+        stale,
+        reading.listed is False,
+        not reading.state.devices,
+        not _names_holders(reading.state),
+        reading.target != used,
+        reading.state.producer != "podgpu",
+        -reading.read_at if stale else 0.0,
+        reading.target,
+    )
+
+
+def _names_holders(state: NodeState) -> bool:
+    return any(gpu.holders or any(instance.holders for instance in gpu.instances) for gpu in state.devices)
+
+
+def _is_stale(reading: NodeReading, settings: ViewSettings, now: float) -> bool:
+    return reading.state.stale or _clock_is_unset(reading) or now - reading.read_at > settings.stale_after
+
+
+def _clock_is_unset(reading: NodeReading) -> bool:
+    return reading.skew_seconds is not None and abs(reading.skew_seconds) > _CLOCK_UNSET
+
+
+def _describe_reading(
+    reading: NodeReading, others: Sequence[NodeReading], outcomes: Mapping[str, TargetOutcome]
+) -> Iterator[str]:
+    yield from reading.notes
+    for copy in (reading, *others):
+        outcome = outcomes.get(copy.target)
+        if outcome is not None and outcome.error:
+            yield outcome.text
+    ignored = sorted({other.target for other in others} - {reading.target})
+    if ignored:
+        yield f"read from {reading.target}; also reported by {few_of(ignored)}, which is ignored"
+    if reading.listed is False:
+        yield f"{reading.target} is no longer in the list of exporters"
+    if reading.state.stale:
+        yield "its exporter withholds its figures, because they are too old"
+    skew = reading.skew_seconds
+    if _clock_is_unset(reading):
+        yield "by its own clock its figures are not from today, so they count as stale; set the node's clock"
+    elif skew is not None and skew > _CLOCK_AHEAD:
+        yield f"its clock is {skew:.0f} s ahead"
+    elif skew is not None and skew < -_CLOCK_BEHIND:
+        yield f"its clock is {-skew:.0f} s behind, or its figures are that old"
+
+
+def _resolve_gpus(
+    chosen: dict[str, _Candidate], before: Mapping[str, NodeEntry], settings: ViewSettings, now: float
+) -> None:
+    """Leaves a GPU that several nodes report on one of them, by the same preference as between exporters."""
+    _merge_addresses(chosen)
+    nodes_of: dict[str, list[_Candidate]] = {}
+    for node in chosen.values():
+        for uuid in {gpu.uuid for gpu in node.state.devices if gpu.uuid}:
+            nodes_of.setdefault(uuid, []).append(node)
+    removed: dict[str, set[str]] = {}
+    same: set[str] = set()  # names of nodes that are another address of a node
+    for uuid, claimants in nodes_of.items():
+        if len(claimants) > 1:
+            lost = {node.name for node in claimants if any(g.uuid == uuid and is_lost(g) for g in node.state.devices)}
+            claimants.sort(key=lambda node: _claim(node, uuid, lost, before))
+            for loser in claimants[1:]:
+                removed.setdefault(loser.name, set()).add(uuid)
+                _note_claim(uuid, claimants[0], loser, loser.name in lost, same)
+    for name, uuids in removed.items():
+        node = chosen[name]
+        left = tuple(gpu for gpu in node.state.devices if gpu.uuid not in uuids)
+        overdue = now - node.reading.read_at > settings.drop_after
+        if not left and (name in same or overdue):
+            del chosen[name]
+            continue
+        lost_count = sum(gpu.uuid in uuids and is_lost(gpu) for gpu in node.state.devices)
+        node.state = replace(node.state, devices=left, gpus_lost=max(0, (node.state.gpus_lost or 0) - lost_count))
+
+
+def _merge_addresses(chosen: dict[str, _Candidate]) -> None:
+    """Leaves one of the nodes that are the same exporter under several addresses."""
+    by_id: dict[str, _Candidate] = {}
+    for node in sorted(chosen.values(), key=lambda node: (node.stale, not node.reading.named, node.name)):
+        if not node.state.exporter_id:
+            continue
+        kept = by_id.setdefault(node.state.exporter_id, node)
+        if kept is not node:
+            kept.note(f"also read as {node.name}: the same exporter under another address")
+            kept.others = (*kept.others, node.reading)
+            del chosen[node.name]
+
+
+def _claim(
+    node: _Candidate, uuid: str, lost: Collection[str], before: Mapping[str, NodeEntry]
+) -> tuple[bool, bool, bool, bool, bool, float, str]:
+    earlier = before.get(node.name)
+    had_it = earlier is not None and any(gpu.uuid == uuid and not is_lost(gpu) for gpu in earlier.state.devices)
+    return (
+        node.stale,
+        not node.reading.named,
+        node.name in lost,
+        not _names_holders(node.state),
+        not had_it,
+        -node.reading.read_at if node.stale else 0.0,
+        node.name,
+    )
+
+
+def _note_claim(uuid: str, winner: _Candidate, loser: _Candidate, lost: bool, same: set[str]) -> None:
+    if not (winner.reading.named and loser.reading.named):
+        same.add(loser.name)
+        winner.note(f"also read as {loser.name}: the same GPUs under another address")
+    elif loser.stale or lost:
+        winner.note(f"{uuid} was on {loser.name} before")
+        loser.note(f"{uuid} is on {winner.name} now")
+    else:
+        winner.note(f"{uuid} is also reported by {loser.name}, which is ignored")
+        loser.note(f"{uuid} is shown on {winner.name}, which reports it too")
+
+
+def _describe_unread(outcomes: Mapping[str, TargetOutcome], nodes: Iterable[_Candidate]) -> Iterator[str]:
+    """Failing targets that belong to no node. Nodes name their own."""
+    shown = {reading.target for node in nodes for reading in (node.reading, *node.others)}
+    for target in sorted(outcomes.keys() - shown):
+        if outcomes[target].error:
+            yield outcomes[target].text
+
+
+# GPUs that disappeared
+
+
+def _keep_lost(state: NodeState, earlier: NodeState, present: Collection[str], wall: float, step: float) -> NodeState:
+    """Adds the GPUs that a dcgm-exporter reported before: it leaves lost GPUs out without a word."""
+    missing = [gpu for gpu in earlier.devices if gpu.uuid and gpu.uuid not in present]
+    if not missing:
+        return state
+    here = {gpu.uuid for gpu in state.devices}
+    lost = tuple(_lost(gpu, wall, step) for gpu in missing if gpu.uuid not in here)
+    return replace(state, devices=(*state.devices, *lost[-_MAX_LOST:]))
+
+
+def _lost(gpu: DeviceState, wall: float, step: float) -> DeviceState:
+    since = next((c.since for c in gpu.conditions if c.name == LOST), None)
+    holders: list[Workload] = [Workload(*_identity(h)) for slot in (gpu, *gpu.instances) for h in slot.holders]
+    return DeviceState(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.model,
+        memory_total_bytes=gpu.memory_total_bytes,
+        conditions=(Condition(LOST, round(wall, 3) if since is None else since + step),),
+        last_holders=gpu.last_holders or tuple(holders),
+        instances=tuple(MigInstance(id=i.id, profile=i.profile) for i in gpu.instances),
+    )
+
+
+def _identity(holder: Workload) -> tuple[str, ...]:
+    return holder.namespace, holder.pod, holder.container, holder.uid, holder.container_id, holder.job
+
+
+def _leave_out(state: NodeState, forgotten: Collection[str], gone: bool) -> NodeState:
+    left = tuple(gpu for gpu in state.devices if gpu.uuid not in forgotten or not (gone or is_lost(gpu)))
+    if len(left) == len(state.devices):
+        return state
+    removed = {gpu.uuid for gpu in state.devices} - {gpu.uuid for gpu in left}
+    names = {f"gpu{gpu.index}" for gpu in state.devices if gpu.uuid in removed}
+    return replace(
+        state,
+        devices=left,
+        gpus_lost=max(0, (state.gpus_lost or 0) - len(removed)),
+        sources=tuple(s for s in state.sources if s.device not in removed and s.name not in names),
+    )
+
+
+# Who holds what
+
+
+@dataclass(slots=True)
+class _Round:
+    """What all nodes of a round share."""
+
+    settings: ViewSettings
+    offset: float
+    step: float
+    owners: Mapping[Pod, WorkloadOwner]
+    prices: Prices
+    idle_for: Mapping[tuple[str, str], float]
+    watched: bool = True  # holders are followed from round to round
+
+    def complete(self, node: _Candidate, state: NodeState, earlier: NodeEntry | None, now: float) -> NodeEntry:
+        age = max(0.0, now - node.reading.read_at)
+        state = _sort_devices(state)
+        if node.gone:
+            since = Condition(NODE_GONE, round(now + self.offset - age, 3))
+            gpus = tuple(replace(gpu, conditions=(*gpu.conditions, since)) for gpu in state.devices)
+            state = replace(state, devices=gpus)
+        return NodeEntry(
+            name=node.name,
+            target=node.reading.target,
+            state=state,
+            read_at=node.reading.read_at,
+            age_seconds=age,
+            stale=node.stale or node.gone,
+            gone=node.gone,
+            notes=bound_notes(node.notes),
+            held=tuple(self._hold(node, state, earlier)),
+        )
+
+    def _hold(self, node: _Candidate, state: NodeState, earlier: NodeEntry | None) -> Iterator[HeldPart]:
+        idle = _IdleTimes(self, node.reading, state, earlier)
+        for gpu in state.devices:
+            if not (gpu.holders or gpu.instances):
+                continue
+            blind = node.stale or node.gone or (bool(gpu.conditions) and is_blind(gpu))
+            for instance, slot_part in divide_gpu(gpu):
+                slot: Slot = instance or gpu
+                holders = holders_of(gpu, slot)
+                if not holders:
+                    continue
+                hour = self.prices.of(slot_model(gpu, instance)).gpu_hour if self.prices.currency else None
+                for holder, share in zip(holders, divide_slot(holders), strict=True):
+                    since, active_at = idle.of(gpu, instance, holder)
+                    part = share * slot_part
+                    yield HeldPart(
+                        gpu,
+                        instance,
+                        holder,
+                        part,
+                        share,
+                        "unknown" if blind else classify_use(slot, holder, since, self.watched),
+                        None if blind else since,
+                        active_at,
+                        self.owners.get((holder.namespace, holder.pod)) if self.owners else None,
+                        None if hour is None else hour * (part if instance is None else share),
+                    )
+
+
+class _IdleTimes:
+    """Since when the holders of one node run nothing.
+
+    podgpu's document says so. For other exporters it is completed here: a holder is idle if its utilisation (or that
+    of its device) is 0 and its busy time has not grown since the last reading.
+    """
+
+    def __init__(self, round_: _Round, reading: NodeReading, state: NodeState, earlier: NodeEntry | None) -> None:
+        self._watched = round_.watched
+        self._at = reading.read_at + round_.offset
+        self._reported = bool(state.exporter_id)
+        skew = reading.skew_seconds or 0.0
+        self._skew = skew if abs(skew) > _CLOCK_AHEAD else 0.0
+        self._step = round_.step
+        self._idle_for = round_.idle_for
+        self._is_new = earlier is None
+        self._same = earlier is not None and reading.read_at <= earlier.read_at + _SAME_READING
+        restarted = earlier is not None and earlier.state.exporter_id != state.exporter_id
+        self._before: dict[tuple[str, int | None, tuple[str, ...]], HeldPart] = {}
+        if earlier is not None and (restarted or not self._reported or _lacks_usage(earlier)):
+            self._before = {_key(part.gpu, part.instance, part.holder): part for part in earlier.held}
+
+    def of(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tuple[float | None, float | None]:
+        """`idle_since` and `active_at` of its part."""
+        usage = holder.usage
+        if not self._watched:
+            return None if usage is None else usage.idle_since, None
+        before = self._before.get(_key(gpu, instance, holder)) if self._before else None
+        if self._reported and usage is not None:
+            return self._reported_since(usage.idle_since, before), None
+        idle = runs_nothing(instance or gpu, holder)
+        if before is None or before.active_at is None:
+            active_at = self._at - (self._known_idle(gpu, instance, holder) if self._is_new else 0.0)
+            return active_at if idle else None, active_at
+        active_at = before.active_at + self._step
+        if self._same:
+            return active_at if before.idle_since is not None else None, active_at
+        busy = None if usage is None else usage.busy_ns
+        known = None if before.holder.usage is None else before.holder.usage.busy_ns
+        if idle and (busy is None or known is None or busy <= known):
+            return active_at, active_at
+        return None, self._at
+
+    def _reported_since(self, since: float | None, before: HeldPart | None) -> float | None:
+        if since is None:
+            return None
+        since -= self._skew
+        if before is not None and before.idle_since is not None:
+            return min(since, before.idle_since + self._step)  # the exporter was restarted, the holder stayed idle
+        return since
+
+    def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float:
+        """Seconds of idleness before the first reading, so that a restart of podgpu does not start again at 0."""
+        usage = holder.usage
+        counted = None if usage is None or usage.idle_ns is None else usage.idle_ns / _NS
+        if counted is not None and usage is not None and usage.busy_ns == 0:
+            return counted
+        known = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        return known if counted is None else min(known, counted)
+
+
+def _lacks_usage(node: NodeEntry) -> bool:
+    return any(part.holder.usage is None for part in node.held)
+
+
+def _key(gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tuple[str, int | None, tuple[str, ...]]:
+    return gpu_id(gpu), None if instance is None else instance.id, holder.key
+
+
+def _sort_devices(state: NodeState) -> NodeState:
+    """By index, each GPU once. Most documents are sorted."""
+    order = [(-1 if gpu.index is None else gpu.index, gpu.uuid) for gpu in state.devices]
+    if all(a < b for a, b in pairwise(order)):
+        return state
+    gpus = dict(sorted(zip(order, state.devices, strict=True), key=itemgetter(0)))
+    return replace(state, devices=tuple(gpus.values()))

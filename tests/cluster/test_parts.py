@@ -1,0 +1,89 @@
+"""How GPUs are divided among holders, what a holder does with its part, and that parts add up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.cluster.parts import Use, classify_use, divide, divide_gpu, divide_slot, gpu_utilization, sum_held
+from podgpu.model import Condition, HolderUsage
+from tests.cluster.states import gpu, holder, lost, mig, node, state_of
+
+
+def test_shares_as_given_else_equal() -> None:
+    def of(*shares: float | None) -> list[float]:
+        return divide_slot([holder(share=share) for share in shares])
+
+    assert of(None) == [1.0]
+    assert of(0.25) == [0.25]
+    assert of(None, None, None) == [1 / 3] * 3
+    assert of(0.5, None, None) == [0.5, 0.25, 0.25]
+    assert of(1.0, 1.0) == [0.5, 0.5]
+    assert of(1.0, None) == [1.0, 0.0]
+
+
+def test_mig_instances_are_the_part_of_their_compute_slices() -> None:
+    cut = gpu(0, instances=(mig(1, profile="3g.40gb"), mig(2), mig(3, profile="odd")))
+    assert [part for _, part in divide_gpu(cut)] == pytest.approx([3 / 7, 1 / 7, 3 / 7, 0])
+    a30 = gpu(0, model="NVIDIA A30", instances=(mig(1, profile="1g.6gb"),))
+    assert [part for _, part in divide_gpu(a30)] == [0.25, 0.75]
+    hidden = gpu(0, hidden=True, instances=(mig(1),))
+    assert [instance.id for instance, _ in divide_gpu(hidden) if instance] == [1], "--devices leaves the GPU out"
+
+
+def test_utilisation_of_a_gpu_in_mig_mode_is_the_mean_by_size() -> None:
+    cut = gpu(0, instances=(mig(1, profile="3g.40gb", busy=0.4), mig(2, busy=0.0), mig(3)))
+    assert gpu_utilization(cut) == pytest.approx(0.3)
+    assert gpu_utilization(gpu(0, busy=0.5)) == 0.5
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=20), st.floats(0, 1))
+def test_no_more_is_given_out_than_there_is(wanted: list[float | None], whole: float) -> None:
+    given_out = divide(wanted, whole)
+    assert all(part >= 0 for part in given_out)
+    assert sum(given_out) <= whole + 1e-9
+    if None in wanted:
+        assert sum(given_out) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("device", "usage", "idle_since", "watched", "use"),
+    [
+        (None, HolderUsage(utilization_ratio=0.5), None, True, "used"),
+        (0.5, None, None, True, "used"),
+        (0.5, HolderUsage(utilization_ratio=0.0), 5.0, True, "idle"),
+        (0.0, HolderUsage(utilization_ratio=0.0), None, False, "idle"),
+        (0.0, HolderUsage(utilization_ratio=0.0), None, True, "used"),
+        (0.9, HolderUsage(utilization_ratio=0.0, processes=1), None, True, "unknown"),
+        (0.9, HolderUsage(utilization_ratio=0.0, processes=0), None, False, "idle"),
+        (None, None, None, True, "unknown"),
+        (None, HolderUsage(processes=0), None, True, "idle"),
+        (None, HolderUsage(processes=1), None, False, "unknown"),
+    ],
+)
+def test_use(
+    device: float | None, usage: HolderUsage | None, idle_since: float | None, watched: bool, use: Use
+) -> None:
+    slot = gpu(0, busy=device)
+    own = holder() if usage is None else holder(**{name: getattr(usage, name) for name in usage.__struct_fields__})
+    assert classify_use(slot, own, idle_since, watched) == use
+
+
+def test_a_gpu_that_cannot_be_seen_is_unknown_and_a_lost_one_is_held_by_those_it_was_given_to() -> None:
+    user = holder("user", utilization_ratio=0.5)
+    guest = type(user)("ml", "guest", "main", usage=user.usage)
+    state = state_of(
+        node("n1", lost(0, user, guest), gpu(1, user, conditions=(Condition("unreadable", 1.0),), busy=0.5))
+    )
+    assert [(part.holder.pod, part.use) for part in state.nodes[0].held] == [("user", "unknown"), ("user", "unknown")]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1)), max_size=8))
+def test_totals_add_up_to_the_last_digit(gpus: list[tuple[int, float]]) -> None:
+    devices = [
+        gpu(n, *(holder(f"p{n}-{k}", utilization_ratio=busy if k else None, processes=k) for k in range(holders)))
+        for n, (holders, busy) in enumerate(gpus)
+    ]
+    sums = sum_held(state_of(node("n1", *devices)).nodes[0].held, priced=False)
+    assert round(sums.used + sums.idle + sums.unknown, 4) == sums.allocated == len(gpus)

@@ -1,0 +1,150 @@
+"""The price file: strict, read again when it changes, and what a MIG instance costs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.cluster.prices import (
+    NO_PRICES,
+    Price,
+    PriceReader,
+    Prices,
+    describe_unpriced,
+    example_prices,
+    parse_prices,
+    read_prices,
+)
+from podgpu.errors import UsageError
+from podgpu.simulate.models import MODELS
+
+H100 = "NVIDIA H100 80GB HBM3"
+WRONG_AMOUNTS = ("-1", ".nan", ".inf", "free", "1e3", "[1]", "0x10", "1_000", "true", "1:30", "1.", ".5")
+GOOD = f"""
+currency: EUR
+models:
+  "{H100}": {{gpu_hour: 2.5, kwh: 0.30}}
+  "*": {{gpu_hour: 1}}
+"""
+
+
+def test_the_documented_file() -> None:
+    prices = parse_prices(GOOD.encode(), "p.yml")
+    assert prices.currency == "EUR"
+    assert prices.of(H100) == Price(2.5, 0.3)
+    assert prices.of("NVIDIA A30") == Price(1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "missing required field `currency`"),
+        ("currency: EUR", "missing required field `models`"),
+        ("currency: [EUR]\nmodels: {a: {kwh: 1}}", "currency: expected `str`"),
+        ("currency: EUR\nmodel: {}", "unknown field `model`"),
+        ("currency: EUR\nmodels: {a: 2.5}", "expected `object`"),
+        ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
+        ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "unknown field `gpu-hour`"),
+        *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "p.yml: models") for wrong in WRONG_AMOUNTS),
+        ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_prices(content.encode(), "p.yml")
+    assert str(refused.value).startswith("p.yml: ")
+    assert complaint in str(refused.value)
+
+
+@given(st.binary(max_size=60) | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode))
+def test_no_file_makes_it_fall_over(content: bytes) -> None:
+    with suppress(UsageError):
+        parse_prices(content, "p.yml")
+
+
+def test_a_mig_instance_costs_its_slices() -> None:
+    prices = Prices(
+        "EUR",
+        {
+            H100: Price(7.0, 0.25),
+            "NVIDIA A30": Price(4.0),
+            f"{H100} MIG 3g.40gb": Price(9.0),
+            "*": Price(14.0),
+        },
+    )
+    assert prices.of(f"{H100} MIG 1g.10gb") == Price(pytest.approx(1.0), 0.25)  # type: ignore[arg-type]
+    assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == pytest.approx(2)
+    assert prices.of(f"{H100} MIG 3g.40gb") == Price(9.0)
+    assert prices.of("NVIDIA A30 MIG 1g.6gb").gpu_hour == 1  # cut into four
+    assert prices.of("NVIDIA H200 MIG 1g.18gb").gpu_hour == pytest.approx(2)
+    assert prices.of(f"{H100} MIG odd") == Price(None, 0.25)
+    assert Prices("EUR", {H100: Price(kwh=1.0)}).of(f"{H100} MIG 1g.10gb") == Price(None, 1.0)
+
+
+def test_blanks_written_as_dashes() -> None:
+    prices = parse_prices(GOOD.encode(), "p.yml")
+    assert prices.of("NVIDIA-H100-80GB-HBM3") == prices.of(H100)
+    assert Prices("EUR", {}).of("*") == Price()
+
+
+def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yml"
+    file.write_text(GOOD, encoding="utf-8")
+    prices = PriceReader(str(file))
+    assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
+    file.write_text(GOOD.replace("2.5", "3.5"), encoding="utf-8")
+    assert prices.read()[0].of(H100).gpu_hour == 3.5
+    file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
+    kept, (note,) = prices.read()
+    assert kept.of(H100).gpu_hour == 3.5
+    assert "numbers of 0 or more" in note
+    file.unlink()
+    kept, (note,) = prices.read()
+    assert kept.of(H100).gpu_hour == 3.5
+    assert "is not there" in note
+    file.write_text(GOOD, encoding="utf-8")
+    assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
+
+
+def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--prices: .*is not there"):
+        PriceReader(str(tmp_path / "none.yml"))
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text("currency: EUR", encoding="utf-8")
+    with pytest.raises(UsageError, match="required field `models`"):
+        PriceReader(str(wrong))
+    wrong.write_bytes(b"#" * 300_000)
+    with pytest.raises(UsageError, match=r"--prices: .*more than 262144 bytes"):
+        PriceReader(str(wrong))
+
+
+def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is() -> None:
+    prices = example_prices()
+    assert (prices.currency, prices.source) == ("USD", "example")
+    assert [model.name for model in MODELS.values() if not prices.of(model.name).gpu_hour] == []
+    assert "*" not in prices.models, "a model nobody priced must be seen"
+    for model in ("NVIDIA GH200 480GB", "NVIDIA A10G", "NVIDIA-A100-SXM4-80GB", "Tesla T4"):
+        assert prices.of(model).gpu_hour
+
+
+def test_what_the_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_prices("")() == (NO_PRICES, ())
+    assert read_prices("example")()[0].source == "example"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "example").write_text(GOOD, encoding="utf-8")
+    assert read_prices("./example")()[0].source == "file", "a file of that name is named by a path"
+
+
+def test_models_without_a_price_are_named_once() -> None:
+    prices = parse_prices(GOOD.replace('"*"', '"NVIDIA A1OO-SXM4-40GB"').encode(), "p.yml")
+    (note,) = describe_unpriced(["NVIDIA L4", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", ""], prices)
+    assert note.startswith("--prices has no price for NVIDIA A100-SXM4-40GB, NVIDIA L4, devices of an unknown model:")
+    assert "the file has NVIDIA A1OO-SXM4-40GB: is it the same?" in note
+    assert describe_unpriced([], prices) == describe_unpriced(["NVIDIA L4"], NO_PRICES) == ()
+    (many,) = describe_unpriced([f"GPU {number}" for number in range(30)], example_prices())
+    assert "and 22 more" in many
+    assert "--prices example" in many

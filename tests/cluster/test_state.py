@@ -1,0 +1,353 @@
+"""Which exporter counts for a node, where a GPU is, what is stale, gone or lost, and who is idle since when."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podgpu.cluster.collect import TargetOutcome
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import ClusterState
+from podgpu.metrics.parse import parse_text
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus
+from tests.cluster.states import WALL, World, duplicates, gpu, holder, lost, mig, node, state_of, text_of, uuids, value
+
+# Two exporters of one node
+
+
+def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before() -> None:
+    without = node("n1", gpu(0, busy=0.1), target="http://a", read_at=2)
+    names = node("n1", gpu(0, holder(), busy=0.2), target="http://b", read_at=1)
+    for order in ((without, names), (names, without)):
+        (entry,) = state_of(*order, at=3).nodes
+        assert entry.target == "http://b"
+        assert entry.notes == ("read from http://b; also reported by http://a, which is ignored",)
+    world = World()
+    world.round(node("n1", gpu(0, holder()), target="http://b"))
+    for at in range(15, 90, 15):
+        both = [node("n1", gpu(0, holder()), target=f"http://{name}", read_at=at) for name in "ab"]
+        assert world.round(*both, at=at).nodes[0].target == "http://b"
+    silent = node("n1", gpu(0, holder()), target="http://b", read_at=75)
+    state = world.round(silent, node("n1", gpu(0), target="http://a", read_at=130), at=131)
+    assert state.nodes[0].target == "http://a", "current figures come first"
+
+
+def test_an_exporter_without_gpus_does_not_hide_another() -> None:
+    blind, seeing = node("n1", target="http://blind", read_at=1), node("n1", gpu(0), target="http://seeing")
+    assert uuids(state_of(blind, seeing, at=1)) == {"n1": ["GPU-0"]}
+
+
+def test_one_exporter_under_two_addresses_is_one_node() -> None:
+    named = node("n1", gpu(0), exporter_id="x", read_at=1)
+    address = node("10.0.0.1:9400", gpu(0), exporter_id="x", named=False, read_at=2)
+    state = state_of(address, named, at=3)
+    assert uuids(state) == {"n1": ["GPU-0"]}
+    assert "also read as 10.0.0.1:9400" in state.nodes[0].notes[0]
+    empty = state_of(node("a", exporter_id="x"), node("b", exporter_id="x"))
+    assert [entry.name for entry in empty.nodes] == ["a"]
+
+
+def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
+    named = node("n1", gpu(0), gpu(1), read_at=1)
+    address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
+    state = state_of(address, named, at=3)
+    assert uuids(state) == {"n1": ["GPU-0", "GPU-1"]}
+    assert state.nodes[0].notes == ("also read as 10.0.0.1:9400: the same GPUs under another address",)
+
+
+def test_gpus_without_uuids_are_different_gpus() -> None:
+    state = state_of(node("n1", gpu(0, uuid=""), named=False), node("n2", gpu(0, uuid=""), named=False))
+    assert [(entry.name, len(entry.state.devices), entry.notes) for entry in state.nodes] == [
+        ("n1", 1, ()),
+        ("n2", 1, ()),
+    ]
+
+
+# A GPU that several nodes report
+
+
+def test_a_gpu_that_moved_is_where_it_was_seen_last() -> None:
+    state = state_of(node("n1", gpu(0), gpu(1), read_at=0), node("n2", gpu(0), read_at=60), at=61)
+    assert uuids(state) == {"n1": ["GPU-1"], "n2": ["GPU-0"]}
+    assert [entry.notes for entry in state.nodes] == [("GPU-0 is on n2 now",), ("GPU-0 was on n1 before",)]
+
+
+@pytest.mark.parametrize(("first", "then"), [("n1", "n2"), ("n2", "n1")])
+def test_a_gpu_that_one_node_lost_is_where_it_answers(first: str, then: str) -> None:
+    state = state_of(node(first, lost(0), gpu(1), gpus_lost=1), node(then, gpu(0, holder("a"))))
+    assert uuids(state) == {first: ["GPU-1"], then: ["GPU-0"]}
+    assert state.alerts == (), "and it is not missed"
+
+
+def test_a_gpu_that_two_nodes_claim_is_on_the_one_that_names_its_holder() -> None:
+    world = World()
+    for at, names in ((0, "n2"), (15, ""), (30, "")):
+        nodes = [
+            node(name, gpu(0, *([holder()] if name == names else []), used=50.0), read_at=at) for name in ("n1", "n2")
+        ]
+        state = world.round(*nodes, at=at)
+        assert uuids(state) == {"n1": [], "n2": ["GPU-0"]}
+        assert state.nodes[1].notes == ("GPU-0 is also reported by n1, which is ignored",)
+        assert state.nodes[0].notes == ("GPU-0 is shown on n2, which reports it too",)
+        assert value(state, "podgpu_used_gpus", scope="cluster") == 1
+
+
+# Stale, gone, dropped
+
+
+def test_stale_nodes_are_marked_left_out_of_counts_and_dropped() -> None:
+    held = gpu(0, holder(), used=80.0)
+    assert value(state_of(node("n1", held), at=45), "avg_GPU_utilization") == 80
+    state = state_of(node("n1", held), at=46)
+    (entry,) = state.nodes
+    assert (entry.stale, entry.gone, state.has_fresh_nodes) == (True, True, False)
+    assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"]
+    assert [part.use for part in entry.held] == ["unknown"]
+    assert value(state, "avg_GPU_utilization") is None
+    assert value(state, "podgpu_cluster_node_up", node="n1") == 0
+    assert value(state, "podgpu_cluster_node_last_seen_timestamp_seconds", node="n1") == WALL
+    assert "pod_and_gpu_map_info{" in text_of(state)
+    assert "podgpu_node_gpus" not in text_of(state)
+    assert state_of(node("n1", held), at=301).nodes == ()
+    assert state_of(node("n1", held, listed=True), at=3600).nodes[0].gone, "it stays while its exporter is listed"
+    assert state.alerts[0].text.startswith("node n1 does not answer, with its 1 GPU: ")
+
+
+def test_a_clock_that_was_never_set_makes_a_node_stale() -> None:
+    state = state_of(node("n1", gpu(0), skew_seconds=-1.7e9), node("n2", gpu(1), skew_seconds=90.0))
+    assert [entry.stale for entry in state.nodes] == [True, False]
+    assert state.nodes[1].notes == ("its clock is 90 s ahead",)
+
+
+def test_an_exporter_that_withholds_its_figures_is_stale() -> None:
+    (entry,) = state_of(node("n1", gpu(0, holder()), stale=True)).nodes
+    assert (entry.stale, entry.gone) == (True, False)
+
+
+def test_notes_and_alerts_name_what_fails() -> None:
+    failed = TargetOutcome("http://n1:9400/metrics", 5.0, "timeout", "no answer within 5 s")
+    unknown = TargetOutcome("http://n9:9400/metrics", 0.1, "refused", "connection refused")
+    sources = (SourceStatus("kubelet", up=False), SourceStatus("gpu0", up=False))
+    broken = gpu(0, conditions=(Condition("xid", 5.0, "79"),))
+    state = state_of(node("n1", broken, sources=sources), outcomes=(failed, unknown), notes=("partial data",))
+    assert state.nodes[0].notes == ("http://n1:9400/metrics: no answer within 5 s",)
+    assert state.notes == ("partial data", "http://n9:9400/metrics: connection refused")
+    assert [(alert.severity, alert.uuid) for alert in state.alerts] == [
+        ("broken", "GPU-0"),
+        ("warning", ""),
+        ("warning", ""),
+    ]
+    assert "podgpu cannot read kubelet:" in state.alerts[1].text, "the failure of gpu0 is a condition already"
+    many = state_of(outcomes=tuple(TargetOutcome(f"http://n{n}", 1.0, "refused", "refused") for n in range(1000)))
+    assert (len(many.notes), many.notes[-1]) == (13, "and 988 more")
+
+
+# GPUs that disappear
+
+
+def foreign(*gpus: DeviceState, read_at: float, name: str = "n1", **more: Any) -> Any:
+    return node(name, *gpus, read_at=read_at, producer="dcgm-exporter", **more)
+
+
+@pytest.mark.fault(
+    "A GPU vanishes from a dcgm-exporter's metrics",
+    "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to do, until it is back,"
+    " has moved, or is forgotten",
+)
+def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
+    world = World()
+    world.round(foreign(gpu(0), gpu(1, holder()), read_at=0))
+    for at in (15.0, 30.0):
+        state = world.round(foreign(gpu(0), read_at=at), at=at)
+    missing = state.nodes[0].state.devices[1]
+    assert (missing.index, missing.conditions, missing.holders) == (1, (Condition("lost", WALL + 15),), ())
+    assert [workload.pod for workload in missing.last_holders] == ["train"]
+    assert state.alerts[0].text.startswith("GPU 1 of node n1 (GPU-1): ")
+    moved = world.round(foreign(gpu(0), read_at=45), node("n2", gpu(1), read_at=45), at=45)
+    assert uuids(moved) == {"n1": ["GPU-0"], "n2": ["GPU-1"]}
+    world.round(foreign(gpu(0), gpu(2), read_at=60), at=60)
+    away = world.round(foreign(gpu(0), read_at=75), at=75)
+    assert uuids(away) == {"n1": ["GPU-0", "GPU-2"]}
+    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, forgotten={"GPU-2"})) == {"n1": ["GPU-0"]}
+    assert uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, forgotten={"GPU-2"}))["n1"][1] == "GPU-2"
+
+
+def test_a_lost_gpu_goes_with_its_node_and_moves_with_the_clock() -> None:
+    world = World()
+    world.round(foreign(gpu(0), gpu(1), read_at=0))
+    world.round(foreign(gpu(0), read_at=15), at=15)
+    hour = world.round(foreign(gpu(0), read_at=15), at=30, wall=WALL + 3630)
+    assert hour.nodes[0].state.devices[1].conditions == (Condition("lost", WALL + 3615),)
+    gone = world.round(foreign(gpu(0), read_at=15), at=90, wall=WALL + 3690)
+    assert [[c.name for c in g.conditions] for g in gone.nodes[0].state.devices] == [
+        ["node_gone"],
+        ["lost", "node_gone"],
+    ]
+    dropped = world.round(foreign(gpu(0), read_at=15), at=99, wall=WALL + 3699, forgotten={"GPU-0", "GPU-1"})
+    assert dropped.nodes == (), "a gone node is shown for its GPUs only"
+
+
+def test_podgpu_reports_lost_gpus_itself() -> None:
+    world = World()
+    world.round(node("n1", gpu(0), gpu(1)))
+    assert uuids(world.round(node("n1", gpu(0), read_at=15), at=15)) == {"n1": ["GPU-0"]}
+
+
+# Idle holders
+
+
+class Watched(World):
+    """Rounds of 15 s on one node whose exporter does not report idle times."""
+
+    def __init__(self) -> None:
+        super().__init__(ViewSettings(idle_after=60.0))
+        self.at = -15.0
+
+    def turn(self, *gpus: DeviceState, rounds: int = 1, **more: Any) -> float | None:
+        """Returns since when the only holder is idle, in seconds after the first round."""
+        for _ in range(rounds):
+            self.at += 15.0
+            state = self.round(node("n1", *gpus, read_at=self.at), at=self.at, **more)
+        return _since(state)
+
+
+def _since(state: ClusterState) -> float | None:
+    (part,) = state.nodes[0].held
+    return None if part.idle_since is None else part.idle_since - WALL
+
+
+def test_idle_since_it_was_last_seen_busy() -> None:
+    world = Watched()
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0))) == 0
+    world.turn(gpu(0, holder(utilization_ratio=0.5)), rounds=3)
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0)), rounds=4) == 45
+    assert world.turn(gpu(0, holder(utilization_ratio=0.1))) is None
+
+
+def test_the_holders_own_utilisation_counts_before_the_devices() -> None:
+    assert Watched().turn(gpu(0, holder(utilization_ratio=0.0), busy=0.9)) == 0
+    assert Watched().turn(gpu(0, holder(), busy=0.9)) is None
+    assert Watched().turn(gpu(0, holder(), busy=0.0)) == 0
+    assert Watched().turn(gpu(0, holder())) is None
+    beside = holder(utilization_ratio=0.0, processes=1)
+    assert Watched().turn(gpu(0, beside, busy=0.9)) is None, "the driver counts only the busiest process"
+
+
+def test_work_between_two_rounds_is_no_idleness() -> None:
+    world = Watched()
+    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)), rounds=3)
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) is None
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) == 45
+    assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=0))) == 45, "the exporter was restarted"
+
+
+def test_the_same_reading_again_changes_nothing() -> None:
+    world = Watched()
+    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)))
+    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11)))
+    same = node("n1", gpu(0, holder(utilization_ratio=0.0, busy_ns=11)), read_at=15.0)
+    assert _since(world.round(same, at=16.0)) is None
+
+
+def test_a_restart_of_podgpu_does_not_start_at_zero() -> None:
+    assert Watched().turn(gpu(0, holder(), busy=0.0), idle_for={("GPU-0", ""): 7200.0}) == -7200
+    never = holder(utilization_ratio=0.0, busy_ns=0, idle_ns=500 * 10**9)
+    assert Watched().turn(gpu(0, never)) == -500
+    later = holder(utilization_ratio=0.0, busy_ns=1, idle_ns=100 * 10**9)
+    assert Watched().turn(gpu(0, later), idle_for={("GPU-0", ""): 7200.0}) == -100
+
+
+def test_podgpus_own_idle_time_is_used_and_survives_a_restart_of_the_exporter() -> None:
+    def reading(at: float, since: float, exporter_id: str, skew: float = 0.0) -> Any:
+        idle = holder(utilization_ratio=0.0, idle_since=since)
+        return node("n1", gpu(0, idle), read_at=at, exporter_id=exporter_id, skew_seconds=skew)
+
+    world = World()
+    assert _since(world.round(reading(0.0, WALL - 300, "a"))) == -300
+    assert _since(world.round(reading(15.0, WALL + 10, "a"), at=15.0)) == 10, "it worked for a moment"
+    assert _since(world.round(reading(30.0, WALL + 29, "b"), at=30.0)) == 10, "the exporter is new, the holder is not"
+    assert _since(state_of(reading(0.0, WALL - 300 + 50, "a", skew=50.0))) == -300, "the node's clock is ahead"
+
+
+def test_idle_times_move_with_the_wall_clock() -> None:
+    world = Watched()
+    world.turn(gpu(0, holder(utilization_ratio=0.0)), rounds=2)
+    state = world.round(node("n1", gpu(0, holder(utilization_ratio=0.0)), read_at=30), at=30, wall=WALL + 3630)
+    assert _since(state) == 3600
+
+
+# Whatever is read
+
+HOLDERS = st.builds(
+    Holder,
+    namespace=st.sampled_from(["", "ml", "web"]),
+    pod=st.sampled_from(["", "a", "b"]),
+    job=st.sampled_from(["", "", "7"]),
+    share_ratio=st.none() | st.floats(0, 2),
+    source=st.sampled_from(["", "kubelet"]),
+    usage=st.none()
+    | st.builds(
+        HolderUsage,
+        utilization_ratio=st.none() | st.floats(0, 1),
+        processes=st.none() | st.integers(0, 2),
+        idle_since=st.none() | st.floats(0, WALL),
+    ),
+)
+INSTANCES = st.builds(mig, st.integers(0, 6), HOLDERS, profile=st.sampled_from(["1g.10gb", "3g.40gb", "odd"]))
+GPUS = st.builds(
+    lambda index, holders, instances, busy, used, conditions: gpu(
+        index,
+        *holders,
+        busy=busy,
+        used=used,
+        instances=tuple({i.id: i for i in instances}.values()),
+        conditions=conditions,
+    ),
+    st.integers(0, 3),
+    st.lists(HOLDERS, max_size=3),
+    st.lists(INSTANCES, max_size=3),
+    st.none() | st.floats(0, 1),
+    st.none() | st.floats(0, 1e9),
+    st.sampled_from([(), (Condition("lost", 1.0),), (Condition("xid", 1.0, "79"),)]),
+)
+READINGS = st.builds(
+    lambda name, gpus, read_at, more: node(name, *gpus, read_at=read_at, **more),
+    st.sampled_from(["n1", "n2", "n3"]),
+    st.lists(GPUS, max_size=4),
+    st.sampled_from([-400.0, -50.0, -1.0, 0.0]),
+    st.fixed_dictionaries(
+        {
+            "target": st.sampled_from(["http://a", "http://b", "http://c", "http://d"]),
+            "producer": st.sampled_from(["podgpu", "dcgm-exporter"]),
+            "exporter_id": st.sampled_from(["", "x", "y"]),
+            "named": st.booleans(),
+            "listed": st.sampled_from([True, False, None]),
+        }
+    ),
+)
+
+
+@given(st.lists(st.lists(READINGS, max_size=5), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_no_series_occurs_twice_and_parts_add_up(rounds: list[list[Any]]) -> None:
+    world = World(ViewSettings(idle_after=1.0, legacy_map_metrics=True))
+    for number, readings in enumerate(rounds):
+        state = world.round(*readings, at=15.0 * number)
+        assert duplicates(parse_text(text_of(state))) == []
+        claimed = [gpu.uuid for entry in state.nodes for gpu in {g.uuid: g for g in entry.state.devices}.values()]
+        assert len(claimed) == len(set(claimed))
+        for entry in state.nodes:
+            for device in entry.state.devices:
+                total = sum(part.part for part in entry.held if part.gpu is device)
+                assert -1e-9 <= total <= 1 + 1e-9
+
+
+@given(st.lists(READINGS, max_size=6), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_the_order_of_targets_does_not_matter(readings: list[Any], order: random.Random) -> None:
+    once = list({(r.target, r.state.node): r for r in readings}.values())
+    assert text_of(state_of(*once)) == text_of(state_of(*order.sample(once, len(once))))
