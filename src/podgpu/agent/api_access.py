@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.gpu.exposition_source import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
+from podgpu.gpu.exposition import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
 from podgpu.metrics.counters import Naming
 from podgpu.model import Allocation, Device

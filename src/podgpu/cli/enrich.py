@@ -26,8 +26,7 @@ from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, FileOwner, OutputError
 from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
+from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
 from podgpu.metrics.render import Policy
 from podgpu.model import Device
 from podgpu.workers import Workers

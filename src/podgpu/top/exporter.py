@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import msgspec
 
-from podgpu.cluster.flat import FlatView, flat_view
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import build_single_node_state
 from podgpu.cluster.view import make_view
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.gpu.exposition_source import UrlExposition
+from podgpu.gpu.exposition import UrlExposition
 from podgpu.http_client import MAX_METRICS_BYTES, Access
 from podgpu.metrics.adapter import node_from_samples
 from podgpu.metrics.families import CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.model import NodeState
 from podgpu.top.api import PodgpuApi
+from podgpu.top.figures import FlatView, flat_view
 
 DEADLINE = 5.0
 """Seconds for one exposition."""

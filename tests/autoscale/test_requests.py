@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from podgpu.autoscale.questions import Over, Whom
-from podgpu.autoscale.refusal import Kind, Refusal
+from podgpu.autoscale.answers import Aggregation, PodSelector
+from podgpu.autoscale.refusal import Refusal, RefusalKind
+from podgpu.autoscale.requests import Trigger, parse_trigger
 from podgpu.autoscale.selectors import parse_selector
-from podgpu.autoscale.trigger import Trigger, parse_trigger
 
 GOOD = {"scalerAddress": "podgpu:9411", "owner": "Deployment/inference", "target": "60"}
 
@@ -21,14 +21,14 @@ def trigger(**changes: str) -> Trigger:
 def refusal(metadata: dict[str, str], namespace: str = "serving") -> str:
     with pytest.raises(Refusal) as raised:
         parse_trigger(namespace, metadata, 600.0)
-    assert raised.value.kind in (Kind.BAD_REQUEST, Kind.NOT_FOUND)
+    assert raised.value.kind in (RefusalKind.BAD_REQUEST, RefusalKind.NOT_FOUND)
     return str(raised.value)
 
 
 def test_what_is_not_said_is_as_usual() -> None:
     found = trigger()
-    assert (found.metric.name, found.target, found.over) == ("gpu_utilization", 60.0, Over())
-    assert found.whom == Whom("serving", owner=("Deployment", "inference"))
+    assert (found.metric.name, found.target, found.aggregation) == ("gpu_utilization", 60.0, Aggregation())
+    assert found.pods == PodSelector("serving", owner=("Deployment", "inference"))
 
 
 def test_everything_said() -> None:
@@ -42,7 +42,12 @@ def test_everything_said() -> None:
         enableTLS="true",
     )
     assert (found.metric.name, found.target) == ("gpu_busy", 12.5)
-    assert (found.over.window, found.over.aggregate.rank, found.over.leave_out, found.over.idle_for) == (
+    assert (
+        found.aggregation.window,
+        found.aggregation.aggregate.quantile,
+        found.aggregation.skip_missing,
+        found.aggregation.idle_for,
+    ) == (
         300,
         0.9,
         True,
@@ -52,14 +57,16 @@ def test_everything_said() -> None:
 
 def test_pods_by_selector_or_scope() -> None:
     rest = {"target": "60"}
-    assert parse_trigger("a", {**rest, "selector": "app=x"}, 600.0).whom == Whom("a", selector=parse_selector("app=x"))
-    assert parse_trigger("a", {**rest, "scope": "namespace"}, 600.0).whom == Whom("a")
-    assert parse_trigger("a", {**rest, "scope": "cluster"}, 600.0).whom == Whom("")
+    assert parse_trigger("a", {**rest, "selector": "app=x"}, 600.0).pods == PodSelector(
+        "a", labels=parse_selector("app=x")
+    )
+    assert parse_trigger("a", {**rest, "scope": "namespace"}, 600.0).pods == PodSelector("a")
+    assert parse_trigger("a", {**rest, "scope": "cluster"}, 600.0).pods == PodSelector("")
 
 
 def test_a_kind_is_written_as_kubernetes_does() -> None:
-    assert trigger(owner="statefulset/x").whom.owner == ("StatefulSet", "x")
-    assert trigger(owner="Rollout/x").whom.owner == ("Rollout", "x")
+    assert trigger(owner="statefulset/x").pods.owner == ("StatefulSet", "x")
+    assert trigger(owner="Rollout/x").pods.owner == ("Rollout", "x")
 
 
 def test_keda_puts_a_variables_value_under_the_key_that_names_it() -> None:

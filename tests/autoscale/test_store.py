@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.autoscale.metrics import COLUMNS, metric_named
-from podgpu.autoscale.questions import Over, Whom, of_workload
-from podgpu.autoscale.refusal import Kind, Refusal
-from podgpu.autoscale.ring import Rings
+from podgpu.autoscale.answers import Aggregation, PodSelector, compute_value
+from podgpu.autoscale.metrics import COLUMNS, find_metric
+from podgpu.autoscale.refusal import Refusal, RefusalKind
+from podgpu.autoscale.store import SampleRings
 from tests.autoscale.scenes import BEGIN, INTERVAL, Stage, gpu, holder, pod
 
-INFERENCE = Whom("serving", owner=("Deployment", "inference"))
+INFERENCE = PodSelector("serving", owner=("Deployment", "inference"))
 
 
 def answer(stage: Stage, later: float) -> tuple[float, float]:
-    found = of_workload(stage.scene(later), INFERENCE, metric_named("gpu_utilization"), Over(window=60.0))
+    found = compute_value(stage.snapshot(later), INFERENCE, find_metric("gpu_utilization"), Aggregation(window=60.0))
     return found.value, found.at
 
 
@@ -39,15 +39,15 @@ def test_two_replicas_answer_alike_though_one_is_done_before_the_other() -> None
 def test_rounds_that_stand_still_are_no_answer_after_a_while() -> None:
     stage = Stage([pod("a")])
     stage.turn(n1=(gpu(0, holder("a", utilization=0.5)),))
-    assert stage.scene(60.0).number
+    assert stage.snapshot(60.0).number
     with pytest.raises(Refusal) as raised:
-        stage.scene(100.0)
-    assert raised.value.kind is Kind.NO_DATA
+        stage.snapshot(100.0)
+    assert raised.value.kind is RefusalKind.NO_DATA
 
 
 def test_before_the_first_round_there_is_no_answer() -> None:
     with pytest.raises(Refusal, match="first round"):
-        Stage().scene()
+        Stage().snapshot()
 
 
 def test_a_clock_set_back_forgets_what_lies_in_the_future() -> None:
@@ -73,8 +73,8 @@ def row(value: float) -> tuple[float, ...]:
     return (value,) * COLUMNS
 
 
-def test_a_key_not_seen_for_the_longest_window_is_forgotten() -> None:
-    rings: Rings[str] = Rings(4, 10)
+def test_a_key_not_seen_for_the_max_window_is_forgotten() -> None:
+    rings: SampleRings[str] = SampleRings(4, 10)
     for number in range(3):
         rings.add(number, {"a": row(1), "b": row(2)})
     for number in range(3, 20):
@@ -84,7 +84,7 @@ def test_a_key_not_seen_for_the_longest_window_is_forgotten() -> None:
 
 
 def test_more_keys_than_there_is_room_for_are_counted() -> None:
-    rings: Rings[int] = Rings(4, 10)
+    rings: SampleRings[int] = SampleRings(4, 10)
     rings.add(0, {key: row(key) for key in range(15)})
     assert (len(rings), rings.left_out) == (10, 5)
 
@@ -94,7 +94,7 @@ def test_more_keys_than_there_is_room_for_are_counted() -> None:
     st.integers(1, 8),
 )
 def test_what_is_read_are_the_last_rounds_as_they_were(steps: list[tuple[int, float | None]], window: int) -> None:
-    rings: Rings[str] = Rings(8, 10)
+    rings: SampleRings[str] = SampleRings(8, 10)
     number, written = 0, dict[int, float]()
     for step, value in steps:
         number += step

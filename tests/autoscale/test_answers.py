@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.autoscale.metrics import METRICS, Aggregate, metric_named, parse_aggregate
-from podgpu.autoscale.questions import Over, Whom, figure_of, of_pods, of_scope, of_workload
-from podgpu.autoscale.refusal import Kind, Refusal
+from podgpu.autoscale.answers import Aggregation, PodSelector, compute_pod_values, compute_scope_value, compute_value
+from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
+from podgpu.autoscale.refusal import Refusal, RefusalKind
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
+from podgpu.model import MigInstance
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
-# Over pods and over time
+# Aggregation pods and over time
 
 
 def three_pods() -> Stage:
@@ -40,23 +41,23 @@ def test_the_window_is_over_each_pods_rounds() -> None:
 def test_the_window_told_is_the_one_that_was_had() -> None:
     stage = Stage([pod("a")])
     stage.turns(5, n1=(busy("a", 0.2, 0),))
-    answer = of_workload(stage.scene(), INFERENCE, metric_named("gpu_utilization"), Over(window=150.0))
+    answer = compute_value(stage.snapshot(), INFERENCE, find_metric("gpu_utilization"), Aggregation(window=150.0))
     assert (answer.window, answer.at) == (5 * INTERVAL, BEGIN + 5 * INTERVAL)
 
 
 def test_less_than_half_of_a_window_is_no_figure() -> None:
     """After a restart of ours: two replicas would answer differently, and one sample is no mean."""
     stage, whole = Stage([pod("a")]), {"window": 10 * INTERVAL}
-    metric, node = metric_named("gpu_utilization"), ("node", "n1")
+    metric, node = find_metric("gpu_utilization"), ("node", "n1")
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     assert "not yet for half of the window" in str(refused(stage, **whole))
-    assert of_pods(stage.scene(), stage.pods, metric, 10 * INTERVAL) == []
-    with pytest.raises(Refusal, match="4 of the window's 10 rounds"):
-        of_scope(stage.scene(), node, metric, 10 * INTERVAL)
+    assert compute_pod_values(stage.snapshot(), stage.pods, metric, Aggregation(10 * INTERVAL)) == []
+    with pytest.raises(Refusal, match="4 of 10 rounds"):
+        compute_scope_value(stage.snapshot(), node, metric, 10 * INTERVAL)
     assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
     stage.turn(n1=(busy("a", 0.2, 0),))
     assert figure(stage, **whole) == pytest.approx(20)
-    assert of_scope(stage.scene(), node, metric, 10 * INTERVAL).value == pytest.approx(20)
+    assert compute_scope_value(stage.snapshot(), node, metric, 10 * INTERVAL).value == pytest.approx(20)
 
 
 def test_a_younger_pod_of_the_same_name_has_none_of_the_old_ones_rounds() -> None:
@@ -64,7 +65,7 @@ def test_a_younger_pod_of_the_same_name_has_none_of_the_old_ones_rounds() -> Non
     stage.turns(4, n1=(busy("a-0", 1.0, 0),))
     stage.pods = [pod("a-0", owner="StatefulSet/a", started=65.0)]
     stage.turns(2, n1=(busy("a-0", 0.2, 0),))
-    assert figure(stage, whom=Whom("serving", owner=("StatefulSet", "a")), window=120.0) == pytest.approx(20)
+    assert figure(stage, selector=PodSelector("serving", owner=("StatefulSet", "a")), window=120.0) == pytest.approx(20)
 
 
 def test_a_pod_on_several_gpus_is_their_mean_and_its_power_their_sum() -> None:
@@ -104,17 +105,15 @@ def test_a_counter_that_fell_tells_no_rate() -> None:
     stage = Stage([pod("a")])
     for seconds in (10.0, 12.0, 0.5):
         stage.turn(n1=(gpu(0, holder("a", utilization=0.1, busy_seconds=seconds)),))
-    assert refused(stage, "gpu_busy").kind is Kind.NO_DATA
+    assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
 
 
-@pytest.mark.parametrize(
-    ("metric", "field"), [("gpu_sm_activity", 1002), ("gpu_tensor_activity", 1004), ("gpu_dram_activity", 1005)]
-)
-def test_activities_are_the_devices_where_a_pod_has_it_alone(metric: str, field: int) -> None:
+@pytest.mark.parametrize(("metric", "field"), [(metric.name, metric.field) for metric in PROFILING_METRICS])
+def test_activities_are_the_devices_where_a_pod_has_it_alone(metric: str, field: str) -> None:
     stage = Stage([pod("a"), pod("b")])
-    stage.turn(n1=(gpu(0, holder("a"), beside=((field, 0.3),)), gpu(1, holder("b"), beside=((field, 0.5),))))
+    stage.turn(n1=(gpu(0, holder("a"), values={field: 0.3}), gpu(1, holder("b"), values={field: 0.5})))
     assert figure(stage, metric) == pytest.approx(40)
-    stage.turn(n1=(gpu(0, holder("a"), holder("b"), beside=((field, 0.3),)),))
+    stage.turn(n1=(gpu(0, holder("a"), holder("b"), values={field: 0.3}),))
     assert "to itself" in str(refused(stage, metric))
 
 
@@ -143,39 +142,44 @@ def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
         n1=(gpu(0, holder("a"), measured=80.0), gpu(1, measured=0.0)),
         n2=(gpu(0, holder("x", namespace="other"), uuid="GPU-9", measured=20.0),),
     )
-    scene, used = stage.scene(), metric_named("avg_GPU_utilization")
+    scene, used = stage.snapshot(), find_metric("avg_GPU_utilization")
     for scope, value in ((("namespace", "serving"), 80), (("node", "n2"), 20), (("cluster", ""), 50)):
-        assert of_scope(scene, scope, used, INTERVAL).value == pytest.approx(value)
+        assert compute_scope_value(scene, scope, used, INTERVAL).value == pytest.approx(value)
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])
 def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_dark(namespace: str) -> None:
-    stage, used = Stage([pod("a"), pod("b", node="n2")]), metric_named("avg_GPU_utilization")
+    stage, used = Stage([pod("a"), pod("b", node="n2")]), find_metric("avg_GPU_utilization")
     idle = gpu(0, holder("a"), measured=0.0)
     stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
     stage.turns(8, n1=(idle,))
-    with pytest.raises(Refusal, match="b on n2, not heard of for") as raised:
-        figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0))
-    assert raised.value.kind is Kind.NO_DATA
-    assert figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0, leave_out=True)).value == 0.001
+    with pytest.raises(Refusal, match="b on n2, last read ") as raised:
+        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0))
+    assert raised.value.kind is RefusalKind.NO_DATA
+    assert (
+        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0, skip_missing=True)).value
+        == 0.001
+    )
     stage.trouble = "the API server is away"
     stage.turn(n1=(idle,))
     with pytest.raises(Refusal, match="the API server is away"):
-        figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0))
+        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0))
 
 
-@pytest.mark.parametrize("whom", [INFERENCE, Whom("serving")])
-def test_of_used_utilisation_there_is_no_aggregate_but_the_mean(whom: Whom) -> None:
+@pytest.mark.parametrize("whom", [INFERENCE, PodSelector("serving")])
+def test_of_used_utilisation_there_is_no_aggregate_but_the_mean(whom: PodSelector) -> None:
     stage = Stage([pod("a")])
     stage.turn(n1=(gpu(0, holder("a"), measured=80.0),))
     with pytest.raises(Refusal, match="aggregate p90") as raised:
-        figure_of(stage.scene(), whom, metric_named("avg_GPU_utilization"), Over(aggregate=parse_aggregate("p90")))
-    assert raised.value.kind is Kind.BAD_REQUEST
+        compute_value(
+            stage.snapshot(), whom, find_metric("avg_GPU_utilization"), Aggregation(aggregate=parse_aggregate("p90"))
+        )
+    assert raised.value.kind is RefusalKind.BAD_REQUEST
 
 
 def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
     stage = Stage([pod("a")], settings=ViewSettings(used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE"))
-    stage.turn(n1=(gpu(0, holder("a"), measured=0.25),))
+    stage.turn(n1=(gpu(0, holder("a"), values={"DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.25}),))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(25)
 
 
@@ -185,16 +189,18 @@ def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
 def test_a_node_is_the_mean_of_its_gpus_held_or_not() -> None:
     stage = Stage()
     stage.turn(n1=(busy("a", 1.0, 0, power_watts=500.0), gpu(1, utilization=0.0, power_watts=100.0)))
-    scene = stage.scene()
-    assert of_scope(scene, ("node", "n1"), metric_named("gpu_utilization"), INTERVAL).value == pytest.approx(50)
-    assert of_scope(scene, ("node", "n1"), metric_named("gpu_power"), INTERVAL).value == pytest.approx(600)
+    scene = stage.snapshot()
+    assert compute_scope_value(scene, ("node", "n1"), find_metric("gpu_utilization"), INTERVAL).value == pytest.approx(
+        50
+    )
+    assert compute_scope_value(scene, ("node", "n1"), find_metric("gpu_power"), INTERVAL).value == pytest.approx(600)
 
 
 def test_a_gpu_in_mig_mode_is_its_instances() -> None:
     stage = Stage()
-    slices = [gpu(0, uuid="GPU-0", instance=str(n), utilization=ratio) for n, ratio in enumerate((0.2, 0.6))]
-    stage.turn(n1=(gpu(0, uuid="GPU-0"), *slices))
-    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_utilization"), INTERVAL)
+    instances = tuple(MigInstance(id=n, utilization_ratio=ratio) for n, ratio in enumerate((0.2, 0.6)))
+    stage.turn(n1=(gpu(0, instances=instances),))
+    answer = compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric("gpu_utilization"), INTERVAL)
     assert answer.value == pytest.approx(40)
 
 
@@ -203,12 +209,12 @@ def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_
     for step in range(2):
         full, half = (15.0 * step, 7.5 * step)
         shared = gpu(0, *(holder(name, utilization=1.0, busy_seconds=full) for name in "ab"))
-        slices = [
-            gpu(1, holder(f"m{n}", utilization=0.5, busy_seconds=seconds), uuid="GPU-1", instance=str(n))
+        instances = tuple(
+            MigInstance(id=n, holders=(holder(f"m{n}", utilization=0.5, busy_seconds=seconds),))
             for n, seconds in enumerate((full, half))
-        ]
-        stage.turn(n1=(shared, gpu(1, uuid="GPU-1"), *slices, gpu(2)))
-    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_busy"), INTERVAL)
+        )
+        stage.turn(n1=(shared, gpu(1, instances=instances), gpu(2)))
+    answer = compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric("gpu_busy"), INTERVAL)
     assert answer.value == pytest.approx((100 + 75 + 0) / 3)
 
 
@@ -218,16 +224,14 @@ def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_
 def test_of_a_shared_gpu_each_has_its_own_part() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    assert [p.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), INTERVAL)] == [
-        pytest.approx(10),
-        pytest.approx(60),
-    ]
+    values = compute_pod_values(stage.snapshot(), stage.pods, find_metric("gpu_utilization"), Aggregation(INTERVAL))
+    assert [pod.value for pod in values] == [pytest.approx(10), pytest.approx(60)]
 
 
 def test_of_a_shared_gpu_without_own_figures_nothing_is_guessed() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a"), holder("b"), utilization=0.7),))
-    assert refused(stage).kind is Kind.NO_DATA
+    assert refused(stage).kind is RefusalKind.NO_DATA
 
 
 def test_alone_on_a_gpu_its_figure_is_the_pods() -> None:
@@ -249,12 +253,13 @@ def test_a_pod_without_a_gpu_is_left_out() -> None:
 def test_a_selector_is_of_one_namespace() -> None:
     stage = Stage([pod("a"), pod("a", namespace="other")])
     stage.turn(n1=(busy("a", 0.2, 0), gpu(1, holder("a", namespace="other", utilization=0.8), utilization=0.8)))
-    assert figure(stage, whom=Whom("serving", selector=parse_selector("app in (inference,x)"))) == pytest.approx(20)
+    selector = PodSelector("serving", labels=parse_selector("app in (inference,x)"))
+    assert figure(stage, selector=selector) == pytest.approx(20)
 
 
 def test_a_selector_that_matches_nothing_is_not_found() -> None:
-    error = refused(three_pods(), whom=Whom("serving", selector=parse_selector("app=nobody")))
-    assert error.kind is Kind.NOT_FOUND
+    error = refused(three_pods(), selector=PodSelector("serving", labels=parse_selector("app=nobody")))
+    assert error.kind is RefusalKind.NOT_FOUND
     assert "app=nobody" in str(error)
     assert "wake" in str(error)
 
@@ -262,7 +267,7 @@ def test_a_selector_that_matches_nothing_is_not_found() -> None:
 def test_pods_that_all_hold_no_gpu_are_not_found() -> None:
     stage = Stage([pod("web", asks=False)])
     stage.turn(n1=(busy("other", 0.5, 0),))
-    assert refused(stage).kind is Kind.NOT_FOUND
+    assert refused(stage).kind is RefusalKind.NOT_FOUND
 
 
 def test_a_pod_on_a_dark_node_refuses_the_figure_unless_it_is_to_be_left_out() -> None:
@@ -270,9 +275,9 @@ def test_a_pod_on_a_dark_node_refuses_the_figure_unless_it_is_to_be_left_out() -
     stage.turn(n1=(busy("a", 0.2, 0),), n2=(busy("b", 0.9, 1),))
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     error = refused(stage)
-    assert error.kind is Kind.NO_DATA
-    assert "b on n2, not heard of for 60 s" in str(error)
-    assert figure(stage, leave_out=True) == pytest.approx(20)
+    assert error.kind is RefusalKind.NO_DATA
+    assert "b on n2, last read 60 s ago" in str(error)
+    assert figure(stage, skip_missing=True) == pytest.approx(20)
 
 
 def test_a_pod_that_has_just_begun_does_not_stop_the_answer() -> None:
@@ -286,4 +291,4 @@ def test_nothing_is_known_while_the_api_server_has_not_told_of_pods() -> None:
     stage = three_pods()
     stage.trouble = "the API server has not yet said which pods there are"
     stage.turn(n1=())
-    assert refused(stage).kind is Kind.NO_DATA
+    assert refused(stage).kind is RefusalKind.NO_DATA
