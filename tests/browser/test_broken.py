@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import Condition
+from podgpu.top.figures import Condition
 from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes

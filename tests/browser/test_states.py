@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.model import Workload
+from podgpu.top.figures import DeviceFigures, HolderFigures
 from tests.browser.chromium import Tab, opened
 from tests.browser.flat_pictures import NamespacePicture, NodePicture
 from tests.browser.pictures import GIB, Showing, gpu, held, picture, three_nodes

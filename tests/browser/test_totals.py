@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from podgpu.cluster.parts import Totals
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.model import Workload
+from podgpu.top.figures import Condition, DeviceFigures, HolderFigures
 from tests.browser.chromium import Tab, opened, went
 from tests.browser.flat_pictures import NodePicture, Picture, view_of
 from tests.browser.pictures import Showing
