@@ -8,7 +8,7 @@ import shutil
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def test_an_authority_that_signs_for_both_goes_by_the_name(authorities: Authorit
     """Some clusters have one authority for the front proxy and for clients."""
 
     async def ask(site: Site) -> list[int]:
-        site.trust = replace(site.trust, client_ca=site.trust.front_proxy_ca)
+        site.trust = site.trust._replace(client_ca=site.trust.front_proxy_ca)
         site.api.allowed = {(HPA, "pods"), ("somebody-else", "pods")}
         asked = [("aggregator", FROM_HPA), ("other-proxy", {}), ("other-proxy", FROM_HPA)]
         return [(await site.get(METRIC, shows, **headers))[0] for shows, headers in asked]
