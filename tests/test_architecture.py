@@ -23,11 +23,11 @@ LAYERS = [
     {"gpu", "holders"},
     {"usage"},
     {"history"},
-    {"kube", "figures"},
+    {"kube"},
     {"metrics"},
 ]
 """Top layer first. A package imports only packages of lower layers; every package may import root modules."""
-PURE = {"figures", "migrate", "metrics", "model", "errors"}
+PURE = {"migrate", "metrics", "model", "errors"}
 """Packages and modules without input or output."""
 OUTSIDE = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml"}
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}

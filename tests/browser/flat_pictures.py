@@ -12,10 +12,10 @@ from podgpu.cluster.parts import Totals
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import build_cluster_state, build_single_node_state
 from podgpu.cluster.view import ConditionView, GpuView, NamespaceView, NodeView, PageState, SlotView, View, make_view
-from podgpu.figures.device import DeviceFigures
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import NodeState
-from tests.flat_documents import documents_of
+from podgpu.top.figures import DeviceFigures
+from tests.browser.flat_documents import documents_of
 
 
 @dataclass(frozen=True, slots=True)

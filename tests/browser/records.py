@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.model import Workload, WorkloadOwner
+from podgpu.top.figures import Condition, DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.flat import FlatView
-from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.model import Device, Workload
+from podgpu.top.figures import DeviceFigures, FlatView, HolderFigures
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
 GIB = 1024**3

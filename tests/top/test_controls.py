@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.flat import FlatView
 from podgpu.errors import SourceError
-from podgpu.figures.device import Condition, DeviceFigures
 from podgpu.top.api_answers import GpuFacts, XidFact
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs, width_of
 from podgpu.top.controls import Controls, Seat
 from podgpu.top.details import More
 from podgpu.top.feed import Seen
+from podgpu.top.figures import Condition, DeviceFigures, FlatView
 from podgpu.top.frame import AskMore, Frame, Screenful, frame_of, live_table
 from podgpu.top.history import History
 from podgpu.top.lines import lines_of

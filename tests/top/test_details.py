@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.model import Workload, WorkloadOwner
 from podgpu.top.api_answers import FieldFact, GpuFacts, SourceFact, XidFact
 from podgpu.top.cells import ASCII, PLAIN, width_of
 from podgpu.top.details import More, Subject, details_of
+from podgpu.top.figures import Condition, DeviceFigures, HolderFigures
 from podgpu.top.history import Idle
 from podgpu.top.table import Watched, as_text
 from tests.top.scene import BATCH, GIB, TRAINER

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.cluster.flat import FlatView
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.model import Workload
+from podgpu.top.figures import Condition, DeviceFigures, FlatView, HolderFigures
 from podgpu.top.history import POWER_WINDOW, History, Idle
 from tests.top.scene import BATCH, TRAINER, holder, view
 

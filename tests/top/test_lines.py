@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.figures.device import DeviceFigures, ProcessFigures
 from podgpu.model import Workload
 from podgpu.top.arrange import Order, arrange
 from podgpu.top.cells import ASCII, PLAIN, RICH, bar, duration, fit, fit_start, idle, printable, width_of
+from podgpu.top.figures import DeviceFigures, ProcessFigures
 from podgpu.top.history import History, Idle
 from podgpu.top.lines import Line, flatten, lines_of
 from podgpu.top.table import as_text, table_of

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.cluster.flat import FlatView
 from podgpu.cluster.parts import Totals
-from podgpu.figures.device import DeviceFigures
 from podgpu.top.cells import PLAIN, width_of
+from podgpu.top.figures import DeviceFigures, FlatView
 from podgpu.top.history import History
 from podgpu.top.lines import lines_of
 from podgpu.top.summary import totals_line

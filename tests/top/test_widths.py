@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.flat import FlatView
-from podgpu.figures.device import Condition, DeviceFigures
 from podgpu.model import Workload
 from podgpu.top.cells import ASCII, PLAIN, RICH, fit_holder, width_of
+from podgpu.top.figures import Condition, DeviceFigures, FlatView
 from podgpu.top.history import History
 from podgpu.top.lines import Line, lines_of
 from podgpu.top.table import Table, Watched, as_text, table_of

@@ -21,7 +21,6 @@ from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
-from podgpu.figures.device import FIELDS
 from podgpu.metrics.counters import Counter
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
@@ -33,6 +32,7 @@ from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
 from podgpu.top.table import Table, as_text, table_of
 from podgpu.usage.containers import ContainerFinder
 
+_FIELDS = (203, 1001, 250, 251, 252, 253, 155, 150)  # utilisation, engine activity, memory, power, temperature
 _LOCAL = (
     "kubernetes",
     "devices",
@@ -187,4 +187,4 @@ def top_source(options: Options, api: ApiAccess, naming: Naming) -> LocalSource:
 
 
 def _top_policy() -> Policy:
-    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
+    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in _FIELDS))

@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from podgpu.cluster.flat import FlatView, flat_view
 from podgpu.cluster.view import decode_view
 from podgpu.errors import SourceError
 from podgpu.http_client import Access, HttpClient
 from podgpu.top.api_answers import GpuFacts, ServerHistory, parse_gpu_facts, parse_history
+from podgpu.top.figures import FlatView, flat_view
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")
 DEADLINE = 10.0

@@ -6,9 +6,9 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-from podgpu.figures.device import Condition, holder_text
 from podgpu.model import Workload
 from podgpu.top.api_answers import FULL, NO_DATA
+from podgpu.top.figures import Condition, holder_text
 from podgpu.top.history import Idle
 from podgpu.top.lines import Line
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from podgpu.errors import few_of
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, holder_text
 from podgpu.top import cells
 from podgpu.top.api_answers import NO_DATA, FieldFact, GpuFacts, XidFact
 from podgpu.top.cells import Glyphs, fit, printable, width_of
+from podgpu.top.figures import Condition, DeviceFigures, HolderFigures, holder_text
 from podgpu.top.history import Idle
 from podgpu.top.lines import Row
 from podgpu.top.table import Printed, Watched

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import msgspec
 
-from podgpu.cluster.flat import FlatView, flat_view
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import build_single_node_state
 from podgpu.cluster.view import make_view
@@ -21,6 +20,7 @@ from podgpu.metrics.families import CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.model import NodeState
 from podgpu.top.api import PodgpuApi
+from podgpu.top.figures import FlatView, flat_view
 
 DEADLINE = 5.0
 """Seconds for one exposition."""

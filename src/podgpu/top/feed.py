@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from podgpu.clock import Clock
-from podgpu.cluster.flat import FlatView
 from podgpu.errors import SourceError, StartError
 from podgpu.top.api import PodgpuApi
 from podgpu.top.api_answers import GpuFacts, ServerHistory
 from podgpu.top.details import More
+from podgpu.top.figures import FlatView
 from podgpu.top.history import History
 from podgpu.top.lines import Line, flatten, lines_of
 from podgpu.top.table import Watched

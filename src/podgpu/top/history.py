@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from podgpu.cluster.flat import FlatView, is_blind
-from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.model import WorkloadKey
+from podgpu.top.figures import DeviceFigures, FlatView, HolderFigures, is_blind
 
 POWER_WINDOW = 5.0
 """Seconds over which a holder's part of the power is taken: an exporter's counters move in steps of a second."""

@@ -10,10 +10,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from podgpu.cluster.flat import FlatView, PhysicalGpu, is_blind, physical_gpus
 from podgpu.errors import few_of
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, holder_text
 from podgpu.model import Workload, WorkloadKey
+from podgpu.top.figures import (
+    Condition,
+    DeviceFigures,
+    FlatView,
+    HolderFigures,
+    PhysicalGpu,
+    ProcessFigures,
+    holder_text,
+    is_blind,
+    physical_gpus,
+)
 from podgpu.top.history import History, Idle
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]

@@ -11,15 +11,14 @@ from msgspec.structs import replace
 
 from podgpu.agent.allocation_turn import ReadIdentities
 from podgpu.agent.loop import Agent
-from podgpu.cluster.flat import FlatView, flat_view
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import build_single_node_state
 from podgpu.cluster.view import make_view
 from podgpu.errors import MOST_NAMED, SourceError
-from podgpu.figures.device import ProcessFigures
 from podgpu.gpu.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload, has_readings
+from podgpu.top.figures import FlatView, ProcessFigures, flat_view
 from podgpu.usage.containers import ContainerFinder
 
 _ALLOCATION_SECONDS = 1.0

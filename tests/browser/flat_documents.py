@@ -7,22 +7,18 @@ from typing import Any
 
 import msgspec
 
-from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.metrics.fields import fields
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance
+from podgpu.top.figures import DeviceFigures, HolderFigures
 
 
-def documents_of(devices: Iterable[DeviceFigures], used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL") -> list[DeviceState]:
+def documents_of(devices: Iterable[DeviceFigures]) -> list[DeviceState]:
     whole: dict[str, DeviceState] = {}
     for device in devices:
-        values: dict[str, Any] = {fields()[number].name: value for number, value in device.beside}
-        if device.measured is not None:
-            values[used_field] = device.measured
         slot: dict[str, Any] = {
             "utilization_ratio": device.utilization,
             "memory_used_bytes": device.memory_used,
             "memory_total_bytes": device.memory_total,
-            "fields": values,
+            "fields": {},
             "holders": tuple(map(_holder, device.holders)),
         }
         index = device.index if device.index >= 0 else None

@@ -1,89 +1,101 @@
-"""Converts the cluster's state and its view to flat devices, for `top`, `history` and `autoscale`.
-
-Goes when these packages read `ClusterState` and `View` themselves.
-"""
+"""Flat devices: each GPU and MIG instance of a view in one object, as the table's lines need them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.cluster.alerts import Alert, describe_condition
-from podgpu.cluster.parts import BLIND, HeldPart, Totals, is_lost
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.state import NodeEntry, gpu_id
-from podgpu.cluster.used import used_value
+from podgpu.cluster.alerts import Alert
+from podgpu.cluster.parts import BLIND, Totals
 from podgpu.cluster.view import GpuView, HolderView, InstanceView, View
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures
-from podgpu.model import DeviceState, MigInstance, Workload
+from podgpu.metrics.conditions import conditions, words_for
+from podgpu.model import Workload, WorkloadKey, WorkloadOwner
 
-_NS, _MJ = 1_000_000_000, 1000
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    pid: int
+    memory: int | None = None
+    utilization: float | None = None
+    owner: Workload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    name: str
+    since: float | None
+    says: str
+    do: str
+
+    @classmethod
+    def of(cls, name: str, since: float | None, detail: str = "") -> Condition:
+        return cls(name, since, *words_for(name, detail))
+
+    @property
+    def severity(self) -> str:
+        """`broken` or `warning`."""
+        spec = conditions().get(self.name)
+        return "broken" if spec is None else spec.severity
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFigures:
+    holder: Workload
+    utilization: float | None = None
+    memory: int | None = None
+    processes: int | None = None
+    busy_seconds: float | None = None
+    idle_seconds: float | None = None
+    energy_joules: float | None = None
+    share: float | None = None
+    idle_since: float | None = None
+    owner: WorkloadOwner | None = None
+    cost_per_hour: float | None = None
+
+    @property
+    def who(self) -> WorkloadKey:
+        return self.holder.key
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """A GPU, or with `instance` one MIG instance of it."""
+
+    uuid: str
+    index: int
+    model: str = ""
+    node: str = ""
+    instance: str = ""
+    profile: str = ""
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power_watts: float | None = None
+    temperature: float | None = None
+    energy_joules: float | None = None
+    holders: tuple[HolderFigures, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    present: bool = True
+    last_holders: tuple[Workload, ...] = ()
+    price_per_hour: float | None = None
+    processes: tuple[ProcessFigures, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.uuid, self.instance
+
+    @property
+    def place(self) -> tuple[str, int, str, int, str]:
+        number = int(self.instance) if self.instance.isdecimal() and len(self.instance) < 10 else -1
+        return self.node, self.index, self.uuid, number, self.instance
+
+
+def holder_text(workload: Workload) -> str:
+    return workload.text or "-"
+
+
 Processes = Mapping[str, Sequence[ProcessFigures]]
 """Device key -> processes."""
-
-
-def flat_devices(node: NodeEntry, settings: ViewSettings) -> Iterator[DeviceFigures]:
-    held: dict[tuple[str, int | None], list[HeldPart]] = {}
-    for part in node.held:
-        held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
-    for gpu in node.gpus:
-        uuid = gpu_id(gpu)
-        if not gpu.hidden:
-            yield _flat(node, gpu, None, held.get((uuid, None), ()), settings)
-        for instance in gpu.instances:
-            if not instance.hidden:
-                yield _flat(node, gpu, instance, held.get((uuid, instance.id), ()), settings)
-
-
-def _flat(
-    node: NodeEntry,
-    gpu: DeviceState,
-    instance: MigInstance | None,
-    held: Iterable[HeldPart],
-    settings: ViewSettings,
-) -> DeviceFigures:
-    slot = instance or gpu
-    usage = slot.usage
-    used = slot.memory_used_bytes
-    return DeviceFigures(
-        uuid=gpu_id(gpu),
-        index=-1 if gpu.index is None else gpu.index,
-        model=gpu.model,
-        node=node.name,
-        instance="" if instance is None else str(instance.id),
-        profile="" if instance is None else instance.profile,
-        utilization=slot.utilization_ratio,
-        memory_used=usage.memory_used_bytes if used is None and usage is not None else used,
-        memory_total=slot.memory_total_bytes,
-        power_watts=None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000,
-        temperature=None if instance is not None else gpu.temperature_celsius,
-        energy_joules=None if usage is None or usage.energy_mj is None else usage.energy_mj / _MJ,
-        measured=used_value(slot, settings),
-        holders=tuple(_flat_holder(part) for part in held),
-        conditions=tuple(Condition(c.name, c.since, *describe_condition(c)) for c in gpu.conditions),
-        present=not is_lost(gpu),
-        last_holders=gpu.last_holders,
-    )
-
-
-def _flat_holder(part: HeldPart) -> HolderFigures:
-    usage = part.holder.usage
-    if usage is None:
-        return HolderFigures(part.holder, share=part.holder.share_ratio, idle_since=part.idle_since)
-    return HolderFigures(
-        part.holder,
-        usage.utilization_ratio,
-        usage.memory_used_bytes,
-        usage.processes,
-        None if usage.busy_ns is None else usage.busy_ns / _NS,
-        None if usage.idle_ns is None else usage.idle_ns / _NS,
-        None if usage.energy_mj is None else usage.energy_mj / _MJ,
-        part.holder.share_ratio,
-        part.idle_since,
-    )
-
-
-# For `top`
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +158,7 @@ def _device_of_view(gpu: GpuView, part: GpuView | InstanceView, node: str, proce
         holders=tuple(_holder_of_view(holder) for holder in part.holders),
         conditions=tuple(Condition(c.condition, c.since, c.says or c.condition, c.do) for c in part.conditions),
         present=not part.absent,
-        last_holders=tuple(
-            Workload(w.namespace, w.pod, w.container, w.uid, w.container_id, w.job) for w in part.last_holders
-        ),
+        last_holders=part.last_holders,
         price_per_hour=part.price_per_hour,
         processes=tuple(processes.get(f"{gpu.uuid}/gi{instance}" if instance else gpu.uuid, ())),
     )
