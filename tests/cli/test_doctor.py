@@ -35,7 +35,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
+from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 
@@ -99,7 +99,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name not in NODES_PLACES and name.startswith((*MEANS_SOMETHING, "NO_COLOR")):
+        if name not in NODE_PATHS and name.startswith((*HOST_VARIABLES, "NO_COLOR")):
             monkeypatch.delenv(name)
 
 
