@@ -124,7 +124,7 @@ def parsed(arguments: list[str], **variables: str) -> dict[str, Any]:
 def test_every_option_is_there_as_dcgm_exporter_has_it() -> None:
     for row in ROWS:
         ours, kind = OURS[row["flag"]], row["kind"]
-        assert (ours.short, ours.alias, ours.env) == (row["short"], row["alias"], row["env"]), row["flag"]
+        assert (ours.short, ours.env) == (row["short"] or row["alias"], row["env"]), row["flag"]
         assert not ours.ours, row["flag"]
         if row["flag"] != "collectors":  # ours prefers that file and falls back on the shipped copy
             assert ours.default == row["default"], row["flag"]
