@@ -1,5 +1,4 @@
-"""This module assembles every agent: as the options say, the exporter's and the one `podgpu top` looks through, and
-the demo's of its simulated nodes."""
+"""Assembles agents: the exporter's from its options, those of `podgpu top` and of the demo from their parts."""
 
 from __future__ import annotations
 
@@ -29,7 +28,6 @@ from podgpu.usage.containers import ContainerFinder
 if TYPE_CHECKING:
     from podgpu.clock import Clock
     from podgpu.gpu.source import Telemetry
-    from podgpu.top.local import LocalSource
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
@@ -84,25 +82,6 @@ def exporter_agent(
     return agent
 
 
-def top_source(options: Options, api: ApiAccess, naming: Naming = _no_naming) -> LocalSource:
-    """Assembles what `podgpu top` shows of this node: an agent as the exporter has it, with the fields of the table."""
-    from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
-
-    with naming("devices"):
-        selection = parse_selection(options["devices"])
-    with naming("telemetry"):
-        telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
-    settings = Settings(interval=options["interval"], selection=selection, policy=_top_policy())
-    with naming("allocation"):
-        holders = make_holders(options, api, telemetry)
-    finder = ContainerFinder(options["path_proc"])
-    agent = assemble_agent(telemetry, holders, settings, finder)
-    with naming("devices"):
-        agent.check_selection()
-    watch = ProcessWatch(telemetry, finder, holders.identities) if options["processes"] else None
-    return LocalSource(agent, node_name(), watch)
-
-
 def assemble_agent(
     telemetry: Telemetry,
     holders: Holders,
@@ -153,13 +132,6 @@ def dcgm_naming(options: Options) -> DcgmNaming:
 def _host_labels(options: Options) -> tuple[str, ...]:
     chosen = options["hostname_label"]
     return dcgm_naming(options).host_labels if chosen == "auto" else (chosen,)
-
-
-def _top_policy() -> Policy:
-    from podgpu.figures.device import FIELDS
-    from podgpu.metrics.fields import fields
-
-    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
 
 
 def _pod_labels(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
