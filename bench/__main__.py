@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bench import (
     allocation,
-    autoscale,
     calls,
     cluster,
     history,
@@ -46,7 +45,6 @@ BENCHMARKS: Benchmarks = {
     "memory": memory.measure,
     "cluster": cluster.measure,
     "prometheus": prometheus.measure,
-    "autoscale": autoscale.measure,
     "page": page.measure,
     "hook": hook.measure,
     "history": history.measure,

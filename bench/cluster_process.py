@@ -1,9 +1,7 @@
-"""The cluster's embedded backend as a process of its own, on one core, with a round whenever it is told.
+"""The collector of `podgpu cluster --scrape` in its own process, on one core.
 
-`python -m bench.cluster_process` reads the exporters' ports as one JSON line, then a word per line, and answers each
-with one JSON line: `bare` downloads every text and throws it away, `packed` without unpacking it; `first` makes a new
-backend and has its first round; `steady` has one more; `render` makes /metrics of what was read; `memory` says what the
-process has taken.
+`python -m bench.cluster_process` reads the exporters' ports as one JSON line, then one command per line, and answers
+each with one JSON line: `round` runs a round, `state` builds the state and renders /metrics, `memory` reads its RSS.
 """
 
 from __future__ import annotations
@@ -14,135 +12,67 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
-
-import aiohttp
+from collections.abc import Sequence
 
 from bench.running import memory_of
-from podgpu.cli import cluster as _loaded_as_in_production  # noqa: F401 - click, the server and the exposition count too
-from podgpu.cluster.labels import LabelMemory
+from podgpu.cli import cluster as _loaded_as_in_production  # noqa: F401 - its memory counts
+from podgpu.cluster.bills import BillTotals
 from podgpu.cluster.metrics import cluster_families
-from podgpu.cluster.reading import ClusterReading
-from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
-from podgpu.cluster.scraping.lanes import allow_connections
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import Memory, assemble
-from podgpu.http_client import open_session
+from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.encode import encode
 
-_SLOTS = ScrapeSettings().concurrency
-_HEADERS = {"Accept": "text/plain;version=0.0.4,text/plain;q=0.5", "Accept-Encoding": "gzip"}
-Taken = dict[str, float]
+SETTINGS = ViewSettings()
 
 
-class Measured:
+class Bench:
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
-        self._bare: aiohttp.ClientSession | None = None
-        self._packed: aiohttp.ClientSession | None = None
-        self._backend: ScrapeBackend | None = None
-        self._memory = Memory()
-        self._labels = LabelMemory()
-        self._energy = 0.0
+        self.collector = ScrapeCollector(FixedTargets(urls), timeout=60.0, keep_fields=SETTINGS.keep_fields)
+        self._state: ClusterState | None = None
+        self._energy = 0
 
-    async def bare(self) -> Taken:
-        """As anybody would download expositions: with the headers and as many at a time as the backend has."""
-        if self._bare is None:
-            allow_connections(3 * len(self._urls))
-            self._bare = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=70))
-        return await self._download(self._bare)
-
-    async def packed(self) -> Taken:
-        """The same with the backend's own session, which leaves what comes as it is: nobody could read these texts."""
-        if self._packed is None:
-            self._packed = open_session()
-        return await self._download(self._packed)
-
-    async def _download(self, session: aiohttp.ClientSession) -> Taken:
-        queue = iter(self._urls)
-
-        async def download() -> None:
-            for url in queue:
-                async with session.get(url, headers=_HEADERS, allow_redirects=False) as response:
-                    await response.read()
-
-        async def all_of_them() -> None:
-            await asyncio.gather(*(download() for _ in range(_SLOTS)))
-
-        return await _timed(all_of_them)
-
-    async def first(self) -> Taken:
-        if self._backend is not None:
-            await self._backend.close()
-        self._energy = 0.0
-        self._backend = ScrapeBackend(FixedTargets(self._urls), settings=ScrapeSettings(deadline=60.0))
-        return await self.steady()
-
-    async def steady(self) -> Taken:
-        assert self._backend is not None
-        taken = await _timed(self._backend.turn)
-        self._check(self._backend.reading())
-        return taken
-
-    def _check(self, reading: ClusterReading) -> None:
-        """All nodes are there, and with other figures than before."""
-        energy = sum(d.energy_joules or 0.0 for node in reading.nodes for d in node.devices)
+    async def round(self) -> dict[str, float]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        await self.collector.run_round()
+        took = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+        reading = self.collector.reading()
+        usages = [device.usage for node in reading.nodes for device in node.state.devices]
+        energy = sum(usage.energy_mj or 0 for usage in usages if usage)
         failed = [outcome.message for outcome in reading.outcomes if outcome.error]
         if failed or len(reading.nodes) != len(self._urls) or energy == self._energy:
-            raise RuntimeError(f"not all was read, so the figures would mean nothing: {failed[:3]}")
+            raise RuntimeError(f"not all nodes were read: {failed[:3]}")
         self._energy = energy
+        return took
 
-    async def render(self) -> Taken:
-        assert self._backend is not None
-        reading = self._backend.reading()
-        settings = ViewSettings()
-        began = time.process_time()
-        view = assemble(reading, self._memory, settings, time.monotonic(), time.time(), whole_round=True)
-        assembled = time.process_time()
-        exposition = encode(cluster_families(view, self._labels))
-        rendered = time.process_time()
-        self._labels.next_rendering()
-        devices = sum(len(node.devices) for node in reading.nodes)
-        return {
-            "assemble": assembled - began,
-            "render": rendered - assembled,
-            "bytes": len(exposition),
-            "devices": devices,
-        }
+    async def state(self) -> dict[str, float]:
+        started = time.process_time()
+        reading = self.collector.reading()
+        self._state = build_cluster_state(reading, self._state, SETTINGS, time.monotonic(), time.time())
+        built = time.process_time()
+        text = encode(cluster_families(self._state, {}, BillTotals()))
+        devices = sum(len(node.state.devices) for node in reading.nodes)
+        return {"build": built - started, "render": time.process_time() - built, "bytes": len(text), "devices": devices}
 
-    async def memory(self) -> Taken:
+    async def memory(self) -> dict[str, float]:
         now = memory_of("self")
         return {"rss": now.rss, "peak": now.peak}
-
-    async def close(self) -> None:
-        if self._backend is not None:
-            await self._backend.close()
-        for session in filter(None, (self._bare, self._packed)):
-            await session.close()
-
-
-async def _timed(act: Callable[[], Awaitable[object]]) -> Taken:
-    cpu, wall = time.process_time(), time.perf_counter()
-    await act()
-    return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
 
 
 async def run() -> None:
     loop = asyncio.get_running_loop()
 
-    async def heard() -> str:
+    async def read_line() -> str:
         return (await loop.run_in_executor(None, sys.stdin.readline)).strip()
 
-    measured = Measured([f"http://127.0.0.1:{port}/metrics" for port in json.loads(await heard())])
-    acts: dict[str, Callable[[], Awaitable[Any]]] = {
-        name: getattr(measured, name) for name in ("bare", "packed", "first", "steady", "render", "memory")
-    }
+    bench = Bench([f"http://127.0.0.1:{port}/metrics" for port in json.loads(await read_line())])
+    commands = {"round": bench.round, "state": bench.state, "memory": bench.memory}
     try:
-        while word := await heard():
-            print(json.dumps(await acts[word]()), flush=True)
+        while command := await read_line():
+            print(json.dumps(await commands[command]()), flush=True)
     finally:
-        await measured.close()
+        await bench.collector.close()
 
 
 if __name__ == "__main__":

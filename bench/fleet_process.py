@@ -1,10 +1,8 @@
-"""A fleet of exporters in a process of its own: as many ports as nodes, texts made by podgpu's own agent and renderer.
+"""A fleet of exporters in one process: one port per node, with documents and metrics text of podgpu's own agent.
 
-`python -m bench.fleet_process NODES ROUNDS` simulates one lived-in node over so many rounds, renders its text each
-time, and gives every node of the fleet those texts under a name, UUIDs and pods of its own. It prints one JSON line
-when all listen, and one for each line it reads: that begins the next round. It ends when its standard input does.
-
-The server is the least that speaks HTTP: what is measured is whoever asks.
+`python -m bench.fleet_process NODES ROUNDS` simulates one node over so many rounds and serves its documents and texts
+for every node, with other names, UUIDs and pods. It prints one JSON line when all ports listen, and one for each line
+that it reads: `next` begins the next round, `text` removes the documents. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.node import TickClock
 from podgpu.agent.loop import Agent, Settings
@@ -37,13 +36,22 @@ from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 
 HOST = "simulated-node"
-_OWN_NAMES = re.compile(rb"GPU-[0-9a-f-]{36}|simulated-node|00000000:[0-9A-F]{2}:00\.0|-0(?=\")")
+_OWN_NAMES = re.compile(
+    rb"GPU-[0-9a-f-]{36}|simulated-node|00000000:[0-9A-F]{2}:00\.0|-0(?=\")|(?<=\"exporter_id\":\")[0-9a-f]{16}"
+)
 SECONDS_PER_ROUND = 15
 _LEVEL = 6
 
 
-def template_expositions(rounds: int, gpus: str = "8xH100") -> list[bytes]:
-    """One node's exposition in each round, with dcp counters and everything podgpu knows of its holders."""
+class Answers(NamedTuple):
+    """What an exporter serves in one round."""
+
+    document: bytes
+    text: bytes
+
+
+def template_answers(rounds: int, gpus: str = "8xH100") -> list[Answers]:
+    """One node in each round, with dcp counters and holders."""
     clock = TickClock(time.time())  # an exposition of another day would not count as fresh
     driver = SimulatedNvml(gpus, clock=clock, wall=clock)
     on_node = tenants(driver)
@@ -53,7 +61,7 @@ def template_expositions(rounds: int, gpus: str = "8xH100") -> list[bytes]:
         furnish(host, on_node)
         socket = str(host / "kubelet.sock")
         with SimulatedKubelet(socket, pods(on_node)):
-            return list(_expositions(_agent(driver, host, socket, clock), clock, rounds))
+            return list(_read_rounds(_agent(driver, host, socket, clock), clock, rounds))
 
 
 def _agent(driver: SimulatedNvml, host: Path, socket: str, clock: TickClock) -> Agent:
@@ -69,7 +77,7 @@ def _agent(driver: SimulatedNvml, host: Path, socket: str, clock: TickClock) -> 
     )
 
 
-def _expositions(agent: Agent, clock: TickClock, rounds: int) -> Iterator[bytes]:
+def _read_rounds(agent: Agent, clock: TickClock, rounds: int) -> Iterator[Answers]:
     agent.read_telemetry()
     agent.read_allocation()
     for _ in range(rounds):
@@ -77,12 +85,12 @@ def _expositions(agent: Agent, clock: TickClock, rounds: int) -> Iterator[bytes]
             clock.advance()
             agent.read_usage()
         agent.read_telemetry()
-        yield agent.published.fresh.plain
+        yield Answers(agent.published.node_json(True).plain, agent.published.fresh.plain)
     agent.stop()
 
 
-def of_node(exposition: bytes, number: int) -> bytes:
-    """The text as another node would have it: names of its own, of the same length, and every figure as it was."""
+def rename(body: bytes, number: int) -> bytes:
+    """The same body with other names of the same length."""
     names: dict[bytes, bytes] = {}
 
     def own(match: re.Match[bytes]) -> bytes:
@@ -92,7 +100,7 @@ def of_node(exposition: bytes, number: int) -> bytes:
             found = names[name] = _own_name(name, number)
         return found
 
-    return _OWN_NAMES.sub(own, exposition)
+    return _OWN_NAMES.sub(own, body)
 
 
 def _own_name(name: bytes, number: int) -> bytes:
@@ -101,56 +109,66 @@ def _own_name(name: bytes, number: int) -> bytes:
         return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}".encode()
     if name == HOST.encode():
         return b"gpu-node-%05d" % number
+    if len(name) == 16 and b":" not in name:
+        return b"%016x" % number  # exporter_id
     return b"-%d" % number if name == b"-0" else name
 
 
 @dataclass
 class Fleet:
-    """What every port answers in the round that is."""
-
-    answers: list[list[bytes]]
-    """Round -> node -> the whole answer, gzip."""
+    rounds: list[list[Answers]]  # by round and node, as HTTP responses
     round: int = 0
+    has_documents: bool = True
 
-    def answer(self, node: int) -> bytes:
-        return self.answers[self.round % len(self.answers)][node]
+    def answer(self, node: int, request: bytes) -> bytes:
+        answers = self.rounds[self.round % len(self.rounds)][node]
+        if b" /api/v1/node " not in request.partition(b"\r\n")[0]:
+            return answers.text
+        return answers.document if self.has_documents else b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 class Exporter(asyncio.Protocol):
     def __init__(self, fleet: Fleet, node: int) -> None:
         self._fleet = fleet
         self._node = node
-        self._asked = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._asked += data
-        while b"\r\n\r\n" in self._asked:
-            _, _, self._asked = self._asked.partition(b"\r\n\r\n")
-            self._transport.write(self._fleet.answer(self._node))
+        self._received += data
+        while b"\r\n\r\n" in self._received:
+            request, _, self._received = self._received.partition(b"\r\n\r\n")
+            self._transport.write(self._fleet.answer(self._node, request))
 
 
-def answer_of(exposition: bytes) -> bytes:
-    body = gzip.compress(exposition, _LEVEL)
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
+def make_response(body: bytes, content_type: str) -> bytes:
+    zipped = gzip.compress(body, _LEVEL)
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Encoding: gzip\r\nContent-Length: {len(zipped)}"
+    return head.encode() + b"\r\n\r\n" + zipped
+
+
+def make_responses(answers: Answers, node: int) -> Answers:
+    return Answers(
+        make_response(rename(answers.document, node), "application/json"),
+        make_response(rename(answers.text, node), CONTENT_TYPE),
+    )
 
 
 async def run(nodes: int, rounds: int) -> None:
-    expositions = template_expositions(rounds)
-    fleet = Fleet([[answer_of(of_node(exposition, node)) for node in range(nodes)] for exposition in expositions])
+    templates = template_answers(rounds)
+    fleet = Fleet([[make_responses(answers, node) for node in range(nodes)] for answers in templates])
     loop = asyncio.get_running_loop()
     ports = []
     for node in range(nodes):
         server = await loop.create_server(lambda node=node: Exporter(fleet, node), "127.0.0.1", 0)  # type: ignore[misc]
         ports.append(server.sockets[0].getsockname()[1])
-    zipped = sum(map(len, fleet.answers[0]))
-    _say({"ports": ports, "exposition_bytes": len(expositions[0]), "zipped_bytes": zipped / nodes})
-    while await loop.run_in_executor(None, sys.stdin.readline):
-        fleet.round += 1
+    _say({"ports": ports, "document_bytes": len(templates[0].document), "text_bytes": len(templates[0].text)})
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        fleet.round += line.strip() == "next"
+        fleet.has_documents &= line.strip() != "text"
         _say({"round": fleet.round})
 
 

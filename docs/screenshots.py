@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.top_screenshot import top_html
-from podgpu.figures.picture import Picture
 from tests.browser.chromium import MISSING, Tab, browser, chromium
+from tests.browser.flat_pictures import Picture
 from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
 from tests.browser.records import troubled, troubled_showing
 

@@ -16,7 +16,6 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"doctor"},
-    {"compose"},
     {"top"},
     {"autoscale", "hook"},
     {"web"},
@@ -24,11 +23,11 @@ LAYERS = [
     {"gpu", "holders"},
     {"usage"},
     {"history"},
-    {"kube", "figures"},
+    {"kube"},
     {"metrics"},
 ]
 """Top layer first. A package imports only packages of lower layers; every package may import root modules."""
-PURE = {"figures", "migrate", "metrics", "model", "errors"}
+PURE = {"migrate", "metrics", "model", "errors"}
 """Packages and modules without input or output."""
 OUTSIDE = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml"}
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
@@ -64,7 +63,7 @@ def test_imports_point_downwards(package: str) -> None:
             if package == "simulate":
                 assert imported in {"gpu", "holders", "metrics"}, f"{path} imports {imported}"
             elif imported == "simulate":
-                assert package in {"cli", "compose"}, f"{path} imports simulate"
+                assert package in {"cli", "agent"}, f"{path} imports simulate"
             else:
                 assert package not in ROOT_MODULES, f"{path} imports {imported}"
                 assert LAYER_OF[package] < LAYER_OF[imported], f"{path} imports {imported}"

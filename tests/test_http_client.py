@@ -23,8 +23,13 @@ from hypothesis import strategies as st
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer
 from podgpu.cluster.scrape import FixedTargets
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.exposition import parse_exposition
-from podgpu.gpu.exposition_source import ExpositionSource, FileExposition, UrlExposition, open_exposition_source
+from podgpu.gpu.exposition import (
+    ExpositionSource,
+    FileExposition,
+    UrlExposition,
+    open_exposition_source,
+    parse_exposition,
+)
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
 from podgpu.top.api import ClusterSource
 from podgpu.top.exporter import ExporterSource

@@ -25,7 +25,6 @@ Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # by `name` of fields.csv, in its unit
 WorkloadKey = tuple[str, ...]
-Who = WorkloadKey
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 UsageMethod = Literal["samples", "switches", "exact"]
 """How busy time is divided among processes: by the driver's samples, by context switches, or by context switches and
@@ -108,11 +107,6 @@ class Workload(Document, frozen=True):
         if self.pod:
             return "pod", self.namespace, self.pod, self.container
         return ("uid", self.uid, self.container or self.container_id) if self.uid or self.container_id else ()
-
-    @property
-    def who(self) -> WorkloadKey:
-        """Old name of `key`, until all callers are converted."""
-        return self.key
 
     @property
     def text(self) -> str:

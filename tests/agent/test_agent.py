@@ -13,7 +13,7 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.metrics.counters import Counter, parse_counters, shipped_counters
+from podgpu.metrics.counters import Counter, parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
@@ -105,22 +105,6 @@ def test_the_mapping_outlives_a_short_absence_of_its_source_and_no_longer(node: 
     assert 'pod="p"' not in node.exposition()
 
 
-def test_a_hung_gpu_is_left_out_and_the_others_are_served(node: Node) -> None:
-    node.turn()
-    hang = node.driver.faults.hang("nvmlDeviceGetTemperature", gpu=1)
-    exposition = node.turn()
-    assert hang.entered.is_set()
-    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in exposition
-    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in exposition
-    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in exposition
-    exposition = node.turn()
-    assert 'source_errors_total{source="gpu1",reason="hung"} 1' in exposition
-    hang.release()
-    node.driver.faults.clear("nvmlDeviceGetTemperature", gpu=1)
-    while 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in node.turn():
-        pass  # back as soon as the abandoned call has returned
-
-
 def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
     node.turn()
     published = node.agent.published
@@ -189,15 +173,6 @@ def test_xids_are_counted_for_good_and_have_no_series_before_the_first(node: Nod
     assert [line.partition("xid=")[2] for line in totals] == ['"31"} 1', '"79"} 2']
 
 
-def test_a_field_the_source_cannot_give_is_a_self_metric_and_one_warning(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    node.turn()
-    exposition = node.turn()
-    assert 'field="DCGM_FI_DEV_NVSWITCH_LINK_STATUS"} 1' in exposition
-    assert caplog.text.count("DCGM_FI_DEV_NVSWITCH_LINK_STATUS") == 1
-
-
 def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
     node.turn()
     assert node.agent.release(30.0)
@@ -207,19 +182,6 @@ def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
     assert "GPU_TEMP" not in node.turn(29.0)
     assert exporter_app.is_live(node.agent)[0], "the loop turns"
     assert "GPU_TEMP" in node.turn(2.0)
-
-
-def test_a_driver_that_went_and_came_back(node: Node) -> None:
-    node.turn()
-    node.driver.faults.unload_driver()
-    exposition = node.turn()
-    exposition = node.turn()
-    assert "GPU_TEMP" not in exposition
-    assert 'podgpu_device_count{state="lost",Hostname="h"} 2' in exposition
-    assert not exporter_app.is_ready(node.agent)[0]
-    node.driver.faults.load_driver()
-    while "GPU_TEMP" not in node.turn(6.0):
-        assert node.time < 1000
 
 
 def test_library_and_driver_apart_is_fatal(node: Node) -> None:
@@ -303,10 +265,6 @@ def test_who_says_in_the_middle_of_a_turn_that_something_changed_is_heard() -> N
     wait_until(lambda: feed.read_so_far > 1, "the counters are read again")
     driver.faults.unload_driver()
     agent.stop()
-
-
-def test_shipped_counters_leave_no_family_without_help() -> None:
-    assert all(c.help for c in shipped_counters("dcp") or ())
 
 
 def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: Node) -> None:

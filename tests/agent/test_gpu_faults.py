@@ -111,29 +111,6 @@ def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert f"gpu1 ({bench.uuid(1)}): answers again" in caplog.messages
 
 
-def test_a_gpu_that_was_reset_is_found_again_by_its_slot(tmp_path: Path) -> None:
-    """Its old handle is refused; the others keep theirs, and NVML is not initialised anew."""
-    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
-        bench.faults.reset(1)
-        for _ in range(3):
-            bench.turn(0)
-        assert bench.shown(1)
-        assert bench.driver.calls["nvmlInit"] == 1
-        bench.faults.raise_xid(1, 13)
-        wait_until(lambda: 'xid="13"' in bench.turn(0, seconds=0.5), "its XIDs are watched through the new handle")
-
-
-def test_a_gpu_that_is_lost_from_the_start(tmp_path: Path) -> None:
-    """It has no name yet; the XIDs of the others are watched all the same."""
-    with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.lose(1)) as bench:
-        assert "gpu1: unreachable: GPU 1 does not answer" in bench.client.ask("/health").text
-        bench.faults.raise_xid(0, 31)
-        wait_until(lambda: 'xid="31"' in bench.turn(0, 2, seconds=0.5), "an XID of another")
-        bench.faults.recover(1)
-        wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "it is met late")
-        assert bench.driver.calls["nvmlInit"] == 1
-
-
 @pytest.mark.fault(
     "A GPU has fallen off the bus when the driver is loaded again, and comes back later",
     "The others have figures as ever; the driver is asked again who is there, ever less often, and so it is found",
@@ -154,19 +131,6 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
         for _ in range(2 * MINUTE):
             bench.turn()
         assert bench.driver.calls["nvmlInit"] == begun, "all are there: it is left alone"
-
-
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
-def test_a_gpu_that_cannot_be_registered_for_xids(tmp_path: Path, error: int) -> None:
-    with bench_of(
-        tmp_path, "2xH100", 0, before=lambda faults: faults.fail("nvmlDeviceRegisterEvents", error, 1)
-    ) as bench:
-        bench.faults.raise_xid(0, 31)
-        wait_until(lambda: 'xid="31"' in bench.turn(0, 1, seconds=0.5), "the other is watched, both are read")
-        bench.faults.clear("nvmlDeviceRegisterEvents", 1)
-        bench.turn(0, 1)
-        bench.faults.raise_xid(1, 13)
-        wait_until(lambda: 'xid="13"' in bench.turn(0, 1, seconds=0.5), "it is tried again")
 
 
 @pytest.mark.fault(
@@ -357,22 +321,6 @@ def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
         bench.crowd(1, 1)
         bench.turn(0)
         assert bench.client.ask("/health").text == "OK\n"
-
-
-def test_a_call_that_is_late_in_every_turn_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is `deadline` in the turn that begins it and `hung` in the next, over and over."""
-    caplog.set_level(logging.INFO)
-    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
-        for _ in range(3):
-            bench.faults.hang("nvmlDeviceGetTemperature", 1)
-            bench.turn(0)
-            bench.turn(0)
-            bench.faults.release_all()
-            wait_until(lambda: bench.turn(0, seconds=0.5) and bench.shown(1), "it answers in between")
-        errors = errors_of(bench.agent.published.state)
-        assert errors["gpu1", "deadline"] == 3
-        assert errors["gpu1", "hung"] >= 3
-        assert len(lines_about(caplog, "gpu1 (")) == 2, "that it is late, once a minute, and that it answers again"
 
 
 @pytest.mark.fault(

@@ -99,20 +99,6 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> Non
     assert bench.client.ask(path, "POST", **FORGET).status == 404
 
 
-def test_what_cannot_be_forgotten(bench: GpuBench) -> None:
-    ask = bench.client.ask
-    unknown = ask("/-/forget?gpu=GPU-nobody", "POST", **FORGET)
-    assert (unknown.status, unknown.text) == (404, "there is no GPU GPU-nobody here, nor was there one\n")
-    here = ask(f"/-/forget?gpu={bench.uuid(0)}", "POST", **FORGET)
-    words = f"{bench.uuid(0)} is here and has had no XID: there is nothing to forget\n"
-    assert (here.status, here.text) == (409, words)
-    for query in ("", "?gpu=", f"?gpu={'x' * 300}", "?gpu=a%0ab"):
-        assert ask(f"/-/forget{query}", "POST", **FORGET).status == 400, query
-    assert ask(f"/-/forget?gpu={bench.uuid(0)}", "POST", X_Podgpu_Request="release").status == 403
-    assert ask("/-/forget?gpu=a", "POST", X_Forwarded_For="10.0.0.1", **FORGET).status == 403
-    assert ask(f"/-/forget?gpu={bench.uuid(0)}").status == 405
-
-
 def test_another_gpu_that_takes_over_the_number_is_another(bench: GpuBench) -> None:
     """GPU 1 is gone for good: GPU 2 is number 1 now. Neither is the other."""
     bench.faults.lose(1, enumerated=False)
@@ -183,18 +169,6 @@ def test_nvlinks_that_are_down(bench: GpuBench) -> None:
     assert broken(bench, 1) == ["nvlink"]
     assert gpu(bench, 1)["conditions"][0]["says"] == "2 of its 18 NVLinks are down"
     assert broken(bench, 0) == []
-
-
-def test_links_that_were_down_before_podgpu_started(tmp_path: Path) -> None:
-    """Four GPUs on one board are wired alike."""
-    with bench_of(tmp_path, "4xH100", 0, 1, 2, 3, before=lambda faults: faults.cut_link(2, 0)) as bench:
-        assert broken(bench, 2) == ["nvlink"]
-        assert broken(bench, 0) == []
-
-
-def test_a_gpu_without_nvlink_says_nothing_of_it(tmp_path: Path) -> None:
-    with bench_of(tmp_path, "1xH100", 0) as bench:
-        assert not known(bench, 0, "nvlink")
 
 
 @pytest.mark.parametrize(("field", "condition"), [(270, "thermal"), (271, "power_brake")])
@@ -351,14 +325,3 @@ def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
     assert sources["kubelet"]
     assert "gpu2" not in sources, "that is another's trouble"
     assert found["method"] == "samples"
-
-
-def test_a_lost_gpu_has_a_view_too(bench: GpuBench) -> None:
-    bench.faults.lose(1)
-    bench.turn()
-    found = json.loads(bench.client.ask(f"/api/v1/gpus/{bench.uuid(1)}").body)
-    assert found["gpu"]["absent"]
-    assert [(s["ok"], s["error"]) for s in found["sources"] if s["source"] == "gpu1"] == [(False, "gpu_lost")]
-    for path in ("GPU-nobody", "%2e%2e%2fview", "x" * 1000):
-        answer = bench.client.ask(f"/api/v1/gpus/{path}")
-        assert (answer.status, list(json.loads(answer.body))) == (404, ["error"]), path

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.simulate.machine import FaultInjector
 from tests.agent.gpu_bench import GpuBench, bench_of
-from tests.agent.told_health import FORGET, broken, gpu, known, view
-
-A30_LINKS = 4
+from tests.agent.told_health import FORGET, broken, view
 
 
 @pytest.fixture
@@ -29,33 +26,6 @@ def forget(bench: GpuBench, number: int) -> int:
 def turns(bench: GpuBench, number: int) -> None:
     for _ in range(number):
         bench.turn(seconds=5.0)
-
-
-def test_a_gpu_that_has_no_bridge_while_two_others_have(tmp_path: Path) -> None:
-    """Three GPUs, and one bridge for two of them."""
-
-    def without_bridge(faults: FaultInjector) -> None:
-        for link in range(A30_LINKS):
-            faults.cut_link(2, link)
-
-    with bench_of(tmp_path, "3xA30", before=without_bridge) as bench:
-        assert broken(bench, 2) == []
-        assert not known(bench, 2, "nvlink"), "it never had a link: nothing is said of it"
-        assert known(bench, 0, "nvlink")
-        bench.faults.cut_link(1, 3)
-        bench.turn(seconds=30.0)
-        assert broken(bench, 1) == ["nvlink"]
-
-
-def test_links_that_nobody_uses_in_mig_mode(bench: GpuBench) -> None:
-    assert known(bench, 1, "nvlink")
-    bench.faults.relayout(1, ["1g.10gb"])
-    bench.faults.cut_link(1, 3)
-    bench.turn(seconds=30.0)
-    bench.turn(seconds=30.0)
-    assert "conditions" not in gpu(bench, 1)
-    assert not known(bench, 1, "nvlink")
-    assert known(bench, 0, "nvlink")
 
 
 def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
@@ -104,20 +74,6 @@ def numbers(bench: GpuBench) -> list[int]:
     return [shown["index"] for shown in view(bench)["nodes"][0]["gpus"]]
 
 
-def test_a_lost_gpu_that_the_driver_still_lists_keeps_its_last_holder(bench: GpuBench) -> None:
-    bench.faults.lose(1)
-    turns(bench, 2)
-    assert [h["pod"] for h in gpu(bench, 1)["holders"]] == ["p1"]
-    bench.crowd(1, 0)
-    turns(bench, 3)
-    assert "holders" not in gpu(bench, 1)
-    assert [h["pod"] for h in gpu(bench, 1)["last_holders"]] == ["p1"]
-    bench.faults.recover(1)
-    turns(bench, 3)
-    assert broken(bench, 1) == []
-    assert "last_holders" not in gpu(bench, 1)
-
-
 def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(bench: GpuBench) -> None:
     bench.faults.lose(1)
     turns(bench, 2)
@@ -133,19 +89,3 @@ def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(be
     turns(bench, 3)
     assert numbers(bench) == [0, 1, 2, 3]
     assert broken(bench, 1) == []
-
-
-def test_a_forgotten_gpu_that_leaves_the_driver_s_list_stays_forgotten(bench: GpuBench) -> None:
-    bench.faults.lose(1)
-    turns(bench, 2)
-    assert forget(bench, 1) == 200
-    bench.faults.lose(1, enumerated=False)
-    bench.expected = 3
-    turns(bench, 8)
-    assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
-    assert bench.uuid(1) not in bench.exposition
-    assert bench.client.ask("/health").text == "OK\n"
-    bench.expected = 4
-    bench.faults.recover(1)
-    turns(bench, 30)
-    assert numbers(bench) == [0, 1, 2, 3]

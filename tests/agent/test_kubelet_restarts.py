@@ -18,7 +18,6 @@ from podgpu.clock import Clock
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import container_cgroup
 from podgpu.workers import Workers
 from tests.nodes.clock import PATIENCE, FakeClock, wait_until
 from tests.nodes.node import Description, Node, node_of
@@ -133,25 +132,6 @@ def test_a_pod_that_ended_meanwhile(folder: Path, processes: bool) -> None:
         assert kubelet.turn() == ["serve"]
 
 
-def test_processes_show_that_it_is_there_without_any_log_of_it(folder: Path) -> None:
-    with held(folder, processes=True) as kubelet:
-        for pod in UIDS:
-            (folder / "log" / LOGS[pod][0]).rmdir()
-            (folder / "log" / LOGS[pod][1]).rmdir()
-        kubelet.restarts()
-        assert kubelet.turn(600.0) == ["serve", "train"]
-
-
-def test_a_pod_without_its_container_is_given_up_after_a_minute(folder: Path) -> None:
-    """The pod's namespaces are still held open; the container ended, and no kubelet is there to start it again."""
-    with held(folder, processes=True) as kubelet:
-        kubelet.restarts()
-        pause = container_cgroup(UIDS["train"], "c" * 64)
-        (folder / "proc" / "41" / "cgroup").write_text(pause)
-        assert kubelet.turn(59.0) == ["serve", "train"]
-        assert kubelet.turn(2.0) == ["serve"]
-
-
 @pytest.mark.fault(
     "the kubelet restarts, and the first it lists is a new pod on a GPU that another pod held",
     "the new pod is that GPU's holder at once, the old one is not; the holders of other GPUs stay",
@@ -164,19 +144,6 @@ def test_a_new_pod_takes_the_gpu(folder: Path, logs: bool) -> None:
         assert kubelet.turn() == ["serve", "tune"]
 
 
-def test_pods_that_are_listed_one_by_one(folder: Path) -> None:
-    """A container that is listed before the device manager knows what it holds counts as not listed."""
-    with held(folder, logs=False) as kubelet:
-        kubelet.restarts()
-        assert kubelet.turn() == ["serve", "train"]
-        kubelet.node.kubelet.pods = (SimulatedPod("ns", "train", {"main": {}}),)
-        assert kubelet.turn() == ["serve", "train"]
-        kubelet.node.kubelet.pods = PODS[:1]
-        assert kubelet.turn() == ["serve", "train"]
-        kubelet.node.kubelet.pods = ()
-        assert kubelet.turn() == ["serve"], "this kubelet named it, and does not any more"
-
-
 def test_a_kubelet_that_restarts_between_the_look_at_its_socket_and_its_answer(folder: Path) -> None:
     with held(folder, logs=False) as kubelet:
 
@@ -187,12 +154,6 @@ def test_a_kubelet_that_restarts_between_the_look_at_its_socket_and_its_answer(f
 
         kubelet.node.kubelet.pods = Replaced()
         assert kubelet.turn() == ["serve", "train"]
-
-
-def test_a_kubelet_that_ends_a_pod_is_believed(folder: Path) -> None:
-    with held(folder) as kubelet:
-        kubelet.node.kubelet.pods = PODS[:1]
-        assert kubelet.turn() == ["train"]
 
 
 @pytest.mark.fault(
@@ -254,29 +215,6 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
         assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
         turn.close()
     isolation.close()
-
-
-def test_the_number_of_slices_outlives_a_kubelet_that_forgot_who_holds_them(folder: Path) -> None:
-    with held(folder) as kubelet:
-        kubelet.node.kubelet.pods, kubelet.node.kubelet.allocatable = SLICES, REGISTERED
-        kubelet.turn()
-        kubelet.node.kubelet.allocatable = {}
-        kubelet.restarts()
-        kubelet.turn()
-        assert shares(kubelet.exposition) == {"train": 0.25, "serve": 0.25}
-        kubelet.node.kubelet.pods = SLICES
-        kubelet.turn()
-        assert shares(kubelet.exposition) == {"train": 0.25, "serve": 0.25}
-
-
-def test_slices_that_were_never_counted_are_no_share(folder: Path) -> None:
-    with held(folder) as kubelet:
-        kubelet.node.kubelet.pods, kubelet.node.kubelet.allocatable = SLICES, {}
-        kubelet.turn()
-        assert shares(kubelet.exposition) == {}
-        kubelet.node.kubelet.allocatable = REGISTERED
-        kubelet.turn()
-        assert shares(kubelet.exposition) == {"train": 0.25, "serve": 0.25}, "as soon as the plugin is back"
 
 
 # A slow kubelet

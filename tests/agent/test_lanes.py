@@ -11,18 +11,14 @@ import pytest
 from podgpu.agent.collections import Collection
 from podgpu.agent.counter_feeds import FileCounters
 from podgpu.agent.loop import Agent, Settings
-from podgpu.agent.telemetry_turn import TelemetryTurn, fields_to_read
 from podgpu.clock import Clock
-from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.source import Lane
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.workers import Workers
 from tests.nodes.clock import FakeClock, wait_until
 
 CSV = (
@@ -109,14 +105,6 @@ def test_a_field_every_2_s_beside_others_every_30_s_costs_only_that(bench: Bench
     assert calls[FIELD_VALUES] == before[FIELD_VALUES] == 1
 
 
-def test_the_slow_ones_may_be_the_collections(bench: Bench) -> None:
-    slow = Collection("slow", 50.0, ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_PROF_*"), place="c.yaml:1:1")
-    bench = Bench(slow, interval=2.0)
-    bench.run(2)
-    calls = bench.run(58)
-    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (29, 1, 1)
-
-
 def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
     """A gauge of the file that the driver tells in the same way, the memory's temperature, is read every second."""
     quick = Bench(interval=1.0)
@@ -129,25 +117,6 @@ def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
     asked_for.driver.faults.answer(pynvml.NVML_FI_DEV_PERF_POLICY_POWER, 10**12)
     asked_for.run(1)
     assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, "what a counter file has is as quick as it says"
-
-
-def test_every_exposition_has_every_field(bench: Bench) -> None:
-    for _ in range(40):
-        bench.run(1)
-        for counter in counters():
-            assert bench.value(counter.name) is not None, counter.name
-
-
-def test_a_quick_field_is_newer_than_the_others(bench: Bench) -> None:
-    bench.run(20)
-    power, temperature = bench.value("DCGM_FI_DEV_POWER_USAGE"), bench.value("DCGM_FI_DEV_GPU_TEMP")
-    assert power is not None
-    assert temperature is not None
-    bench.driver.faults.answer("nvmlDeviceGetPowerUsage", 123_000)
-    bench.driver.faults.answer("nvmlDeviceGetTemperature", 77)
-    bench.run(2)
-    assert bench.value("DCGM_FI_DEV_POWER_USAGE") == 123.0
-    assert bench.value("DCGM_FI_DEV_GPU_TEMP") == temperature
 
 
 def test_a_mean_is_over_its_own_interval() -> None:
@@ -164,17 +133,6 @@ def test_a_mean_is_over_its_own_interval() -> None:
     busy_half_of_the_time = bench.value("DCGM_FI_PROF_SM_ACTIVE")
     assert busy_half_of_the_time is not None
     assert 0.1 < busy_half_of_the_time < 0.9
-
-
-def test_a_lost_gpu_loses_its_slow_fields_too_and_has_them_back(bench: Bench) -> None:
-    bench.driver.faults.lose(0)
-    bench.run(2)
-    assert bench.value("DCGM_FI_DEV_POWER_USAGE") is None
-    assert bench.value("DCGM_FI_DEV_GPU_TEMP") is None
-    bench.run(40)  # the slow ones were due meanwhile, and failed: what they said before is not told again
-    bench.driver.faults.recover(0)
-    bench.run(40)
-    assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
 
 
 @pytest.mark.fault(
@@ -196,26 +154,6 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
     assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') == 77
     assert bench.value('DCGM_FI_DEV_SM_CLOCK{gpu="0"') is not None
     assert bench.run(2)[TEMP] == 0
-
-
-def test_all_is_read_when_the_driver_is_taken_up_again(bench: Bench) -> None:
-    assert bench.agent.release(3.0)
-    bench.run(6)
-    for counter in counters(CSV.rpartition("DCGM_FI_PROF")[0]):  # a mean takes two readings
-        assert bench.value(counter.name) is not None, counter.name
-
-
-def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
-    bench = Bench(QUICK, gpus="1xH100/1x3g.40gb")
-    bench.run(2)
-    bench.run(10)
-    bench.driver.faults.relayout(0, ["1g.10gb", "1g.10gb"])
-    bench.run(3)
-    instances = [line for line in bench.exposition.splitlines() if 'GPU_I_PROFILE="1g.10gb"' in line]
-    assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
-    assert not [line for line in bench.exposition.splitlines() if 'GPU_I_PROFILE="3g.40gb"' in line]
-    bench.run(2)  # its profiling ratios are means, of which this is the second sample
-    assert instances or bench.agent.published.state.devices[0].instances
 
 
 def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
@@ -259,47 +197,6 @@ def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> N
 def test_a_collection_without_a_field_is_refused_at_start() -> None:
     with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: no configured field matches"):
         Bench(Collection("nvlink", 2.0, ("DCGM_FI_DEV_FOO_*",), place="c.yaml:1:1"))
-
-
-def test_plans_of_lanes_that_are_gone_are_closed(tmp_path: Path) -> None:
-    """Each holds two of the driver's samples: a counter file that changes every minute must not pile them up."""
-    path = tmp_path / "counters.csv"
-    path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
-    bench.run(2)
-    for n in range(10):
-        path.write_text(CSV + ("DCGM_FI_DEV_MEM_CLOCK,gauge,m\n" if n % 2 else ""), encoding="utf-8")
-        bench.agent.read_counters()
-        bench.run(2)
-    calls = bench.driver.calls
-    assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] <= 2
-
-
-@pytest.mark.parametrize(("interval", "seconds"), [(0.1, 1.0), (2.0, 2.0), (30.0, 5.0)])
-@pytest.mark.parametrize("every", [0.1, 50.0])
-def test_a_collection_leaves_a_slow_driver_its_time(interval: float, seconds: float, every: float) -> None:
-    collection = Collection("c", every, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
-    assert Settings(interval=interval, collections=(collection,)).deadline == seconds
-
-
-def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
-    """What an old lane said would stand over what the new ones say, for ever: nobody reads it again."""
-    bench = Bench()
-    old, new = (Lane(fields_to_read(Policy(counters=counters())), 30.0) for _ in range(2))
-    nvml = NvmlTelemetry(bench.driver, "simulated", lambda: 1, bench.clock.monotonic, bench.clock.wall)
-    isolation = Workers(bench.clock.monotonic)
-    turn = TelemetryTurn(nvml, [old], Selection(), isolation, 5.0)
-    try:
-        turn.collect([old])
-        turn.set_lanes([new])
-        turn.collect()
-        assert turn.collect([old]).lanes == (new,)  # they were due when counters changed
-        bench.driver.faults.answer(TEMP, 77)
-        (reading,) = turn.collect([new]).readings
-    finally:
-        isolation.close()
-        nvml.release(1.0)
-    assert reading.values[GPU_TEMP] == 77
 
 
 def test_the_loop_itself_keeps_both_intervals() -> None:

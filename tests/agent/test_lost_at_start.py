@@ -93,14 +93,6 @@ def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: R
     assert lost_in(restarted.turns(8)) == [], "the kubelet goes on giving it away, and the operator has spoken"
 
 
-def test_a_pod_holds_a_gpu_that_the_plugin_calls_unhealthy(restarted: Restarted) -> None:
-    """An unhealthy GPU is not in the allocatable list: a pod's own id and the PCI bus tell."""
-    restarted.kubelet.allocatable = {GPU: [restarted.uuids[0], restarted.uuids[2]]}
-    restarted.kubelet.pods = (SimulatedPod("ns", "train", {"main": {GPU: [restarted.uuids[1]]}}),)
-    (lost,) = lost_in(restarted.turns(3))
-    assert (lost["uuid"], [h["pod"] for h in lost["holders"]]) == (restarted.uuids[1], ["train"])
-
-
 def test_an_id_that_names_no_gpu_is_no_lost_gpu(restarted: Restarted) -> None:
     """Where the bus shows no more GPUs than the driver lists, it is of a GPU that was replaced long ago."""
     restarted.expected = 2
@@ -111,14 +103,6 @@ def test_an_id_that_names_no_gpu_is_no_lost_gpu(restarted: Restarted) -> None:
     assert 'podgpu_exporter_unmapped_assignments{source="kubelet",reason="unknown_device"} 1' in (
         restarted.client.ask("/metrics").text
     )
-
-
-def test_what_nobody_can_name_is_counted(restarted: Restarted) -> None:
-    view = restarted.turns(3)
-    (alert,) = view["alerts"]
-    assert alert["text"].startswith("node h: 1 GPU on its PCI bus does not answer and cannot be identified: ")
-    assert alert["severity"] == "broken"
-    assert alert["text"] in restarted.client.ask("/health").text.splitlines()
 
 
 def test_it_comes_back(restarted: Restarted) -> None:

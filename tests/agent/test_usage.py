@@ -184,19 +184,6 @@ def test_an_energy_counter_that_hangs_telemetry_does_not_hang_usage(node: Node) 
     assert (node.value("podgpu_container_gpu_energy_joules_total", "train") or 0) > (energy or 0)
 
 
-def test_a_gpu_that_hangs_costs_its_own_usage_only(node: Node) -> None:
-    shared(node)
-    before = node.value("podgpu_container_gpu_busy_seconds_total", "train")
-    hang = node.driver.faults.hang("nvmlDeviceGetProcessUtilization")
-    exposition = node.turn()
-    assert hang.entered.is_set()
-    assert 'podgpu_exporter_source_errors_total{source="usage",reason="deadline"}' in exposition
-    assert node.value("podgpu_container_gpu_busy_seconds_total", "train") == before, (
-        "the counter stands, it does not vanish"
-    )
-    node.driver.faults.release_all()
-
-
 def test_the_beginning_of_being_idle_stays_where_it_is_between_telemetry_turns(node: Node) -> None:
     """Usage is read every second, telemetry every thirty as a rule."""
     shared(node)

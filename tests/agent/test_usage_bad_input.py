@@ -157,15 +157,6 @@ def test_a_process_that_ends_between_two_reads(pair: Pair) -> None:
     assert pair.errors() == {}
 
 
-def test_a_process_that_came_and_went_unseen_is_nobodys(pair: Pair) -> None:
-    pair.spoilt.driver.place(SimulatedLoad(1, 50, duty=0.3, memory=GIB))
-    pair.turn()
-    assert pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "serve") is not None
-    assert pair.differences()["gpu1"] >= {"unattributed_busy_seconds_total", "unattributed_memory_bytes"}
-    assert "train" not in pair.differences()
-    assert pair.errors() == {}
-
-
 def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None:
     pair.turn()
     before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train")
@@ -242,36 +233,3 @@ def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
         if pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is not None:
             break
     assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") == 0.2
-
-
-def test_a_container_that_uses_a_gpu_it_does_not_hold(pair: Pair) -> None:
-    pair.spoilt.driver.place(SimulatedLoad(1, 41, duty=0.3, memory=GIB))
-    pair.turn(2)
-    rows = [line for line in pair.spoilt.exposition.splitlines() if 'gpu="1"' in line and 'pod="train"' in line]
-    named = {line.partition("{")[0].removeprefix("podgpu_container_gpu_") for line in rows}
-    assert named == GAUGES | {"busy_seconds_total", "energy_joules_total"}, "nothing allocated, and never idle"
-    who = {who: figures for who, figures in pair.differences().items() if not who.startswith("DCGM_")}
-    assert who.keys() == {"train", "serve", "gpu1", "ns"}
-    assert who["serve"] == {"energy_joules_total"}, "it pays for its part of a busier GPU"
-    assert pair.errors() == {}
-
-
-def test_processes_of_the_host_are_nobodys(pair: Pair) -> None:
-    """Pid 99 is on both nodes: what it uses is in no container, and all else adds up."""
-    node = pair.sound
-    assert node.value("podgpu_container_gpu_utilization_ratio", "serve") == 0.2
-    exposition = _series(node.exposition)
-    assert float(exposition["gpu1", "unattributed_memory_bytes"]) == GIB
-    for figure in ("busy_seconds_total", "energy_joules_total"):
-        parts = float(exposition["serve", figure]) + float(exposition["gpu1", f"unattributed_{figure}"])
-        assert parts == pytest.approx(float(exposition["gpu1", figure]), rel=1e-12)
-        assert float(exposition["gpu1", f"unattributed_{figure}"]) == pytest.approx(
-            float(exposition["gpu1", figure]) / 3, rel=0.01
-        )
-
-
-def test_what_is_spoilt_is_found_by_the_comparison() -> None:
-    """The check of the checks: an exposition that differs in one figure of one pod."""
-    line = 'podgpu_container_gpu_processes{gpu="0",pod="train"} '
-    assert _series(line + "1") != _series(line + "2")
-    assert _series(line + "1").keys() == {("train", "processes")}

@@ -192,27 +192,6 @@ def test_exact_is_within_two_points_of_what_each_really_did(make: MakeNode, scen
     assert node.series("podgpu_device_usage_method") == {"exact": 1}
 
 
-def test_what_it_takes_to_stop_a_kernel_in_the_middle_is_nobodys_work(make: MakeNode) -> None:
-    """Of two that never rest each is stopped 200 times a second, which takes longer than when work is done."""
-    node = make("exact", SCENARIOS["two that saturate it"])
-    for pod, (truth, told) in gains(node, SECONDS).items():
-        assert told == pytest.approx(truth, abs=0.6), pod
-
-
-def test_who_works_for_seconds_on_end_is_told_by_the_samples_of_those_seconds(make: MakeNode) -> None:
-    """Not by what it did in the minute before."""
-    node = make("exact", SCENARIOS["seconds on end"])
-    for _ in range(3):
-        for pod, (truth, told) in gains(node, 10).items():
-            assert told == pytest.approx(truth, abs=1.0), pod
-
-
-@pytest.mark.parametrize("scenario", ["40/10/10 of 100", "five of 5/100", "0.5/5, 1/20, 20/100"])
-def test_the_drivers_samples_are_far_off_where_loads_lock_to_them(make: MakeNode, scenario: str) -> None:
-    found = gains(make("samples", SCENARIOS[scenario]), 10)
-    assert max(abs(truth - told) for truth, told in found.values()) > 10
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_switches_alone_bound_the_truth_and_lie_within_the_bounds(make: MakeNode, scenario: str) -> None:
     node = make("switches", SCENARIOS[scenario])
@@ -322,37 +301,6 @@ def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(make: MakeNode,
     assert len(logs) == 2, "a broken log is not asked every second"
 
 
-class Watched(Broken):
-    looks = 0
-
-    def is_busy(self) -> bool:
-        self.looks += 1
-        return super().is_busy()
-
-
-def test_nobody_looks_for_idle_tails_where_there_has_been_none_for_long(make: MakeNode) -> None:
-    logs: list[Watched] = []
-
-    def watched(log: SwitchLog) -> Watched:
-        logs.append(Watched(log))
-        return logs[-1]
-
-    node = make("exact", SCENARIOS["two that saturate it"], log=watched)
-
-    def looks(seconds: int) -> int:
-        before = logs[0].looks if logs else 0
-        node.run(seconds)
-        return logs[0].looks - before
-
-    assert looks(25) > 250, "they may end any second"
-    assert looks(15) > 0
-    assert looks(10) == 0
-    for number in (2, 3):
-        node.start(number, (5, 100, 10 * number))
-        node.driver.remove(FIRST_PID + number - 2)
-    assert looks(10) > 100
-
-
 class Slow(Broken):
     """A log whose clock is behind: of every second there are nine tenths in it."""
 
@@ -392,20 +340,6 @@ def test_a_log_that_does_not_fit_what_else_is_known_is_not_believed(
     adds_up(node)
 
 
-def test_what_little_a_hidden_process_ran_is_nobodys(make: MakeNode) -> None:
-    """Beside two that never rest it gets a tenth of a millisecond in every fifty."""
-    loads = [(1000, 1000, 0), (1000, 1000, 0), (0.1, 50, 0)]
-    node = make("switches", loads, log=partial(Renaming, FIRST_PID + 2, 0), privileged=False)
-    found = gains(node, 20)
-    assert node.series("podgpu_device_usage_method") == {"switches": 1}
-    assert node.errors() == {}
-    assert found["p2"][1] == 0
-    for pod in ("p0", "p1"):
-        truth, told = found[pod]
-        assert told == pytest.approx(truth, abs=0.6), pod
-    adds_up(node)
-
-
 def test_processes_that_are_hidden_from_us_are_not_spread_over_the_others(make: MakeNode) -> None:
     node = make("switches", SCENARIOS["40/10/10 of 100"], log=partial(Renaming, FIRST_PID + 1, 0), privileged=False)
     node.run(10)
@@ -418,13 +352,6 @@ def test_without_the_capability_exact_becomes_switches(make: MakeNode) -> None:
     node = make("exact", SCENARIOS["40/10/10 of 100"], privileged=False)
     node.run(5)
     assert node.series("podgpu_device_usage_method") == {"switches": 1}
-
-
-def test_an_architecture_that_nobody_measured_is_not_sampled(make: MakeNode) -> None:
-    node = make("exact", SCENARIOS["40/10/10 of 100"], spec="1xA100-80GB")
-    node.run(5)
-    assert node.series("podgpu_device_usage_method") == {"switches": 1}
-    assert not node.listeners[0].sampled
 
 
 def test_mps_is_told_by_samples(make: MakeNode) -> None:

@@ -1,30 +1,29 @@
-"""Rounds of a made-up cluster, taken in as `podgpu autoscale` takes them, with time moved by hand."""
+"""Rounds of a made-up cluster, stored as `podgpu autoscale` stores them, with time moved by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from podgpu.autoscale.metrics import metric_named
+from podgpu.autoscale.answers import compute_value
+from podgpu.autoscale.metrics import find_metric
 from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
-from podgpu.autoscale.questions import Over, Whom, of_workload
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.scene import Scene, Store
+from podgpu.autoscale.requests import Aggregation, PodSelector
+from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.metrics.fields import fields
-from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Workload
+from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState
 
-BEGIN = 1_700_000_100.0
-"""Unix time at monotonic time 0: a multiple of 15 s, and of a minute."""
+BEGIN = 1_700_000_100.0  # Unix time at monotonic time 0: a multiple of 15 s, and of a minute
 INTERVAL = 15.0
+USED_FIELD = "DCGM_FI_DEV_MEM_COPY_UTIL"
 
 
 def pod(
@@ -37,22 +36,69 @@ def pod(
     asks: bool = True,
 ) -> PodSeen:
     """`started`: seconds after BEGIN."""
-    kind, _, made_by = owner.partition("/")
+    kind, _, owner_name = owner.partition("/")
     pairs = tuple(sorted((key, value) for key, _, value in (text.partition("=") for text in labels.split(",") if text)))
-    return PodSeen(namespace, name, node, BEGIN + started, kind, made_by, asks, pairs)
+    return PodSeen(namespace, name, node, BEGIN + started, kind, owner_name, asks, pairs)
 
 
-def holder(name: str, namespace: str = "serving", container: str = "main", **figures: Any) -> HolderFigures:
-    return HolderFigures(Workload(namespace, name, container), **figures)
+def holder(
+    name: str,
+    namespace: str = "serving",
+    container: str = "main",
+    *,
+    utilization: float | None = None,
+    memory: int | None = None,
+    busy_seconds: float | None = None,
+    idle_seconds: float | None = None,
+    energy_joules: float | None = None,
+) -> Holder:
+    usage = HolderUsage(
+        utilization_ratio=utilization,
+        memory_used_bytes=memory,
+        busy_ns=None if busy_seconds is None else round(busy_seconds * 1e9),
+        idle_ns=None if idle_seconds is None else round(idle_seconds * 1e9),
+        energy_mj=None if energy_joules is None else round(energy_joules * 1000),
+    )
+    return Holder(namespace, name, container, source="kubelet", usage=usage)
 
 
-def gpu(index: int, *holders: HolderFigures, uuid: str = "", **figures: Any) -> DeviceFigures:
-    return DeviceFigures(uuid or f"GPU-{index}", index, "H100", holders=holders, **figures)
+def gpu(
+    index: int,
+    *holders: Holder,
+    uuid: str = "",
+    utilization: float | None = None,
+    memory_used: int | None = None,
+    memory_total: int | None = None,
+    power_watts: float | None = None,
+    measured: float | None = None,
+    values: dict[str, float] | None = None,
+    instances: tuple[MigInstance, ...] = (),
+    used_field: str = USED_FIELD,
+) -> DeviceState:
+    own: dict[str, Any] = dict(values or {})
+    if measured is not None:
+        own[used_field] = measured
+    return DeviceState(
+        uuid=uuid or f"GPU-{index}",
+        index=index,
+        model="H100",
+        utilization_ratio=utilization,
+        memory_used_bytes=memory_used,
+        memory_total_bytes=memory_total,
+        power_mw=None if power_watts is None else round(1000 * power_watts),
+        fields=own,
+        holders=holders,
+        instances=instances,
+    )
+
+
+def busy(name: str, ratio: float, index: int, **more: Any) -> DeviceState:
+    return gpu(index, holder(name, utilization=ratio), utilization=ratio, **more)
 
 
 @dataclass
 class Stage:
-    """A cluster: `nodes` says what each node's exporter tells in the round that `turn` makes."""
+    """A cluster. `turn` makes a round in which each exporter reports the given devices."""
 
     pods: list[PodSeen] = field(default_factory=list)
     trouble: str = ""
@@ -61,117 +107,78 @@ class Stage:
     node_labels: dict[str, tuple[tuple[str, str], ...]] | None = None
     now: float = 0.0
     counts: bool = True
-    """Exporters count busy and idle seconds of who has a utilisation, as podgpu's do."""
-
+    """Add counters of busy and idle time to holders with a utilisation, as podgpu's exporters do."""
     begin: float = BEGIN
-    """Unix time at monotonic time 0."""
 
     def __post_init__(self) -> None:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
-        self.store = Store(self.settings, self.longest, self.running, lambda: self.node_labels, clock)
+        self.store = SampleStore(self.settings, self.longest, self.running, lambda: self.node_labels, clock)
         self._state: ClusterState | None = None
         self._last: dict[str, NodeReading] = {}
-        self._counted: dict[tuple[str, str, object], tuple[float, float]] = {}
+        self._counters: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
 
     def running(self) -> RunningPods:
         return index_pods(self.pods, self.trouble)
 
-    def turn(self, *, outcomes: Iterable[TargetOutcome] = (), **nodes: tuple[DeviceFigures, ...]) -> None:
+    def turn(self, *, outcomes: Iterable[TargetOutcome] = (), **nodes: tuple[DeviceState, ...]) -> None:
         """One round, an interval after the last. A node that is not named does not answer."""
         self.now += self.settings.interval
-        for name, told in nodes.items():
-            devices = tuple(map(self._with_counters, told)) if self.counts else told
-            state = NodeState(node=name, producer="podgpu", devices=tuple(_documents(devices, self.settings)))
+        for name, devices in nodes.items():
+            if self.counts:
+                devices = tuple(map(self._count, devices))
+            state = NodeState(node=name, producer="podgpu", devices=devices)
             self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), tuple(outcomes))
         wall = self.begin + self.now
         self._state = build_cluster_state(reading, self._state, self.settings, self.now, wall)
-        self.store.take(self._state)
+        self.store.add_round(self._state)
 
-    def _with_counters(self, device: DeviceFigures) -> DeviceFigures:
-        return replace(device, holders=tuple(self._counted_on(device, of) for of in device.holders))
+    def _count(self, device: DeviceState) -> DeviceState:
+        holders = tuple(self._count_holder(device.uuid, of) for of in device.holders)
+        instances = tuple(
+            replace(each, holders=tuple(self._count_holder(f"{device.uuid}/{each.id}", of) for of in each.holders))
+            for each in device.instances
+        )
+        return replace(device, holders=holders, instances=instances)
 
-    def _counted_on(self, device: DeviceFigures, of: HolderFigures) -> HolderFigures:
-        if of.utilization is None or of.busy_seconds is not None:
+    def _count_holder(self, device: str, of: Holder) -> Holder:
+        usage = of.usage
+        if usage is None or usage.utilization_ratio is None or usage.busy_ns is not None:
             return of
-        key, seconds = (device.uuid, device.instance, of.who), self.settings.interval
-        busy, idle = self._counted.get(key, (0.0, 0.0))
-        self._counted[key] = busy + seconds * of.utilization, idle + (0.0 if of.utilization else seconds)
-        busy, idle = self._counted[key]
-        return replace(of, busy_seconds=busy, idle_seconds=idle)
+        key, ns = (device, of.key), round(self.settings.interval * 1e9)
+        busy_ns, idle_ns = self._counters.get(key, (0, 0))
+        busy_ns += round(ns * usage.utilization_ratio)
+        idle_ns += 0 if usage.utilization_ratio else ns
+        self._counters[key] = busy_ns, idle_ns
+        return replace(of, usage=replace(usage, busy_ns=busy_ns, idle_ns=idle_ns))
 
-    def turns(self, count: int, **nodes: tuple[DeviceFigures, ...]) -> None:
+    def turns(self, count: int, **nodes: tuple[DeviceState, ...]) -> None:
         for _ in range(count):
             self.turn(**nodes)
 
-    def scene(self, later: float = 6.0) -> Scene:
-        """What is answered from, `later` seconds after the last round's instant."""
+    def snapshot(self, later: float = 6.0) -> MetricsSnapshot:
+        """The snapshot `later` seconds after the last round."""
         self.now += later
         try:
-            return self.store.scene()
+            return self.store.snapshot()
         finally:
             self.now -= later
 
 
-def _documents(devices: Iterable[DeviceFigures], settings: ViewSettings) -> Iterable[DeviceState]:
-    """The devices as an exporter's document has them."""
-    whole: dict[str, DeviceState] = {}
-    for device in devices:
-        values: dict[str, Any] = {fields()[number].name: value for number, value in device.beside}
-        if device.measured is not None:
-            values[settings.used_field_name] = device.measured
-        slot: dict[str, Any] = {
-            "utilization_ratio": device.utilization,
-            "memory_used_bytes": device.memory_used,
-            "memory_total_bytes": device.memory_total,
-            "fields": values,
-            "holders": tuple(_document_of(of) for of in device.holders),
-        }
-        known = whole.get(device.uuid) or DeviceState(
-            uuid=device.uuid, index=device.index, model=device.model, hidden=True
-        )
-        if device.instance:
-            own = MigInstance(id=int(device.instance), profile=device.profile, **slot)
-            whole[device.uuid] = msgspec.structs.replace(known, instances=(*known.instances, own))
-        else:
-            power = None if device.power_watts is None else round(device.power_watts * 1000)
-            whole[device.uuid] = msgspec.structs.replace(known, hidden=False, power_mw=power, **slot)
-    return whole.values()
+INFERENCE = PodSelector("serving", owner=("Deployment", "inference"))
 
 
-def _document_of(of: HolderFigures) -> Holder:
-    who = of.holder
-    return Holder(
-        *(who.namespace, who.pod, who.container, who.uid, who.container_id, who.job),
-        source="kubelet",
-        share_ratio=of.share,
-        usage=HolderUsage(
-            utilization_ratio=of.utilization,
-            memory_used_bytes=of.memory,
-            processes=of.processes,
-            busy_ns=None if of.busy_seconds is None else round(of.busy_seconds * 1e9),
-            idle_ns=None if of.idle_seconds is None else round(of.idle_seconds * 1e9),
-            energy_mj=None if of.energy_joules is None else round(of.energy_joules * 1000),
-        ),
-    )
+def figure(
+    stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
+) -> float:
+    """The value of the last round, unless a window is given."""
+    how = Aggregation(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
+    return compute_value(stage.snapshot(), selector, find_metric(metric), how).value
 
 
-# What is asked
-
-INFERENCE = Whom("serving", owner=("Deployment", "inference"))
-
-
-def figure(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> float:
-    """Of the last round, unless a window is given."""
-    how = Over(**{"window": INTERVAL, **over})  # type: ignore[arg-type]
-    return of_workload(stage.scene(), whom, metric_named(metric), how).value
-
-
-def busy(name: str, ratio: float, index: int, **more: object) -> DeviceFigures:
-    return gpu(index, holder(name, utilization=ratio), utilization=ratio, **more)
-
-
-def refused(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> Refusal:
+def refused(
+    stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
+) -> Refusal:
     with pytest.raises(Refusal) as raised:
-        figure(stage, metric, whom, **over)
+        figure(stage, metric, selector, **aggregation)
     return raised.value

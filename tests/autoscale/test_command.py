@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.pods import NodeFeed, PodFeed
+from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.cli.main import run
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
@@ -42,11 +42,11 @@ def _logging_as_it_was() -> Iterator[None]:
     ("arguments", "complaint"),
     [
         ([], "podgpu autoscale needs somewhere to read from: give exactly one of"),
-        ([*SCRAPE, "--keda-address", ":9411"], "can be reached by others"),
-        ([*SCRAPE, "--keda-address", "0.0.0.0:9411", "--keda-namespaces", "a"], "can be reached by others"),
+        ([*SCRAPE, "--keda-address", ":9411"], "can be reached by other machines"),
+        ([*SCRAPE, "--keda-address", "0.0.0.0:9411", "--keda-namespaces", "a"], "can be reached by other machines"),
         ([*SCRAPE, "--keda-cert-file", "/x"], "need all of --keda-cert-file"),
         ([*SCRAPE, "--keda-client-name", "keda"], "need all of --keda-cert-file"),
-        ([*SCRAPE, "--keda-address", "none"], "nothing could be asked"),
+        ([*SCRAPE, "--keda-address", "none"], "there is nothing to serve"),
         ([*SCRAPE, "--api-address", ":6443"], "needs a certificate"),
         ([*SCRAPE, "--api-address", ":6443", "--api-cert-file", "/x"], "alone is not enough"),
         ([*SCRAPE, "--api-address", ":6443", "--api-service", "a/b", *CERTIFICATE], "keep one"),
@@ -82,15 +82,6 @@ def written_kubeconfig(folder: Path, url: str) -> str:
     return str(path)
 
 
-def test_the_command_carries_nothing_of_an_exporter_or_a_page() -> None:
-    """Its memory is bounded: what it never does is not imported."""
-    words = "import sys, podgpu.cli.autoscale; print(*sorted(m for m in sys.modules if m.startswith('podgpu.')))"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
-    rooms = {name.split(".")[1] for name in done.stdout.split()}
-    assert rooms.isdisjoint({"agent", "holders", "usage", "history", "doctor", "top"})
-    assert "autoscale" in rooms
-
-
 # The feeds
 
 
@@ -110,26 +101,26 @@ def test_running_pods_are_known_with_owner_and_labels() -> None:
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"), pod_object("b", "Pending"), pod_object("c", "Succeeded"))
         server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
-        feed = PodFeed(ApiConfig(server.url, "the test"), HURRY)
-        nodes = NodeFeed(ApiConfig(server.url, "the test"), HURRY)
+        feed = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
+        nodes = NodeWatcher(ApiConfig(server.url, "the test"), HURRY)
         try:
             assert feed.wait_synced(30)
-            (seen,) = feed.now().by_owner["serving", "Deployment", "inference"]
-            assert (seen.name, seen.node, seen.asks_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
+            (seen,) = feed.current().by_owner["serving", "Deployment", "inference"]
+            assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
             server.put("pods", pod_object("b"))
-            eventually(lambda: len(feed.now().keys) == 2)
+            eventually(lambda: len(feed.current().by_key) == 2)
             server.put("nodes", {"metadata": {"name": "n1", "labels": {"zone": "a"}}})
-            eventually(lambda: nodes.now() == {"n1": (("zone", "a"),)})
+            eventually(lambda: nodes.current() == {"n1": (("zone", "a"),)})
         finally:
             feed.close()
             nodes.close()
 
 
 def test_before_the_api_server_has_told_nothing_is_known() -> None:
-    feed = PodFeed(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
+    feed = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
     try:
         eventually(lambda: feed.error)
-        assert "nothing listens there" in feed.now().trouble
+        assert "nothing listens there" in feed.current().trouble
     finally:
         feed.close()
 
@@ -142,18 +133,18 @@ def test_the_list_of_pods_is_believed_for_a_minute_without_the_api_server() -> N
     seconds = [0.0]
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"))
-        feed = PodFeed(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
+        feed = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
         try:
             assert feed.wait_synced(30)
             server.stop()
             eventually(lambda: feed.error)
-            assert (len(feed.now().keys), feed.now().trouble) == (1, "")
+            assert (len(feed.current().by_key), feed.current().trouble) == (1, "")
             seconds[0] = 60.0
-            assert feed.now().trouble == ""
+            assert feed.current().trouble == ""
             seconds[0] = 61.0
-            assert "which pods run is not known any more" in feed.now().trouble
+            assert "the running pods have not been known for 61 s" in feed.current().trouble
             server.start()
-            eventually(lambda: feed.now().keys and not feed.now().trouble)
+            eventually(lambda: feed.current().by_key and not feed.current().trouble)
         finally:
             feed.close()
 

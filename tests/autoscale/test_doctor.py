@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from podgpu.autoscale.own_ca import Served, remove_service
+from podgpu.autoscale.certificates import ServiceName, remove_api_service
 from podgpu.doctor.autoscale import examine_autoscaling
 from podgpu.doctor.findings import Finding, Level
 from tests.autoscale.api_double import ApiDouble, api_service
@@ -113,8 +113,8 @@ def test_unregister_removes_ours_and_leaves_others() -> None:
 
     async def run() -> list[str]:
         async with api.running() as client:
-            served = Served("podgpu", "podgpu-autoscale")
-            return [await remove_service(client, name, served) for name in (V2, V1, "none")]
+            served = ServiceName("podgpu", "podgpu-autoscale")
+            return [await remove_api_service(client, name, served) for name in (V2, V1, "none")]
 
-    assert asyncio.run(run()) == ["removed", "belongs to somebody else and stays", "is not there"]
+    assert asyncio.run(run()) == ["removed", "belongs to another Service and was not changed", "does not exist"]
     assert api.removed == [V2]

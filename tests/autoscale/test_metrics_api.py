@@ -11,25 +11,25 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from podgpu.autoscale.api_json import quantity
-from podgpu.autoscale.api_paths import Attributes
-from podgpu.autoscale.metrics_api import MetricsApi, Rejection
+from podgpu.autoscale.authentication import Rejection
+from podgpu.autoscale.metrics_api import MetricsApi, format_quantity
+from podgpu.autoscale.requests import ResourceAttributes
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
 from tests.autoscale.scenes import Stage, gpu, holder, pod
 
-CUSTOM = "/apis/custom.metrics.k8s.io"
-V2 = f"{CUSTOM}/v1beta2"
-EXTERNAL = "/apis/external.metrics.k8s.io/v1beta1"
+CUSTOM_GROUP = "/apis/custom.metrics.k8s.io"
+V2 = f"{CUSTOM_GROUP}/v1beta2"
+EXTERNAL_GROUP = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 class OpenGate:
     def __init__(self) -> None:
-        self.asked: list[Attributes | None] = []
+        self.asked: list[ResourceAttributes | None] = []
 
-    async def admit(self, request: web.Request, asked: Attributes | None) -> Rejection | None:
-        self.asked.append(asked)
+    async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None:
+        self.asked.append(target)
         return None
 
 
@@ -113,7 +113,7 @@ def test_the_metrics_selector_says_how_it_is_made() -> None:
 
 def test_both_versions_in_their_own_words() -> None:
     path = "namespaces/serving/pods/a/gpu_utilization"
-    (_, old), (_, new) = get(cluster(), f"{CUSTOM}/v1beta1/{path}", f"{V2}/{path}")
+    (_, old), (_, new) = get(cluster(), f"{CUSTOM_GROUP}/v1beta1/{path}", f"{V2}/{path}")
     assert old["items"][0] == {
         "describedObject": {"kind": "Pod", "namespace": "serving", "name": "a", "apiVersion": "/v1"},
         **{"metricName": "gpu_utilization", "timestamp": "2023-11-14T22:16:00Z", "window": 60},
@@ -130,7 +130,7 @@ REFERENCE = json.loads((Path(__file__).parents[1] / "data/custom-metrics-apiserv
 
 @pytest.mark.parametrize("path", REFERENCE)
 def test_answers_have_the_reference_adapters_shape(path: str) -> None:
-    ((_, answer),) = get(cluster(), f"{CUSTOM}/{path}")
+    ((_, answer),) = get(cluster(), f"{CUSTOM_GROUP}/{path}")
     expected = REFERENCE[path]
     if expected["kind"] == "Status":
         assert {**answer, "message": ""} == {**expected, "message": ""}
@@ -153,7 +153,7 @@ def test_answers_have_the_reference_adapters_shape(path: str) -> None:
 @pytest.mark.parametrize("whom", ["pods/*", "pods/a", "deployments.apps/inference"])
 def test_answers_repeat_the_metrics_selector_as_the_reference_adapter_does(whom: str) -> None:
     path = f"namespaces/serving/{whom}/gpu_utilization?metricLabelSelector=window%3D30s,missing%3Dleave-out"
-    (_, old), (_, new) = get(cluster(), f"{CUSTOM}/v1beta1/{path}", f"{V2}/{path}")
+    (_, old), (_, new) = get(cluster(), f"{CUSTOM_GROUP}/v1beta1/{path}", f"{V2}/{path}")
     repeated = {"matchLabels": {"window": "30s", "missing": "leave-out"}}
     assert [item["selector"] for item in old["items"]] == [repeated] * len(old["items"])
     assert new["items"]
@@ -161,7 +161,7 @@ def test_answers_repeat_the_metrics_selector_as_the_reference_adapter_does(whom:
 
 
 def test_external_metrics_of_a_workload_a_namespace_and_the_cluster() -> None:
-    base = f"{EXTERNAL}/namespaces/serving"
+    base = f"{EXTERNAL_GROUP}/namespaces/serving"
     found = get(
         cluster(),
         f"{base}/gpu_utilization?labelSelector=owner%3DDeployment.inference",
@@ -174,7 +174,7 @@ def test_external_metrics_of_a_workload_a_namespace_and_the_cluster() -> None:
 
 
 def test_who_asks_for_the_cluster_must_be_allowed_all_namespaces() -> None:
-    gate, path = OpenGate(), f"{EXTERNAL}/namespaces/serving/gpu_utilization"
+    gate, path = OpenGate(), f"{EXTERNAL_GROUP}/namespaces/serving/gpu_utilization"
     scopes = ("scope%3Dcluster", "scope%3Dnamespace,window%3D30s", "window%3D30s,scope%20in%20(cluster)", "scope")
     found = get(cluster(), *(f"{path}?labelSelector={scope}" for scope in scopes), external=True, gate=gate)
     assert [asked.namespace for asked in gate.asked if asked] == ["", "serving", "", "serving"]
@@ -182,7 +182,7 @@ def test_who_asks_for_the_cluster_must_be_allowed_all_namespaces() -> None:
 
 
 def test_external_metrics_are_off_unless_asked_for() -> None:
-    ((status, _), (_, groups)) = get(cluster(), f"{EXTERNAL}/namespaces/serving/gpu_utilization", "/apis")
+    ((status, _), (_, groups)) = get(cluster(), f"{EXTERNAL_GROUP}/namespaces/serving/gpu_utilization", "/apis")
     assert status == 404
     assert [group["name"] for group in groups["groups"]] == ["custom.metrics.k8s.io"]
 
@@ -192,14 +192,14 @@ def test_external_metrics_are_off_unless_asked_for() -> None:
     [(0.0, "0"), (73.5, "73500m"), (42.0, "42"), (0.0001, "1m"), (33.333333, "33333m"), (1e6, "1000000")],
 )
 def test_quantities_are_in_thousandths_where_needed(figure: float, text: str) -> None:
-    assert quantity(figure) == text
+    assert format_quantity(figure) == text
 
 
 # Discovery
 
 
 def test_discovery() -> None:
-    found = get(cluster(), "/apis", CUSTOM, V2, f"{CUSTOM}/v1beta1", EXTERNAL, external=True)
+    found = get(cluster(), "/apis", CUSTOM_GROUP, V2, f"{CUSTOM_GROUP}/v1beta1", EXTERNAL_GROUP, external=True)
     assert [status for status, _ in found] == [200] * 5
     groups, group, new, old, external = (body for _, body in found)
     assert [entry["name"] for entry in groups["groups"]] == ["custom.metrics.k8s.io", "external.metrics.k8s.io"]
@@ -239,7 +239,7 @@ def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
     [
         ("namespaces/serving/pods/*/gpu_utilisation", 404, "did you mean gpu_utilization?"),
         ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody", 404, "app=nobody"),
-        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot be read"),
+        ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot parse"),
         (
             "namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference&metricLabelSelector=windw%3D5m",
             400,
@@ -252,7 +252,7 @@ def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
         ("namespaces/none/pods/*/gpu_utilization", 404, "no running pod"),
         ("namespaces/serving/pods/a/gpu_sm_activity", 503, "DCGM_FI_PROF_SM_ACTIVE"),
         ("namespaces/serving/ingresses.networking.k8s.io/main/gpu_power", 404, "podgpu has no metrics of"),
-        ("nodes/n9/gpu_power", 404, "no exporter has figures of node n9"),
+        ("nodes/n9/gpu_power", 404, "no exporter reports node n9"),
         ("nodes/*/gpu_power?labelSelector=zone%3Dz", 404, "no node with a GPU matches"),
         ("pods/a/gpu_power", 404, "podgpu has no metrics of"),
         ("namespaces/serving", 404, "not a path of this API"),
@@ -278,7 +278,7 @@ def test_a_backend_that_is_away_is_each_metrics_own_answer() -> None:
     paths = (f"{V2}/namespaces/serving/pods/*/gpu_utilization", f"{V2}/nodes/n1/gpu_utilization", V2, "/apis")
     found = get(stage, *paths)
     assert [status for status, _ in found] == [503, 503, 200, 200]
-    assert "not heard of for" in found[0][1]["message"]
+    assert ", last read " in found[0][1]["message"]
     assert found[0][1]["reason"] == "ServiceUnavailable"
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import pytest
 
-from podgpu.autoscale.refusal import Kind, Refusal
+from podgpu.autoscale.refusal import Refusal, RefusalKind
 from podgpu.autoscale.selectors import parse_selector
 
 LABELS = {"app": "inference", "tier": "gpu", "size": "12", "example.com/team": "a"}
@@ -75,17 +73,5 @@ def test_an_empty_value_is_a_value() -> None:
 def test_what_is_no_selector_is_refused_with_words(text: str) -> None:
     with pytest.raises(Refusal) as raised:
         parse_selector(text)
-    assert raised.value.kind is Kind.BAD_REQUEST
+    assert raised.value.kind is RefusalKind.BAD_REQUEST
     assert str(raised.value).isprintable()
-
-
-def test_long_selectors_of_anybody_fill_no_memory() -> None:
-    parse_selector("app=inference")
-    tracemalloc.start()
-    try:
-        for number in range(100):
-            parse_selector(",".join(f"key-{number}-{place}{'x' * 40}=value-{place}" for place in range(100)))
-        assert tracemalloc.get_traced_memory()[0] < 200_000
-    finally:
-        tracemalloc.stop()
-    assert parse_selector("app=inference") is parse_selector("app=inference")

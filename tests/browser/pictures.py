@@ -14,13 +14,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
-from podgpu.figures.as_json import PageState, picture_json
-from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.cluster.view import GpuAnswer, PageState
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
+from tests.browser.flat_pictures import NamespacePicture, NodePicture, Picture, page_of
+from tests.flat_documents import DeviceFigures, HolderFigures
 from tests.web.server import LOOPBACK, Client, running
 
 GIB = 1024**3
@@ -58,11 +58,11 @@ class Showing:
         return self._made[1]
 
     def _state(self, picture: Picture) -> PageState:
-        state = PageState.of(picture)
+        state = page_of(picture)
         if self.more is None:
             return state
-        plain = json.dumps(self.more(picture_json(picture))).encode()
-        return replace(state, view=Body.of(plain), etag=etag_of(plain))
+        plain = json.dumps(self.more(json.loads(state.body.plain))).encode()
+        return replace(state, body=Body.of(plain), etag=etag_of(plain))
 
     def _answering(self) -> Middleware:
         @web.middleware
@@ -228,5 +228,5 @@ def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> D
     )
 
 
-async def _no_details(_uuid: str, _view: dict[str, object]) -> dict[str, object]:
-    return {}
+async def _no_details(answer: GpuAnswer) -> GpuAnswer:
+    return answer

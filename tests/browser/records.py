@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from podgpu.figures.as_json import picture_json
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
-from podgpu.figures.picture import NodePicture, Picture
 from podgpu.model import Workload, WorkloadOwner
+from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
+from tests.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}
 SECONDS = {"1h": 3600, "6h": 21600, "24h": 86400}
@@ -195,7 +195,7 @@ def known(picture: Picture, uuid: str) -> dict[str, Any] | None:
     device = _find(picture, uuid)
     if device is None:
         return None
-    nodes = picture_json(picture)["nodes"]
+    nodes = json.loads(page_of(picture).body.plain)["nodes"]
     told = next(of for node in nodes for of in node["gpus"] if of["uuid"] == uuid)
     xids = [{"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": time.time() - 4000}]
     broken = any(c.name in ("xid", "lost") for c in device.conditions)
@@ -250,11 +250,13 @@ def troubled(turn: int = 0) -> Picture:
     now = time.time()
     calm = owned(priced(three_nodes(turn)))
     first, second, third = calm.nodes
-    lost = Condition("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
-    xid = Condition("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
-    hot = Condition("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
-    remap = Condition("row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free.")
-    gone = Condition(
+    lost = ConditionWords("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
+    xid = ConditionWords("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
+    hot = ConditionWords("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
+    remap = ConditionWords(
+        "row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free."
+    )
+    gone = ConditionWords(
         "node_gone", now - 200, "the node's exporter has not answered for 3 min", "See whether the node runs."
     )
     ill = {3: (lost,), 5: (xid,), 6: (hot,)}

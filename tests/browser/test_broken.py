@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import Condition
-from podgpu.figures.picture import NodePicture
 from tests.browser.chromium import Tab, opened, reloaded, visited
+from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST
+from tests.flat_documents import ConditionWords
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATUS = "document.querySelector('#status').dataset"
@@ -45,7 +45,7 @@ def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown:
     red = tab.evaluate(dot)
     assert tab.text("#status-text").startswith("9 broken. Live")
     assert tab.evaluate("document.title").startswith("(9 broken)")
-    hot = Condition("thermal", time.time() - 60, "slowed down by heat", "Look after the fans.")
+    hot = ConditionWords("thermal", time.time() - 60, "slowed down by heat", "Look after the fans.")
     device = gpu(0, "n1", utilization=0.5, conditions=(hot,))
     shown.more, shown.picture = None, picture(NodePicture("n1", (device, gpu(1, "n1", utilization=0.0))))
     tab.look_again()
@@ -138,7 +138,7 @@ def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, sho
 
 
 def test_a_condition_of_a_newer_server_is_shown_by_its_name(tab: Tab, url: str, shown: Showing) -> None:
-    new = Condition("coolant_leak", None, "", "")
+    new = ConditionWords("coolant_leak", None, "", "")
     shown.more, shown.picture = None, picture(NodePicture("n1", (gpu(0, "n1", utilization=0.1, conditions=(new,)),)))
     opened(tab, url)
     assert tab.texts(".tile .badge") == ["coolant leak"]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.picture import NodePicture
 from podgpu.web.sockets import Address
 from tests.browser.chromium import Tab, opened, visited, went
+from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"

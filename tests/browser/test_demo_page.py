@@ -44,7 +44,7 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     assert "the driver no longer lists it" in said
     assert tab.texts(".total-broken .total-value") == ["2"]
     said = after(tab, demo, 30.0 + 6.0 + 2 * STEP)
-    assert "node node-3 does not answer; 4 GPUs went with it" in said
+    assert "node node-3 does not answer, with its 4 GPUs" in said
     tab.click(".total-broken")
     tab.wait_for(f"{TILES} === 6", "one with an XID, one lost, four of the node")
     badges = tab.texts("main .tile .badge")

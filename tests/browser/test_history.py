@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from podgpu.figures.picture import NodePicture
 from tests.browser.chromium import Tab, opened, reloaded, visited, went
+from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Records, Showing, gpu, held, picture
 from tests.browser.records import FIELDS, records_of, troubled, troubled_showing
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.picture import NodePicture
 from tests.browser.chromium import Tab, opened, reloaded, visited
+from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import owned, priced, records_of
 

@@ -147,16 +147,3 @@ def test_an_exporter_that_never_read_a_driver(tab: Tab, folder: Path) -> None:
         tab.wait_for(f"{STATE} === 'old'", "the state is old")
         assert (tab.text("#status-text"), tab.text("#updated")) == ("1 alert. No figures yet", "No figures yet")
         assert "no figures yet" in tab.text("#alerts-list")
-
-
-def test_without_dcgm_families_nothing_is_said_about_use(tab: Tab, folder: Path) -> None:
-    described = Description("no utilisation", "8xH100", lived_in=True, arguments=["-k", "-f", "none"])
-    with node_of(described, folder) as node, running(node.agent) as client:
-        node.take_turns()
-        tab.open(client.address.url)
-        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 8")
-        assert set(tab.texts(".tile-ratio")) == {"\u2013"}
-        names = tab.texts(".total-name")
-        said = dict(zip(names, tab.texts(".total-value"), strict=True))
-        assert (said["Allocated"], said["Used"], said["Not known"], said["Free"]) == ("7", "0", "7", "1")
-        assert tab.evaluate("document.querySelector('.total-used .total-more').textContent") == "", "no mean"

@@ -1,4 +1,4 @@
-"""The sums in the head of the page, over random pictures, against figures/totals.py: they agree, and they add up."""
+"""The sums in the head of the page, over random pictures: they agree with the server's, and they add up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
-from podgpu.figures.picture import NodePicture, Picture
-from podgpu.figures.totals import Totals, totals_of
+from podgpu.cluster.parts import Totals
 from podgpu.model import Workload
 from tests.browser.chromium import Tab, opened, went
+from tests.browser.flat_pictures import NodePicture, Picture, view_of
 from tests.browser.pictures import Showing
+from tests.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 
 PICTURES = 20
 CONDITIONS = ("lost", "unreadable", "xid", "ecc", "thermal", "row_remap_pending", "driver_away", "node_gone", "new_one")
@@ -27,8 +27,7 @@ NAMES = ("GPUs", "Allocated", "Used", "Idle", "Not known", "Free", "Broken")
 def random_picture(seed: int) -> Picture:
     dice = random.Random(seed)
     now = time.time()
-    repeated: list[str] = []
-    nodes = tuple(_node(dice, number, now, repeated) for number in range(dice.randint(1, 5)))
+    nodes = tuple(_node(dice, number, now) for number in range(dice.randint(1, 5)))
     return Picture(
         "cluster",
         now,
@@ -40,14 +39,11 @@ def random_picture(seed: int) -> Picture:
     )
 
 
-def _node(dice: random.Random, number: int, now: float, repeated: list[str]) -> NodePicture:
+def _node(dice: random.Random, number: int, now: float) -> NodePicture:
     name = f"node-{number}"
     devices: list[DeviceFigures] = []
     for index in range(dice.randint(0, 5)):
-        uuid = dice.choice(repeated) if repeated and dice.random() < 0.1 else f"GPU-{number}-{index}"
-        if any(device.uuid == uuid for device in devices):
-            continue
-        repeated.append(uuid)
+        uuid = f"GPU-{number}-{index}"
         devices += _gpu(dice, DeviceFigures(uuid, index, dice.choice(MODELS), name), now)
     return NodePicture(name, tuple(devices), old=dice.random() < 0.15, age_seconds=90.0)
 
@@ -64,7 +60,7 @@ def _gpu(dice: random.Random, bare: DeviceFigures, now: float) -> list[DeviceFig
 
 
 def _with_figures(dice: random.Random, bare: DeviceFigures, now: float, holders: int) -> DeviceFigures:
-    said = Condition(dice.choice(CONDITIONS), now - 100, "something is wrong", "do something")
+    said = ConditionWords(dice.choice(CONDITIONS), now - 100, "something is wrong", "do something")
     return replace(
         bare,
         utilization=dice.choice((None, 0.0, 0.0, 0.37, 1.0)),
@@ -114,7 +110,7 @@ def test_the_head_says_what_a_direct_computation_says(tab: Tab) -> None:
             showing.picture = random_picture(seed)
             tab.look_again()
             tab.wait_for(f"document.querySelector('#notes-list').textContent.includes('picture {seed}')")
-            totals, said = totals_of(showing.picture), read(tab)
+            totals, said = view_of(showing.picture).totals, read(tab)
             agree(lambda name, said=said: number(said[name]), totals, f"seed {seed}")  # type: ignore[misc]
             if totals.cost_per_hour is None:
                 assert "Cost/h" not in said
@@ -153,6 +149,6 @@ def test_what_is_filtered_has_the_sums_of_what_is_left(tab: Tab) -> None:
                     if re.fullmatch(rf"\s*[\d.,]+ {word}\s*", told):
                         figures[name] = number(told)
             figures["GPUs"] = number(text.split(" of ")[0])
-            totals = totals_of(replace(whole, nodes=(nodes[-1],)))
+            totals = view_of(replace(whole, nodes=(nodes[-1],))).totals
             agree(figures.__getitem__, totals, f"seed {seed}: {text}")
     assert looked_at > 2, "some are left, whose GPUs are all claimed by one node"

@@ -16,8 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
+from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.main import run
-from podgpu.compose.telemetries import simulated_driver
 from podgpu.device_selection import Selection
 from podgpu.doctor.examine import NodeSettings, examine
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
@@ -537,8 +537,8 @@ def test_a_failing_source_does_not_affect_others(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--allocation", "annotations"], "WRONG allocation  --allocation annotations: the API server is asked"),
-        (["--kubernetes-enable-dra"], "WRONG DRA         --kubernetes-enable-dra: the API server is asked"),
+        (["--allocation", "annotations"], "WRONG allocation  --allocation annotations: NODE_NAME is not set"),
+        (["--kubernetes-enable-dra"], "WRONG DRA         --kubernetes-enable-dra: NODE_NAME is not set"),
     ],
 )
 def test_options_that_need_the_api_server(

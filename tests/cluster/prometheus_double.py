@@ -66,12 +66,10 @@ class PrometheusDouble:
         reply = self.misbehave(asked)
         if reply is not None:
             return reply
-        if asked.query == "time()":
-            return vector([({}, f"{self.now:.3f}")], self.now, scalar=True, **self.extra)
         if asked.query == "vector(time())":
             return vector([({}, f"{self.now:.3f}")], self.now, **self.extra)
         at = float(asked.form.get("time", self.now))
-        if asked.query.startswith(("((", "(avg")):  # what only PromQL can tell
+        if asked.query.startswith("(avg"):  # what only PromQL can tell
             return vector([], at, **self.extra)
         words = {"up"} if asked.query.startswith("up") else set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", asked.query))
         found = [(labels, value) for labels, value in self.series if labels["__name__"] in words]
@@ -83,12 +81,9 @@ class PrometheusDouble:
         return vector(found, at, **self.extra)
 
 
-def vector(samples: list[tuple[Mapping[str, str], str]], at: float, scalar: bool = False, **extra: Any) -> Reply:
-    if scalar:
-        data = {"resultType": "scalar", "result": [at, samples[0][1]]}
-    else:
-        result = [{"metric": dict(labels), "value": [at, value]} for labels, value in samples]
-        data = {"resultType": "vector", "result": result}
+def vector(samples: list[tuple[Mapping[str, str], str]], at: float, **extra: Any) -> Reply:
+    result = [{"metric": dict(labels), "value": [at, value]} for labels, value in samples]
+    data = {"resultType": "vector", "result": result}
     return Reply(json.dumps({"status": "success", "data": data, **extra}).encode())
 
 

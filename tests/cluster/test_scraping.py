@@ -195,6 +195,16 @@ def test_any_document_is_read_or_refused(body: bytes) -> None:
     assert reading.outcomes[0].error in ("", "malformed")
 
 
+def test_a_target_is_named_once_in_messages() -> None:
+    async def run() -> str:
+        collector = ScrapeCollector(FixedTargets(["127.0.0.1:1"]))
+        await collector.run_round()
+        await collector.close()
+        return collector.reading().outcomes[0].text
+
+    assert asyncio.run(run()).count("127.0.0.1:1") == 1
+
+
 def test_hanging_exporters_delay_nobody() -> None:
     exporters = [Exporter(metrics_text(n), hangs=n < 300) for n in range(310)]
 

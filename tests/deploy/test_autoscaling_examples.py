@@ -9,8 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from podgpu.autoscale.api_paths import custom_attributes, parse_custom
-from podgpu.autoscale.trigger import parse_trigger
+from podgpu.autoscale.requests import parse_custom, parse_custom_path, parse_trigger
 from tests.deploy.fleet import ROOT
 
 FOLDER = ROOT / "deploy" / "autoscaling" / "direct"
@@ -51,10 +50,10 @@ def test_podgpu_reads_what_an_hpa_would_ask(name: str) -> None:
         asked = metric[metric["type"].lower()]
         where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
         selector = ",".join(f"{key}={value}" for key, value in asked["metric"]["selector"]["matchLabels"].items())
-        attributes = custom_attributes("v1beta2", f"namespaces/serving/{where}/{asked['metric']['name']}")
+        attributes = parse_custom_path("v1beta2", f"namespaces/serving/{where}/{asked['metric']['name']}")
         found = parse_custom(attributes, {"metricLabelSelector": selector}, 600.0)
         assert found.metric.name == "gpu_utilization"
-        assert found.pods().namespace == "serving"
+        assert found.pods.namespace == "serving"
 
 
 def test_scaling_to_zero_has_something_that_wakes_it() -> None:
@@ -79,7 +78,7 @@ def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
         if trigger["type"] == "external":
             assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
             found = parse_trigger("serving", trigger["metadata"], 600.0)
-            assert found.whom.owner == ("Deployment", spec["scaleTargetRef"]["name"])
+            assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])
 
 
 def test_the_key_that_keda_shows_lies_in_no_workloads_namespace() -> None:

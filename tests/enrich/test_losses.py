@@ -18,8 +18,7 @@ from podgpu.clock import Clock
 from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
-from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.gpu.exposition_source import FileExposition
+from podgpu.gpu.exposition import FileExposition, ParsedExposition, parse_exposition
 from tests.nodes.clock import wait_until
 from tests.web.process import NO_LOGS
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from podgpu.agent import assemble
 from podgpu.cli import main
-from podgpu.compose import telemetries
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
 from podgpu.simulate.driver import SimulatedNvml
@@ -65,5 +65,5 @@ def _ail(nvml: SimulatedNvml) -> None:
 
 
 if __name__ == "__main__":
-    telemetries.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
+    assemble.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
     main()

@@ -77,6 +77,14 @@ def test_who_computes_and_draws_counts_once(compute: int | None, graphics: int |
     assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, both),)
 
 
+def test_mps_clients_are_recognised_although_they_also_compute() -> None:
+    """As on an H200 (driver 580): the server is in the first list only, clients are in both."""
+    bench = Bench()
+    bench.faults.answer(COMPUTE + "_v3", [entry(9, 1), entry(41, 2)])
+    bench.faults.answer(MPS + "_v3", [entry(41, 2)])
+    assert [(process.pid, process.mps) for process in bench.read()] == [(9, False), (41, True)]
+
+
 @pytest.mark.parametrize("nothing", [None, 0xFFFFFFFFFFFFFFFF])
 def test_memory_that_is_not_told_is_not_zero(nothing: int | None) -> None:
     bench = Bench()

@@ -338,6 +338,16 @@ def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> 
     assert not bench.flaws.lacks
 
 
+def test_usage_takes_energy_readings_of_telemetry(bench: Bench) -> None:
+    energy = (fields()[156],)
+    bench.place(41, 0.5)
+    for _ in range(20):
+        bench.now += 0.3
+        bench.telemetry.read(bench.gpu, energy)
+        bench.after(0.7)
+    assert bench.driver.calls[ENERGY] <= 22, "20 of telemetry, and two for the first difference"
+
+
 def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
     bench.start()
     bench.after(10)

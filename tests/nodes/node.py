@@ -17,13 +17,13 @@ from typing import Any
 import grpc
 import pytest
 
+from podgpu.agent.api_access import ApiAccess
+from podgpu.agent.assemble import exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolved
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.options import naming_variable, normalize_arguments
 from podgpu.clock import Clock
-from podgpu.compose.agent import exporter_agent
-from podgpu.compose.servers import ApiAccess
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.driver import SimulatedNvml

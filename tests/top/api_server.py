@@ -36,7 +36,9 @@ def gpu(index: int, pod: str = "", **more: Any) -> dict[str, Any]:
 
 def view(*gpus: dict[str, Any], **more: Any) -> dict[str, Any]:
     nodes = [{"name": "gpu-node-1", "gpus": list(gpus)}]
-    return {"api": API, "scope": "node", "taken_at": 1_800_000_000.0, "notes": [], "nodes": nodes, **more}
+    numbers = ("gpus", "allocated", "used", "idle", "unknown", "free", "broken")
+    members = {"interval_seconds": 15.0, "alerts": [], "namespaces": [], "totals": dict.fromkeys(numbers, 0)}
+    return {"api": API, "scope": "node", "taken_at": 1_800_000_000.0, "notes": [], "nodes": nodes, **members, **more}
 
 
 def history(**points: list[int]) -> dict[str, Any]:

@@ -24,12 +24,9 @@ FACTS = {
         {"name": "DCGM_FI_DEV_SM_CLOCK", "help": "SM clock", "unit": "MHz", "value": 1980, "source": "nvml"},
         {"name": "DCGM_FI_DEV_NAME", "value": "H100"},
         {"name": "ratio", "value": 0.25, "unit": "%"},
-        {"value": 3},
-        "nothing",
     ],
     "xids": [
         {"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": 1.8e9},
-        {"says": "no number"},
     ],
     "sources": [{"source": "nvml", "ok": True}, {"source": "gpu1", "ok": False, "error": "gpu_lost"}],
 }
@@ -95,8 +92,10 @@ def test_points_that_are_none_are_left_out() -> None:
     assert parse_history(body).devices == {("d", "7"): b"dd"}
 
 
-def test_facts_that_are_none() -> None:
-    assert parse_gpu_facts(b'{"api":"podgpu/v1","fields":{},"xids":3,"sources":[[]],"method":[]}') == GpuFacts()
+def test_what_is_no_gpu() -> None:
+    assert parse_gpu_facts(b'{"api":"podgpu/v1"}') == GpuFacts()
+    with pytest.raises(SourceError):
+        parse_gpu_facts(b'{"api":"podgpu/v1","fields":{},"xids":3,"sources":[[]],"method":[]}')
 
 
 # Sources

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
 from podgpu.cli.top import TOP_OPTIONS
-from podgpu.compose.telemetries import simulated_driver
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
@@ -126,9 +126,9 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--telemetry", "simulated:1xH100", "--devices", "x"], "x"),
         (["--telemetry", "simulated:1xH100", "--devices", "g:7"], "7"),
         (["--url", "node"], "--url"),
-        (["--url", "http://n", "--processes"], "--processes is for this node's driver"),
-        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for this node's driver"),
-        (["--url", "http://n", "-k"], "--kubernetes is for this node's driver"),
+        (["--url", "http://n", "--processes"], "--processes is for the local driver"),
+        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
+        (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )

@@ -140,18 +140,9 @@ def test_v1_hierarchies_are_asked_in_order() -> None:
     assert ids == [0, 1, 2, 3]
 
 
-def test_any_hierarchy_that_knows_will_do() -> None:
-    text = f"4:memory:/\n3:cpu,cpuacct:/user.slice\n2:freezer:/kubepods/pod{UID}/{ID}\n0::/\n"
-    assert parse_cgroup(text) == ContainerRef(ID, UID)
-
-
 def test_a_hierarchy_that_knows_the_pod_wins() -> None:
     text = f"4:memory:/docker/{OTHER_ID}\n2:freezer:/kubepods/pod{UID}/{ID}\n"
     assert parse_cgroup(text) == ContainerRef(ID, UID)
-
-
-def test_nothing_is_nowhere() -> None:
-    assert parse_cgroup("") is None
 
 
 # Properties

@@ -109,15 +109,6 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
     assert owners.find({7}, names.complete, names.learn) == Owners()
 
 
-def test_a_process_that_outlives_its_pods_files_keeps_its_name(
-    proc: SimulatedProc, owners: ProcessOwners, names: Names
-) -> None:
-    start(proc, 7, 0)
-    names.pods[UIDS[0]] = "train"
-    owners.find({7}, names.complete, names.learn)
-    assert owners.find({7}, nobody, lambda: nobody) == Owners({7: train()})
-
-
 def test_a_reused_pid_is_its_new_containers(proc: SimulatedProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     names.pods |= {UIDS[0]: "train", UIDS[1]: "serve"}

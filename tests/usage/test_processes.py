@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders import AllocationSource
-from podgpu.holders.merge import LAST_RESORT
 from podgpu.holders.processes import ProcessHolders
-from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
@@ -59,10 +57,6 @@ def node(request: pytest.FixtureRequest, proc: SimulatedProc) -> Iterator[Node]:
     node.telemetry.release(1.0)
 
 
-def test_it_is_the_last_resort(node: Node) -> None:
-    assert node.source.name in LAST_RESORT
-
-
 def test_a_container_holds_what_it_works_on(node: Node) -> None:
     node.run(41, IN_A, gpu=0)
     node.run(42, IN_B, gpu=1)
@@ -73,21 +67,6 @@ def test_a_container_holds_what_it_works_on(node: Node) -> None:
         Assignment(first, CONTAINER_A, "processes"),
         Assignment(second, CONTAINER_B, "processes"),
     }
-
-
-def test_many_processes_hold_once_and_share_unknown(node: Node) -> None:
-    for pid in (41, 42, 43):
-        node.run(pid, IN_A)
-    node.run(44, IN_B)
-    found = node.read().assignments
-    assert [a.holder for a in found] == [CONTAINER_A, CONTAINER_B]
-    assert {a.share for a in found} == {None}
-
-
-def test_one_process_on_two_gpus(node: Node) -> None:
-    node.run(41, IN_A, gpu=0)
-    node.run(41, IN_A, gpu=1)
-    assert {a.device for a in node.read().assignments} == {gpu.key for gpu in node.gpus}
 
 
 @pytest.mark.parametrize("node", ["1xH100/2x3g.40gb"], indirect=True)
@@ -106,23 +85,6 @@ def test_the_hosts_own_processes_hold_nothing(node: Node) -> None:
     assert node.read() == Allocation()
 
 
-def test_who_ended_holds_nothing(node: Node) -> None:
-    node.run(41, IN_A)
-    assert node.read().assignments
-    node.proc.remove(41)
-    assert node.read() == Allocation(), "the driver still lists it"
-    node.driver.remove(41)
-    assert node.read() == Allocation()
-    assert node.finder.remembered == 0
-
-
-def test_a_reused_pid_is_its_new_owners(node: Node) -> None:
-    node.run(41, IN_A)
-    node.read()
-    node.proc.reuse(41, IN_B)
-    assert [a.holder for a in node.read().assignments] == [CONTAINER_B]
-
-
 def test_outside_the_hosts_pid_namespace_it_says_what_to_do(root: Path) -> None:
     node = Node("1xH100", SimulatedProc(root / "pod", OTHER_PID_NAMESPACE))
     node.driver.faults.hide_processes()
@@ -131,13 +93,6 @@ def test_outside_the_hosts_pid_namespace_it_says_what_to_do(root: Path) -> None:
         with pytest.raises(SourceError, match="hostPID: true") as caught:
             node.read()
         assert caught.value.reason == "not_host_pid_namespace"
-
-
-def test_without_proc_it_says_so(node: Node) -> None:
-    (node.proc.root / "self" / "ns" / "pid").unlink()
-    with pytest.raises(SourceError, match="mount /proc") as caught:
-        node.read()
-    assert caught.value.reason == "pid_namespace_unknown"
 
 
 def test_what_may_not_be_seen_is_counted_once_a_device(node: Node) -> None:
@@ -162,29 +117,3 @@ def test_that_nothing_may_be_seen_is_an_error(node: Node) -> None:
     with without_privilege(), pytest.raises(SourceError, match="runAsUser") as caught:
         node.read()
     assert caught.value.reason == "not_permitted"
-
-
-def test_the_drivers_failure_is_the_sources(proc: SimulatedProc, finder: ContainerFinder) -> None:
-    def fail(gpu: Device) -> Sequence[ProcessUsage]:
-        raise SourceError("deadline", "no answer")
-
-    with pytest.raises(SourceError, match="no answer"):
-        ProcessHolders(fail, finder).assignments([Device(0, "GPU-1", "", "")])
-
-
-def test_thousands_of_short_processes_leave_nothing_behind(proc: SimulatedProc, finder: ContainerFinder) -> None:
-    gpu = Device(0, "GPU-1", "", "")
-    running: range = range(0)
-    source = ProcessHolders(lambda gpu: [ProcessUsage(gpu.key, pid) for pid in running], finder)
-    proc.add(1, IN_A)
-    for first in range(2, 3_002, 500):
-        running = range(first, first + 500)
-        for pid in running:
-            os.symlink("1", proc.root / str(pid))  # a process for the price of a link
-        assert len(source.assignments([gpu]).assignments) == 1
-        assert finder.remembered == len(running)
-        for pid in running:
-            os.unlink(proc.root / str(pid))
-    running = range(0)
-    assert source.assignments([gpu]) == Allocation()
-    assert finder.remembered == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from podgpu.clock import OnceAMinute
+from podgpu.clock import RepeatFilter
 from podgpu.web.app import make_application
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import limit_concurrency
@@ -187,7 +187,7 @@ def test_no_descriptors_left(folder: Path) -> None:
 
 def test_repeated_log_lines_are_written_once_a_minute() -> None:
     now = [0.0]
-    once = OnceAMinute(lambda: now[0])
+    once = RepeatFilter(lambda: now[0])
 
     def record() -> logging.LogRecord:
         return logging.LogRecord("a", logging.WARNING, "", 0, "%d too many", (1,), None)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from podgpu.compose.histories import node_recorder
 from podgpu.errors import SourceError
 from podgpu.history.answers import JSON
 from podgpu.web.exporter_app import PageSources, application
+from podgpu.web.node_page import node_recorder
 from tests.nodes.node import Node
 from tests.web.conftest import UUID
 from tests.web.server import Client, running

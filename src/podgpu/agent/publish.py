@@ -17,7 +17,7 @@ from podgpu.agent.health import GpuHealth
 from podgpu.agent.process_metrics import process_families
 from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
-from podgpu.clock import Faults
+from podgpu.clock import FaultLog
 from podgpu.errors import few_of
 from podgpu.holders.unmapped import describe, explain
 from podgpu.metrics.encode import NO_METRICS, Body, Exposition, Family, encode
@@ -368,7 +368,7 @@ class ChangeLog:
     """Logs what changed since the last publication: once per change, not once per turn."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._faults: Faults[tuple[str, str]] = Faults(clock, FAULT_SECONDS)  # by source and UUID of its GPU
+        self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and UUID of its GPU
         self._unsupported: set[tuple[str, int]] = set()
         self._unmapped: frozenset[Unmapped] = frozenset()
 
@@ -377,16 +377,16 @@ class ChangeLog:
             self._report_source(source)
         present = {(source.name, source.device) for source in parts.sources}
         if any(device for _, device in present):  # without a driver no GPU is listed
-            self._faults.forget(lambda key: key not in present and key[0].startswith("gpu"))
+            self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
         self._report_unsupported(entry for entry in parts.telemetry.unsupported if entry[1] in parts.configured)
         self._report_unmapped(frozenset(parts.allocation.unmapped))
 
     def _report_source(self, source: SourceStatus) -> None:
         key = source.name, source.device
         name = f"{source.name} ({source.device})" if source.device else source.name
-        if source.up and self._faults.answers(key):
+        if source.up and self._faults.recover(key):
             _log.info("%s: answers again", name)
-        elif not source.up and self._faults.fails(key, _SAME_FAULT.get(source.error, source.error)):
+        elif not source.up and self._faults.fail(key, _SAME_FAULT.get(source.error, source.error)):
             message = source.message.removeprefix(f"{source.name}: ")
             _log.warning("%s: %s; podgpu continues and retries", name, message)
 

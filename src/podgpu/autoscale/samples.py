@@ -1,188 +1,268 @@
-"""This module makes one round's samples of the cluster's view: what each pod did on the devices it holds, and each
-node. Pure, but for the counters of the round before, from which rates are made.
+"""Turns the state of one round into samples: one row per pod that holds a GPU, one per node, namespace and cluster.
 
-What cannot be told apart is not told: of a GPU that several pods share each has its own part where the exporter tells
-it, and nothing where it does not. Nodes not heard of lately tell nothing.
+A pod on a shared GPU has its own part if the exporter reports it, and no value otherwise. Stale nodes have no samples.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from math import inf, nan
 from typing import NamedTuple
 
-from podgpu.autoscale import metrics as m
-from podgpu.autoscale.ring import NAN
+from podgpu.autoscale.metrics import (
+    BUSY,
+    COLUMNS,
+    MEMORY,
+    POWER,
+    PROFILING_METRICS,
+    USED,
+    USED_COUNT,
+    UTILIZATION,
+    ScalingMetric,
+)
+from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.cluster.collect import Scope
-from podgpu.cluster.flat import flat_devices
-from podgpu.cluster.state import ClusterState
-from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
-from podgpu.model import Who
+from podgpu.cluster.parts import HeldPart, gpu_utilization
+from podgpu.cluster.state import ClusterState, NodeEntry
+from podgpu.cluster.used import used_value
+from podgpu.model import DeviceState, HolderUsage, Slot
 
-PodKey = tuple[str, str]
-"""Namespace and name."""
-ScopeKey = tuple[str, str]
-"""`node`, `namespace` or `cluster`, and its name."""
-_MOST_RATE = 1.5
-"""Of one device's time: an exposition read late tells a little more than everything, and more than that is no rate."""
-_OVER_FULL = 1.01
-_SAME_READING = 0.5
-"""Seconds."""
-_SURE = 0.95
-"""Part of the time that has to be counted as idle: counting begins and ends between readings."""
-_NOT_KNOWN = (NAN,) * m.COLUMNS
-_FRACTION = ((m.SM, m.SM_ACTIVE), (m.TENSOR, m.TENSOR_ACTIVE), (m.DRAM, m.DRAM_ACTIVE))
+PodKey = tuple[str, str]  # namespace, name
+ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
+_SlotKey = tuple[str, int | None, int | None]  # UUID, index, MIG instance
+_MAX_BUSY = 1.5  # of the device's time; counters read late may grow by a little more than 1
+_MAX_RATIO = 1.01
+_MAX_WATTS = 5000.0  # of one GPU
+_MIN_SECONDS = 0.5  # between two readings
+_COUNTED = 0.95  # part of the time that must be counted: counting starts and ends between readings
+_NS = 1_000_000_000
 
 
-class Holding(NamedTuple):
+class HeldGpus(NamedTuple):
     """A pod that holds devices."""
 
     node: str
-    idle_since: float | None
-    """Unix time since which it has surely run nothing on any device it holds. None: it runs something, or might."""
+    idle_seconds: float | None  # for which counters prove that it ran nothing; None: it runs something, or unknown
 
 
-class Round(NamedTuple):
-    """Rows are by column; NaN: not known."""
+class RoundSamples(NamedTuple):
+    """Rows by column. NaN means unknown."""
 
-    holding: dict[PodKey, Holding]
+    holding: dict[PodKey, HeldGpus]
     pods: dict[PodKey, Sequence[float]]
-    scopes: dict[ScopeKey, tuple[float, ...]]
+    scopes: dict[ScopeKey, Sequence[float]]
+    ignored: dict[PodKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
 
 
 class _Idle(NamedTuple):
-    """A holder that runs nothing, as its exporter counts it."""
-
-    seconds: float
-    """Counted since it last ran something."""
-    uncounted: float = 0.0
-    """Seconds of these readings in which neither idleness nor work was counted."""
+    seconds: float  # counted as idle since the holder was last busy
+    uncounted: float = 0.0  # seconds meanwhile that were counted as neither idle nor busy
 
 
 class _Rate(NamedTuple):
-    read_at: float
-    busy_seconds: float | None
-    idle_seconds: float | None
-    energy_joules: float | None
+    at: float  # time of the counters
+    read_at: float  # monotonic time
+    exporter_id: str
+    busy_ns: int | None
+    idle_ns: int | None
+    energy_mj: int | None
     busy: float | None = None
     watts: float | None = None
-    idle: _Idle | None = None
-    """None: it runs something, or nobody can be sure."""
-
-    @property
-    def idle_since(self) -> float | None:
-        return None if self.idle is None else self.read_at - self.idle.seconds
+    idle: _Idle | None = None  # None: it runs something, or unknown
 
 
-class Rates:
-    """How fast each holder's counters grow, from one reading of its node to the next, and for how long they say that it
-    ran nothing."""
+class UsageRates:
+    """Growth of the holders' counters between two readings of their node."""
 
-    def __init__(self) -> None:
-        self._before: dict[tuple[str, str, Who], _Rate] = {}
-        self._now: dict[tuple[str, str, Who], _Rate] = {}
+    def __init__(self, stale_after: float) -> None:
+        self._stale_after = stale_after
+        self._before: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
+        self._now: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
 
     def next_round(self) -> None:
-        """Holders that were in none of the last round's readings are forgotten."""
+        """Holders that were not in the last round are removed."""
         self._before, self._now = self._now, {}
 
-    def of(self, device: DeviceFigures, of: HolderFigures, read_at: float, stale_after: float) -> _Rate:
-        key = device.uuid, device.instance, of.who
-        # Taken out as it is read: both rounds' rates together would be the most of this process's memory. Who is in a
-        # round twice (two nodes claim its device) is compared with what was first said.
-        before = self._before.pop(key, None) or self._now.get(key)
-        if before is None or read_at <= before.read_at - _SAME_READING:  # then the clock was set back
-            rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, idle=_idle_at_first(of))
-        elif read_at - before.read_at < _SAME_READING:
+    def update(self, node: NodeEntry, part: HeldPart) -> _Rate:
+        key = _slot_key(part), part.holder.key
+        usage = part.holder.usage or HolderUsage()
+        is_measured = usage.utilization_ratio is not None
+        rate = _Rate(
+            node.state.usage_at or node.read_at,
+            node.read_at,
+            node.state.exporter_id,
+            usage.busy_ns if is_measured else None,
+            usage.idle_ns if is_measured else None,
+            usage.energy_mj,
+        )
+        before = self._before.pop(key, None)
+        if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
+            rate = rate._replace(idle=_count_first_idle(rate, usage))
+        elif rate.at - before.at < _MIN_SECONDS:  # the same reading
             rate = before
         else:
-            seconds = read_at - before.read_at
-            busy = _growth(before.busy_seconds, of.busy_seconds, seconds) if of.utilization is not None else None
-            watts = _growth(before.energy_joules, of.energy_joules, seconds)
-            if busy is not None:
-                busy = min(busy, 1.0) if busy <= _MOST_RATE else None
-            idle = _idle(before, of, seconds, stale_after)
-            rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, busy, watts, idle)
+            seconds = rate.at - before.at
+            busy = _growth(before.busy_ns, rate.busy_ns, _NS * seconds)
+            watts = _growth(before.energy_mj, rate.energy_mj, 1000 * seconds)
+            rate = rate._replace(
+                busy=None if busy is None or busy > _MAX_BUSY else min(1.0, busy),
+                watts=None if watts is None or watts > _MAX_WATTS else watts,
+                idle=self._count_idle(before, rate, usage),
+            )
         self._now[key] = rate
         return rate
 
+    def _has_gap(self, before: _Rate, rate: _Rate) -> bool:
+        """The exporter's clock was set, or it has stopped counting."""
+        return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
-def _idle_at_first(of: HolderFigures) -> _Idle | None:
-    """One that has never run anything has been idle for all that was counted."""
-    if of.utilization is None or of.idle_seconds is None or of.busy_seconds is None:
+    def _count_idle(self, before: _Rate, rate: _Rate, usage: HolderUsage) -> _Idle | None:
+        """Time that was not counted is not idle. Exporters that count rarely may be behind by `stale_after`."""
+        if rate.busy_ns is None or rate.idle_ns is None or before.busy_ns is None or before.idle_ns is None:
+            return _count_first_idle(rate, usage)
+        if rate.busy_ns < before.busy_ns or rate.idle_ns < before.idle_ns:  # the counters were reset
+            return _count_first_idle(rate, usage)
+        if rate.busy_ns > before.busy_ns:
+            return None
+        last = before.idle or _Idle(0.0)
+        counted = (rate.idle_ns - before.idle_ns) / _NS
+        uncounted = max(0.0, last.uncounted + _COUNTED * (rate.at - before.at) - counted)
+        return _Idle(last.seconds + counted, uncounted) if uncounted <= self._stale_after else None
+
+
+def _count_first_idle(rate: _Rate, usage: HolderUsage) -> _Idle | None:
+    if rate.busy_ns is None or rate.idle_ns is None:
         return None
-    return _Idle(max(0.0, of.idle_seconds) if of.busy_seconds == 0 else 0.0)
+    if rate.exporter_id and usage.idle_since is not None:
+        return _Idle(max(0.0, rate.at - usage.idle_since))
+    return _Idle(rate.idle_ns / _NS if rate.busy_ns == 0 else 0.0)
 
 
-def _idle(before: _Rate, of: HolderFigures, seconds: float, stale_after: float) -> _Idle | None:
-    """Nobody is idle in time that nobody has counted: an exporter that was away, or whose counters stand still. One
-    that reads its GPUs seldom lets them stand still for a while, though never for longer than makes a node old."""
-    if of.utilization is None or of.idle_seconds is None or of.busy_seconds is None:
-        return None
-    if before.idle_seconds is None or before.busy_seconds is None:
-        return _idle_at_first(of)
-    if of.idle_seconds < before.idle_seconds or of.busy_seconds < before.busy_seconds:
-        return _idle_at_first(of)  # counted anew
-    if of.busy_seconds > before.busy_seconds:
-        return None
-    so_far = before.idle or _Idle(0.0)
-    counted = of.idle_seconds - before.idle_seconds
-    uncounted = max(0.0, so_far.uncounted + _SURE * seconds - counted)
-    return _Idle(so_far.seconds + counted, uncounted) if uncounted <= stale_after else None
+def _growth(before: int | None, now: int | None, scale: float) -> float | None:
+    """None: unknown, or the counter was reset."""
+    return None if before is None or now is None or now < before else (now - before) / scale
 
 
-def _growth(before: float | None, now: float | None, seconds: float) -> float | None:
-    """None: not counted, or counted anew."""
-    if before is None or now is None or now < before:
-        return None
-    return (now - before) / seconds
+def _slot_key(part: HeldPart) -> _SlotKey:
+    return part.gpu.uuid, part.gpu.index, None if part.instance is None else part.instance.id
 
 
-# One device of one pod
-
-
-class _Part(NamedTuple):
-    """What a pod does on one device; None: not known."""
+class _DeviceSample(NamedTuple):
+    """What one pod does on one device."""
 
     utilization: float | None
-    memory: int | None
-    memory_total: int | None
+    memory: float | None
+    memory_total: float | None
     busy: float | None
     watts: float | None
-    fractions: tuple[float | None, ...]
-    used: float | None
-    """The used field in per cent."""
-    in_use: bool | None
+    fractions: tuple[float | None, ...]  # in the order of PROFILING_METRICS
+    used: float | None  # --used-field as a ratio
+    idle_seconds: float | None
 
 
-def _part(
-    device: DeviceFigures, own: Sequence[HolderFigures], rates: Sequence[_Rate], alone: bool, view: ClusterState
-) -> _Part:
-    beside = dict(device.beside) if alone else {}
-    utilization = _sum(of.utilization for of in own)
-    memory = _sum(of.memory for of in own)
-    busy = _sum(rate.busy for rate in rates)
-    watts = _sum(rate.watts for rate in rates)
+def sample_round(
+    state: ClusterState, rates: UsageRates, pods: RunningPods, node_names: Collection[str] = ()
+) -> RoundSamples:
+    """`node_names` are the names of the nodes in Kubernetes."""
+    devices: dict[PodKey, dict[str, list[_DeviceSample]]] = {}
+    scopes: dict[ScopeKey, Sequence[float]] = {}
+    for node in state.nodes:
+        if node.stale:
+            continue
+        busy: dict[_SlotKey, float | None] = {}
+        for key, group in groupby(node.held, key=_slot_key):
+            parts = list(group)
+            rate_of = {part.holder.key: rates.update(node, part) for part in parts}
+            busy[key] = _sum(rate.busy for rate in rate_of.values())
+            by_pod: dict[PodKey, list[HeldPart]] = {}
+            for part in parts:
+                if part.holder.pod:
+                    by_pod.setdefault((part.holder.namespace, part.holder.pod), []).append(part)
+            alone = len(by_pod) == 1 and all(part.holder.pod for part in parts)
+            for pod, own in by_pod.items():
+                sample = _sample_device(own, [rate_of[part.holder.key] for part in own], alone, state)
+                devices.setdefault(pod, {}).setdefault(node.name, []).append(sample)
+        scopes["node", node.name] = _sample_node(node, busy, state)
+    rates.next_round()
+    for scope in state.used:
+        if scope.scope in ("namespace", "cluster"):
+            row = _empty_row()
+            _set_used(row, state, scope)
+            scopes[scope.scope, scope.namespace] = row
+    result = RoundSamples({}, {}, scopes, {})
+    for pod, by_node in devices.items():
+        name = _find_node(pods.by_key.get(pod), by_node, node_names)
+        if name is not None:
+            samples = by_node[name]
+            result.holding[pod] = HeldGpus(name, _least(sample.idle_seconds for sample in samples))
+            result.pods[pod] = _make_row(samples)
+        ignored = tuple(other for other in by_node if other != name)
+        if ignored:
+            result.ignored[pod] = ignored
+    return result
+
+
+def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
+    """The node whose exporter counts for the pod. The former node of a pod may report it for some time.
+
+    An exporter may use other names for nodes than Kubernetes. Such a node counts if no other one reports the pod.
+    """
+    if pod is not None and pod.node in reporting:
+        return pod.node
+    possible = reporting if pod is None else [name for name in reporting if name not in node_names]
+    return next(iter(possible)) if len(possible) == 1 else None
+
+
+def _least(seconds: Iterable[float | None]) -> float | None:
+    """None if one of them is unknown."""
+    least = inf
+    for value in seconds:
+        if value is None:
+            return None
+        least = min(least, value)
+    return least
+
+
+def _sample_device(
+    parts: Sequence[HeldPart], rates: Sequence[_Rate], alone: bool, state: ClusterState
+) -> _DeviceSample:
+    slot, gpu = parts[0].slot, parts[0].gpu
+    used = used_value(slot, state.settings)
+    usages = [part.holder.usage for part in parts]
+    utilization = _sum(None if usage is None else usage.utilization_ratio for usage in usages)
+    memory = _sum(None if usage is None else usage.memory_used_bytes for usage in usages)
+    busy, watts = _sum(rate.busy for rate in rates), _sum(rate.watts for rate in rates)
     if alone:
-        utilization = device.utilization if utilization is None else utilization
-        memory = device.memory_used if memory is None else memory
-        watts = device.power_watts if device.power_watts is not None else watts
-    full = view.settings.full
-    value = device.measured
-    used = None if value is None or not 0 <= value <= full * _OVER_FULL else min(1.0, value / full)
-    return _Part(
+        utilization = slot.utilization_ratio if utilization is None else utilization
+        memory = slot.memory_used_bytes if memory is None else memory
+        if slot is gpu and gpu.power_mw is not None:
+            watts = gpu.power_mw / 1000
+    return _DeviceSample(
         None if utilization is None else min(1.0, utilization),
-        None if memory is None else round(memory),
-        device.memory_total or None,
+        memory,
+        slot.memory_total_bytes or None,
         None if busy is None else min(1.0, busy),
         watts,
-        tuple(_ratio(beside.get(field)) for _, field in _FRACTION),
-        None if used is None else 100 * used,
-        None if used is None or value is None else value > 0,
+        tuple(_fraction(slot, metric) if alone else None for metric in PROFILING_METRICS),
+        None if used is None else min(1.0, used / state.settings.full),
+        _least(_certainly_idle(part, rate) for part, rate in zip(parts, rates, strict=True)),
     )
 
 
+def _certainly_idle(part: HeldPart, rate: _Rate) -> float | None:
+    """Only counters prove idleness: a gauge that is 0 at every scrape misses bursts in between."""
+    return None if part.idle_since is None or rate.idle is None else rate.idle.seconds
+
+
+def _fraction(slot: Slot, metric: ScalingMetric) -> float | None:
+    value = (slot.fields or {}).get(metric.field)
+    return min(1.0, value) if isinstance(value, int | float) and 0 <= value <= _MAX_RATIO else None
+
+
 def _sum(values: Iterable[float | None]) -> float | None:
+    """None if one of them is unknown."""
     total = 0.0
     for value in values:
         if value is None:
@@ -191,149 +271,72 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return total
 
 
-def _ratio(value: float | None) -> float | None:
-    return min(1.0, value) if value is not None and 0 <= value <= _OVER_FULL else None
+def _percent(ratios: Sequence[float | None]) -> float:
+    total = _sum(ratios)
+    return nan if total is None or not ratios else 100 * total / len(ratios)
 
 
-def _row(parts: Sequence[_Part]) -> Sequence[float]:
-    """The columns of a pod that holds these."""
-    row = array("f", _NOT_KNOWN)
-    row[m.UTILIZATION.column] = _percent([part.utilization for part in parts])
-    memory, total = _sum(part.memory for part in parts), _sum(part.memory_total for part in parts)
-    row[m.MEMORY.column] = NAN if memory is None or not total else min(100.0, 100 * memory / total)
-    row[m.BUSY.column] = _percent([part.busy for part in parts])
-    watts = _sum(part.watts for part in parts)
-    row[m.POWER.column] = NAN if watts is None else watts
-    for place, (metric, _) in enumerate(_FRACTION):
-        row[metric.column] = _percent([part.fractions[place] for part in parts])
-    if all(part.in_use is not None for part in parts):
-        in_use = [part.used for part in parts if part.in_use and part.used is not None]
-        row[m.USED.column], row[m.USED_COUNT] = sum(in_use), float(len(in_use))
+def _empty_row() -> array[float]:
+    return array("f", (nan,)) * COLUMNS
+
+
+def _make_row(samples: Sequence[_DeviceSample]) -> array[float]:
+    row = _empty_row()
+    row[UTILIZATION.column] = _percent([sample.utilization for sample in samples])
+    row[MEMORY.column] = _memory_percent(
+        _sum(sample.memory for sample in samples), _sum(sample.memory_total for sample in samples)
+    )
+    row[BUSY.column] = _percent([sample.busy for sample in samples])
+    watts = _sum(sample.watts for sample in samples)
+    row[POWER.column] = nan if watts is None else watts
+    for place, metric in enumerate(PROFILING_METRICS):
+        row[metric.column] = _percent([sample.fractions[place] for sample in samples])
+    used = [sample.used for sample in samples if sample.used is not None]
+    if len(used) == len(samples):
+        row[USED.column], row[USED_COUNT] = 100 * sum(used), float(sum(ratio > 0 for ratio in used))
     return row
 
 
-def _percent(ratios: Sequence[float | None]) -> float:
-    total = _sum(ratios)
-    return NAN if total is None or not ratios else 100 * total / len(ratios)
+def _memory_percent(used: float | None, total: float | None) -> float:
+    return nan if used is None or not total else min(100.0, 100 * used / total)
 
 
-# One round
+def _sample_node(node: NodeEntry, busy: dict[_SlotKey, float | None], state: ClusterState) -> array[float]:
+    row = _empty_row()
+    gpus = list(node.gpus)
+    row[UTILIZATION.column] = _percent([gpu_utilization(gpu) for gpu in gpus])
+    row[MEMORY.column] = _memory_percent(
+        _sum(gpu.memory_used_bytes for gpu in gpus), _sum(gpu.memory_total_bytes for gpu in gpus)
+    )
+    milliwatts = _sum(gpu.power_mw for gpu in gpus)
+    row[POWER.column] = nan if milliwatts is None or not gpus else milliwatts / 1000
+    row[BUSY.column] = _percent([_gpu_busy(gpu, busy) for gpu in gpus])
+    for metric in PROFILING_METRICS:
+        row[metric.column] = _percent([_gpu_fraction(gpu, metric) for gpu in gpus])
+    _set_used(row, state, Scope("node", node=node.name))
+    return row
 
 
-def sample_round(view: ClusterState, rates: Rates) -> Round:
-    pods = _Pods(view)
-    scopes: dict[ScopeKey, tuple[float, ...]] = {}
-    had: set[tuple[str, str]] = set()
-    for node in view.nodes:
-        if node.stale:
-            continue
-        read_at = (view.taken_at or 0.0) - (node.age_seconds or 0.0)
-        busy_of: dict[int, float | None] = {}
-        devices = tuple(flat_devices(node, view.settings))
-        for device in devices:
-            rate_of = {id(of): rates.of(device, of, read_at, view.settings.stale_after) for of in device.holders}
-            busy_of[id(device)] = _sum(rate.busy for rate in rate_of.values())
-            if has_identity(device.uuid):
-                if device.key in had:
-                    continue  # two nodes claim it: it counts once
-                had.add(device.key)
-            pods.take(node.name, device, rate_of)
-        scopes["node", node.name] = _node_row(devices, busy_of, view, node.name)
-    rates.next_round()
-    return Round(pods.holding(), pods.rows(), {**scopes, **_used_scopes(view)})
+def _gpu_busy(gpu: DeviceState, busy: dict[_SlotKey, float | None]) -> float | None:
+    """All holders together. In MIG mode the mean over the instances; one without a holder is not busy."""
+    if not gpu.instances:
+        own = busy.get((gpu.uuid, gpu.index, None), 0.0)
+        return None if own is None else min(1.0, own)
+    instances = [busy.get((gpu.uuid, gpu.index, instance.id), 0.0) for instance in gpu.instances]
+    total = _sum(None if value is None else min(1.0, value) for value in instances)
+    return None if total is None else total / len(instances)
 
 
-class _Pods:
-    """The pods of one round, collected device by device."""
-
-    def __init__(self, view: ClusterState) -> None:
-        self._view = view
-        self._parts: dict[PodKey, list[_Part]] = {}
-        self._since: dict[PodKey, float | None] = {}
-        self._nodes: dict[PodKey, str] = {}
-
-    def take(self, node: str, device: DeviceFigures, rate_of: Mapping[int, _Rate]) -> None:
-        """`rate_of`: of each holder, by its id()."""
-        own: dict[PodKey, list[HolderFigures]] = {}
-        for of in device.holders:
-            if of.holder.pod:
-                own.setdefault((of.holder.namespace, of.holder.pod), []).append(of)
-        alone = len(own) == 1 and all(of.holder.pod for of in device.holders)
-        for pod, holders in own.items():
-            own_rates = [rate_of[id(of)] for of in holders]
-            self._parts.setdefault(pod, []).append(_part(device, holders, own_rates, alone, self._view))
-            self._nodes[pod] = node
-            began = [of.idle_since for of in holders]
-            began += [rate.idle_since for rate in own_rates]
-            self._since[pod] = _latest([self._since[pod], *began] if pod in self._since else began)
-
-    def holding(self) -> dict[PodKey, Holding]:
-        return {pod: Holding(self._nodes[pod], self._since[pod]) for pod in self._parts}
-
-    def rows(self) -> dict[PodKey, Sequence[float]]:
-        """Once only: each pod's parts go as its row comes, as there are thousands."""
-        rows = {}
-        while self._parts:
-            pod, parts = self._parts.popitem()
-            rows[pod] = _row(parts)
-        return rows
+def _gpu_fraction(gpu: DeviceState, metric: ScalingMetric) -> float | None:
+    own = _fraction(gpu, metric)
+    if own is not None or not gpu.instances:
+        return own
+    total = _sum(_fraction(instance, metric) for instance in gpu.instances)
+    return None if total is None else total / len(gpu.instances)
 
 
-def _latest(moments: Sequence[float | None]) -> float | None:
-    """None where one of them is."""
-    known = [moment for moment in moments if moment is not None]
-    return max(known) if len(known) == len(moments) else None
-
-
-def _node_row(
-    devices: Sequence[DeviceFigures], busy: Mapping[int, float | None], view: ClusterState, name: str
-) -> tuple[float, ...]:
-    """A GPU in MIG mode is its instances where they have the figure and it has none."""
-    row = [NAN] * m.COLUMNS
-    gpus = [device for device in devices if not device.instance]
-    row[m.UTILIZATION.column] = _percent(_each(devices, {id(d): d.utilization for d in devices}))
-    memory, total = _sum(d.memory_used for d in gpus), _sum(d.memory_total for d in gpus)
-    row[m.MEMORY.column] = NAN if memory is None or not total else min(100.0, 100 * memory / total)
-    if gpus:
-        watts = _sum(d.power_watts for d in gpus)
-        row[m.POWER.column] = NAN if watts is None else watts
-    row[m.BUSY.column] = _percent(_busy_gpus(devices, busy))
-    for metric, field in _FRACTION:
-        row[metric.column] = _percent(_each(devices, {id(d): _ratio(dict(d.beside).get(field)) for d in devices}))
-    _put_used(row, view, Scope("node", node=name))
-    return tuple(row)
-
-
-def _each(devices: Sequence[DeviceFigures], values: Mapping[int, float | None]) -> list[float | None]:
-    cut = {device.uuid for device in devices if device.instance and values[id(device)] is not None}
-    return [values[id(d)] for d in devices if (bool(d.instance) if d.uuid in cut else not d.instance)]
-
-
-def _busy_gpus(devices: Sequence[DeviceFigures], busy: Mapping[int, float | None]) -> list[float | None]:
-    """Of each GPU what its holders do together, no more than all of it. One in MIG mode is the mean of its instances:
-    nobody holds the GPU itself, which says nothing of them."""
-    gpus: dict[tuple[str, int], list[float | None]] = {}
-    cut = {(device.uuid, device.index) for device in devices if device.instance}
-    for device in devices:
-        gpu = device.uuid, device.index
-        if device.instance or gpu not in cut:
-            part = busy[id(device)]
-            gpus.setdefault(gpu, []).append(None if part is None else min(1.0, part))
-    return [None if (total := _sum(parts)) is None else total / len(parts) for parts in gpus.values()]
-
-
-def _used_scopes(view: ClusterState) -> dict[ScopeKey, tuple[float, ...]]:
-    found: dict[ScopeKey, tuple[float, ...]] = {}
-    for scope in view.used:
-        if scope.scope in ("namespace", "cluster"):
-            row = [NAN] * m.COLUMNS
-            _put_used(row, view, scope)
-            found[scope.scope, scope.namespace] = tuple(row)
-    return found
-
-
-def _put_used(row: list[float], view: ClusterState, scope: Scope) -> None:
-    used = view.used.get(scope)
+def _set_used(row: array[float], state: ClusterState, scope: Scope) -> None:
+    used = state.used.get(scope)
     if used is not None:
-        row[m.USED.column] = 100 * used.mean / view.settings.full * used.devices
-        row[m.USED_COUNT] = float(used.devices)
+        row[USED.column] = 100 * used.mean / state.settings.full * used.devices
+        row[USED_COUNT] = float(used.devices)

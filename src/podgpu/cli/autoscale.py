@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from podgpu.cli.cluster import PROMETHEUS_OPTIONS, SCRAPE_OPTIONS, VIEW_OPTIONS, check_backend, freshness
+from podgpu.autoscale.authentication import CONFIG_NAME, CONFIG_NAMESPACE, TrustConfig, parse_trust_config
+from podgpu.autoscale.certificates import CaBundleUpdater, CertificateIssuer, ServiceName, remove_api_service
+from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaCallers, KedaTls, KedaTlsFiles
+from podgpu.autoscale.metrics import PROFILING_METRICS
+from podgpu.autoscale.metrics_api import API_OPTION
+from podgpu.autoscale.pods import NodeWatcher, PodWatcher
+from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, EXTERNAL_GROUP, EXTERNAL_VERSION
+from podgpu.autoscale.server import (
+    ApiPart,
+    ApiTlsContexts,
+    AutoscaleServer,
+    KedaPart,
+    read_from_files,
+    read_from_issuer,
+)
+from podgpu.autoscale.store import SampleStore
+from podgpu.cli.cluster import (
+    PROMETHEUS_OPTIONS,
+    SCRAPE_OPTIONS,
+    VIEW_OPTIONS,
+    check_backend,
+    choose_collector,
+    freshness,
+)
 from podgpu.cli.exporter_options import pick_options
 from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
-from podgpu.compose.autoscale import autoscale_settings, run_autoscale, unregister
-from podgpu.compose.process import configure_logging
-from podgpu.web.app import PROBE_OPTION
-from podgpu.web.sockets import parse_address
+from podgpu.cli.process import configure_logging
+from podgpu.cluster.loop import Cluster, MakeCollector
+from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
+from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig, require_config
+from podgpu.kube.reflector import Informer
+from podgpu.tls import Pem
+from podgpu.web.app import PROBE_OPTION, run
+from podgpu.web.sockets import Address, parse_address
+
+_CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
+_log = logging.getLogger("podgpu")
 
 _FROM_VIEW = ("node-label", "interval", "stale-after", "drop-after", "used-field")
 
@@ -95,6 +132,179 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if options["unregister"]:
         unregister(options)
         return
-    settings = autoscale_settings(options, *freshness(ctx, options))
+    settings = _make_settings(options, *freshness(ctx, options))
     check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
-    run_autoscale(options, settings, probe_address)
+    _run(options, settings, probe_address)
+
+
+def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
+    """Raises UsageError."""
+    interval, longest = options["interval"], options["longest_window"]
+    if longest / interval > MAX_ROUNDS:
+        raise UsageError(
+            f"--longest-window {duration_text(longest)} holds more than {MAX_ROUNDS} rounds of --interval "
+            f"{duration_text(interval)}: make the window shorter or the interval longer"
+        )
+    return check_settings(
+        ViewSettings(
+            interval=interval,
+            stale_after=stale_after,
+            drop_after=drop_after,
+            used_field=options["used_field"],
+            extra_fields=tuple(metric.field for metric in PROFILING_METRICS),
+            window=interval,
+        )
+    )
+
+
+def _run(options: Mapping[str, Any], settings: ViewSettings, probe_address: Address) -> None:
+    """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    with ExitStack() as stack:
+        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+        server = make_server(options, settings, make_collector, stack)
+        run(server.cluster, server.listeners(probe_address))
+
+
+def make_server(
+    options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
+) -> AutoscaleServer:
+    """Raises UsageError."""
+    keda = _parse_keda(options)
+    api_address = _parse_optional_address(options["api_address"], API_OPTION)
+    _check_api(options, api_address)
+    if keda is None and api_address is None:
+        raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
+    config = require_config(options["kubeconfig"])
+    pods, nodes = PodWatcher(config), NodeWatcher(config)
+    stack.callback(pods.close)
+    stack.callback(nodes.close)
+    store = SampleStore(settings, options["longest_window"], pods.current, nodes.current)
+    cluster = Cluster(make_collector, settings, on_round=store.add_round)
+    return AutoscaleServer(
+        store,
+        cluster,
+        KedaPart(ExternalScaler(store, keda[1]), keda[0], keda[2]) if keda is not None else None,
+        _make_api(options, api_address, config, stack) if api_address is not None else None,
+    )
+
+
+def _parse_optional_address(text: str, option: str) -> Address | None:
+    return None if text.strip().lower() in ("none", "") else parse_address(text, option)
+
+
+def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Callable[[], Any] | None] | None:
+    address = _parse_optional_address(options["keda_address"], KEDA_OPTION)
+    files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
+    if address is None:
+        return None
+    names, namespaces = _split_names(options["keda_client_name"]), _split_names(options["keda_namespaces"])
+    if all(files):
+        if namespaces:
+            raise UsageError("--keda-namespaces applies only without client certificates: leave it out")
+        certificate, key, client_ca = (Pem(file=file) for file in files)
+        tls = KedaTls(KedaTlsFiles(certificate, key, client_ca))
+        return address, KedaCallers(by_certificate=True, names=names), tls.make_credentials
+    if any(files) or names:
+        raise UsageError(
+            "client certificates need all of --keda-cert-file, --keda-key-file and --keda-client-ca-file: "
+            "give them all, or none"
+        )
+    if not _is_loopback(address.host):
+        raise UsageError(
+            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by other machines, "
+            "and any client can claim any namespace: give --keda-cert-file, --keda-key-file and --keda-client-ca-file, "
+            "listen on 127.0.0.1, or turn it off with none"
+        )
+    if not namespaces:
+        _log.warning("%s: without client certificates and --keda-namespaces no namespace is served", KEDA_OPTION)
+    return address, KedaCallers(by_certificate=False, namespaces=namespaces), None
+
+
+def _split_names(text: str) -> frozenset[str]:
+    return frozenset(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in ("api_cert_file", "api_key_file") if options[name]]
+    service = options["api_service"]
+    if address is None:
+        if given or service or options["external_metrics"]:
+            raise UsageError(f"{(*given, '--api-service', '--external-metrics')[0]} needs {API_OPTION}, which is none")
+        return
+    if len(given) == 1:
+        raise UsageError(f"{given[0]} alone is not enough: give --api-cert-file and --api-key-file")
+    if given and service:
+        raise UsageError(f"{given[0]} and --api-service: use a certificate from files, or podgpu's own; keep one")
+    if not given and not service:
+        raise UsageError(
+            f"{API_OPTION} needs a certificate: --api-cert-file and --api-key-file, or --api-service NAMESPACE/NAME "
+            "for podgpu's own certificate"
+        )
+
+
+def _make_api(options: Mapping[str, Any], address: Address, config: ApiConfig, stack: ExitStack) -> ApiPart:
+    trust = _watch_trust(config, stack)
+    make_updater = None
+    if options["api_service"]:
+        service = _parse_service(options["api_service"])
+        issuer = CertificateIssuer(service.host_names, socket.gethostname())
+        read_material = read_from_issuer(lambda: issuer.current)
+        services = api_services(options["external_metrics"])
+
+        def make_updater(client: ApiClient) -> CaBundleUpdater:
+            return CaBundleUpdater(client, issuer, services, service)
+
+    else:
+        read_material = read_from_files(Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"]))
+    contexts = ApiTlsContexts(read_material, lambda: trust() or TrustConfig())
+    return ApiPart(
+        address,
+        contexts.current,
+        trust,
+        lambda: ApiClient(config),
+        make_updater,
+        options["external_metrics"],
+    )
+
+
+def api_services(external: bool) -> tuple[str, ...]:
+    """Names of podgpu's APIServices."""
+    custom = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
+    return (*custom, f"{EXTERNAL_VERSION}.{EXTERNAL_GROUP}") if external else custom
+
+
+def unregister(options: Mapping[str, Any]) -> None:
+    """Removes podgpu's APIServices and leaves others alone. Raises StartError."""
+    service, config = _parse_service(options["api_service"]), require_config(options["kubeconfig"])
+
+    async def remove_all() -> None:
+        async with ApiClient(config) as client:
+            for name in api_services(options["external_metrics"]):
+                _log.info("the APIService %s: %s", name, await remove_api_service(client, name, service))
+
+    try:
+        asyncio.run(remove_all())
+    except SourceError as error:
+        names = " ".join(api_services(options["external_metrics"]))
+        raise StartError(f"{error}; remove them with: kubectl delete apiservice {names}") from error
+
+
+def _parse_service(text: str) -> ServiceName:
+    namespace, slash, name = text.partition("/")
+    if not slash or not namespace or not name or "/" in name or not text.isascii():
+        raise UsageError(f"--api-service {text!r}: write NAMESPACE/NAME of the Service")
+    return ServiceName(namespace, name)
+
+
+def _watch_trust(config: ApiConfig, stack: ExitStack) -> Callable[[], TrustConfig | None]:
+    selector = {"fieldSelector": f"metadata.name={CONFIG_NAME}"}
+    watcher: Informer[TrustConfig] = Informer(config, _CONFIGMAPS, selector, parse_trust_config)
+    stack.callback(watcher.close)
+    return lambda: next(iter(watcher.items()), None)

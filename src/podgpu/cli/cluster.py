@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from podgpu.agent.api_access import access_by
+from podgpu.agent.assemble import Naming as OptionNaming
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, pick_options
 from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command, naming_variable
+from podgpu.cli.process import configure_logging
+from podgpu.cluster.collect import Collector
+from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
+from podgpu.cluster.loop import Cluster, MakeCollector
+from podgpu.cluster.prices import read_prices
+from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.prometheus_history import PrometheusHistory
+from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings, check_settings
-from podgpu.compose.cluster import run_cluster
-from podgpu.compose.process import configure_logging
 from podgpu.errors import UsageError
-from podgpu.web.app import PROBE_OPTION
-from podgpu.web.sockets import parse_address
+from podgpu.history.answers import History
+from podgpu.http_client import Access
+from podgpu.kube.config import require_config
+from podgpu.web.app import PROBE_OPTION, Service, Several, load_protection, run
+from podgpu.web.cluster_app import cluster_listeners
+from podgpu.web.sockets import Address, parse_address
+
+_log = logging.getLogger("podgpu")
+_SYNC_SECONDS = 10.0
 
 _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
@@ -150,7 +170,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
     check_backend(ctx, options)
-    run_cluster(options, settings, address, probe_address, partial(naming_variable, ctx))
+    _run(options, settings, address, probe_address, partial(naming_variable, ctx))
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
@@ -201,3 +221,133 @@ def _refuse(ctx: click.Context, others: Sequence[Option], backend: str) -> None:
     for option in others:
         if ctx.get_parameter_source(option.parameter) is ParameterSource.COMMANDLINE:
             raise UsageError(f"--{option.flag} is used only with {backend}")
+
+
+def _run(
+    options: Mapping[str, Any],
+    settings: ViewSettings,
+    address: Address,
+    probe_address: Address | None,
+    naming: OptionNaming,
+) -> None:
+    """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    with ExitStack() as stack:
+        make_collector = choose_collector(options, settings, stack)
+        cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
+        beside: list[Service] = []
+        if options["prometheus"]:
+            history: History = _prometheus_history(options)
+        else:
+            with naming("history_dir"):
+                recorder = cluster_recorder(cluster, options["history_dir"])
+            history, beside = recorder, [recorder]
+        protection = load_protection(options["web_config_file"])
+        lifecycle = options["web_enable_lifecycle"]
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
+        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+
+
+def _announce(bound: Address) -> None:
+    _log.info("listening on %s/metrics, the page is on %s/", bound.url, bound.url)
+
+
+def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
+    """Raises UsageError."""
+    make = _prometheus_collector if options["prometheus"] else _scrape_collector
+    return make(options, settings, stack)
+
+
+def _prometheus_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
+    server = _prometheus_server(options)
+    owners = _owners(options, stack)
+
+    def make() -> Collector:
+        find_owners = owners.of if owners else None
+        return PrometheusCollector(server, settings, keep_fields=settings.keep_fields, find_owners=find_owners)
+
+    with _naming_option("--prometheus"):
+        make()  # reports wrong options at once
+    return make
+
+
+def _prometheus_history(options: Mapping[str, Any]) -> History:
+    with _naming_option("--prometheus"):
+        return PrometheusHistory(_prometheus_server(options))
+
+
+def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
+    tenant = options["prometheus_tenant"]
+    return PrometheusServer(
+        url=options["prometheus"],
+        access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
+        match=options["match"],
+        node_labels=_names(options["node_label"]),
+        timeout=options["prometheus_timeout"],
+    )
+
+
+def _scrape_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
+    access = access_by(options, "exporter", "the exporter")
+    node_labels = _names(options["node_label"])
+    targets, wait = _targets(options, access, stack)
+    owners = _owners(options, stack)
+    notes = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without owners silently
+
+    def make() -> Collector:
+        """Called in the thread of the rounds: probes are answered while it waits for the API server."""
+        wait()
+        return ScrapeCollector(
+            targets,
+            access,
+            timeout=options["scrape_timeout"],
+            keep_fields=settings.keep_fields,
+            node_labels=node_labels,
+            drop_after=settings.drop_after,
+            owners=owners.all if owners else dict,
+            notes=notes,
+        )
+
+    return make
+
+
+def _targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> tuple[Targets, Callable[[], None]]:
+    """Also returns a function that waits until they are known."""
+    if options["scrape"]:
+        with _naming_option("--scrape"):
+            return FixedTargets(options["scrape"].split(","), access), lambda: None
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    targets = KubernetesTargets(require_config(options["kubeconfig"]), selector, https=https)
+    stack.callback(targets.close)
+
+    def wait() -> None:
+        if not targets.wait_synced(_SYNC_SECONDS):
+            _log.warning("%s", "; ".join(targets.notes()))
+
+    return targets, wait
+
+
+def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
+    """auto does not use the kubeconfig of a user's home: that may be another cluster."""
+    uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
+    if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
+        return None
+    owners = ApiOwners(require_config(options["kubeconfig"]))
+    stack.callback(owners.close)
+    return owners
+
+
+@contextmanager
+def _naming_option(option: str) -> Iterator[None]:
+    """Adds the option to a UsageError that names none."""
+    try:
+        yield
+    except UsageError as e:
+        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise UsageError("--node-label is empty: write for example Hostname,hostname,node,instance")
+    return names

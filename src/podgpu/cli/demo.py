@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+from aiohttp import web
 
-from podgpu.agent.loop import Agent
+from podgpu.agent.assemble import Holders, assemble_agent
+from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.exporter_options import PRICES_HELP
 from podgpu.cli.options import Option, make_command
-from podgpu.cluster.prices import EXAMPLE, read_prices
-from podgpu.compose.demo import CLUSTER_OPTION, DemoSettings, run_demo
-from podgpu.compose.process import configure_logging
-from podgpu.simulate.demo import CYCLE_SECONDS, Act, StageNode
+from podgpu.cli.process import configure_logging
+from podgpu.clock import Clock
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.prices import EXAMPLE, ReadPrices, read_prices
+from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.settings import ViewSettings
+from podgpu.errors import StartError
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
+from podgpu.model import WorkloadOwner
+from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts, owner_of
+from podgpu.usage.containers import ContainerFinder
+from podgpu.web.app import Listener, Several, run
+from podgpu.web.cluster_app import cluster_application
+from podgpu.web.exporter_app import PageSources, application
+from podgpu.web.node_page import NodeWaste, node_recorder
 from podgpu.web.sockets import Address, parse_address
 
-_SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
-
-
+CLUSTER_OPTION = "--cluster-address"
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # of the nodes after the first
+CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 DEMO_OPTIONS = (
     Option("address", "a", default=":9400", help="Address of the first node's exporter.", ours=True),
     Option("cluster-address", default=":9401", help="Address of the cluster view.", ours=True),
@@ -28,6 +54,10 @@ DEMO_OPTIONS = (
     Option("calm", help="No faults, and no pods that start or end.", kind="flag", ours=True),
     Option("prices", default=EXAMPLE, help=PRICES_HELP, ours=True),
 )
+_SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
+_PODS_PER_NODE = 8
+_LOOPBACK = "127.0.0.1"
+_STOP_SECONDS = 2.0
 
 
 @make_command(
@@ -44,42 +74,161 @@ def command(address: str, cluster_address: str, gpus: str, calm: bool, prices: s
     and a node goes down within a minute; all of it recovers after two.
     """
     configure_logging("text", debug=False)
-    exporter, cluster = parse_address(address), parse_address(cluster_address, CLUSTER_OPTION)
-    run_demo(DemoSettings(gpus, exporter, cluster, calm, read_prices(prices)), _Terminal())
+    addresses = [parse_address(address), *(Address(_LOOPBACK, 0) for _ in OTHER_GPUS)]
+    cluster = parse_address(cluster_address, CLUSTER_OPTION)
+    run_demo([gpus, *OTHER_GPUS], addresses, cluster, calm, read_prices(prices))
     click.echo("demo ended")
 
 
-class _Terminal:
-    """Prints the progress of the demo."""
+def run_demo(
+    gpus: Sequence[str], addresses: Sequence[Address], cluster_address: Address, calm: bool, prices: ReadPrices
+) -> None:
+    """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    with ExitStack() as stack:
+        nodes = []
+        for number, spec in enumerate(gpus, start=1):
+            node = stack.enter_context(_make_node(number, spec))
+            nodes.append(node)
+            count, socket = len(node.kubelet.pods), node.kubelet.socket
+            click.echo(f"SIMULATED {node.name}: {spec}, {count} pods, kubelet on {socket}")
+        exporters = [make_exporter(node, prices) for node in nodes]
+        with ThreadPoolExecutor(len(exporters)) as pool:  # each waits a second between its first two readings
+            list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
+        services = Several([part for each in exporters for part in (each.agent, each.recorder, each.waste)])
+        targets: list[str] = []
+        cluster = Cluster(
+            lambda: ScrapeCollector(
+                FixedTargets(targets), keep_fields=CLUSTER.keep_fields, owners=lambda: find_owners(nodes)
+            ),
+            CLUSTER,
+            prices,
+        )
+        recorder = cluster_recorder(cluster)
+        listeners = [
+            *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
+            Listener(cluster_application(cluster, history=recorder), cluster_address, CLUSTER_OPTION),
+        ]
+        script = [] if calm else acts(nodes)
 
-    def staged(self, node: StageNode, gpus: str) -> None:
-        count, socket = len(node.kubelet.pods), node.kubelet.socket
-        click.echo(f"SIMULATED {node.name}: {gpus}, {count} pods, kubelet on {socket}")
+        def on_listening(bound: Sequence[Address]) -> None:
+            targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
+            for service in (cluster, recorder, Director(Play(script), lambda act: click.echo(f"demo: {act.says}"))):
+                services.add(service)
+            _print_overview(bound, exporters[0].agent, script)
 
-    def begun(self, bound: Sequence[Address], first: Agent, script: Sequence[Act]) -> None:
-        click.echo("All figures come from a simulated driver.\n")
-        click.echo(f"  the cluster  {bound[-1].url}/          a page; {bound[-1].url}/metrics")
-        click.echo(f"  node-1       {bound[0].url}/          a page; {bound[0].url}/metrics, /health, /ready")
-        for number, address in enumerate(bound[1:-1], start=2):
-            click.echo(f"  node-{number}       {address.url}/          a page")
-        click.echo(f"  a terminal   {_command()} top --cluster {bound[-1].url}\n")
-        lines = first.published.fresh.plain.decode().splitlines()
-        for name in _SAMPLES:
-            family = [line for line in lines if line.startswith(name)]
-            for line in family[:2]:
-                click.echo(line)
-        if script:
-            click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
-            for act in script:
-                click.echo(f"  {act.at:4.0f} s  {act.says}")
-        count = len([line for line in lines if not line.startswith("#")])
-        click.echo(f"... {count} series. Ctrl-C ends the demo.")
-
-    def happened(self, act: Act) -> None:
-        click.echo(f"demo: {act.says}")
+        run(services, listeners, on_listening)
 
 
-def _command() -> str:
-    """The podgpu command as it can be typed here; `make demo` has it in .venv/bin."""
+def _print_overview(bound: Sequence[Address], first: Agent, script: Sequence[Act]) -> None:
+    click.echo("All figures come from a simulated driver.\n")
+    click.echo(f"  the cluster  {bound[-1].url}/          a page; {bound[-1].url}/metrics")
+    click.echo(f"  node-1       {bound[0].url}/          a page; {bound[0].url}/metrics, /health, /ready")
+    for number, address in enumerate(bound[1:-1], start=2):
+        click.echo(f"  node-{number}       {address.url}/          a page")
     path = Path(sys.argv[0])
-    return os.path.relpath(path) if path.name == "podgpu" and path.exists() else "python -m podgpu"
+    podgpu = os.path.relpath(path) if path.name == "podgpu" and path.exists() else "python -m podgpu"
+    click.echo(f"  a terminal   {podgpu} top --cluster {bound[-1].url}\n")
+    lines = first.published.fresh.plain.decode().splitlines()
+    for name in _SAMPLES:
+        for line in [line for line in lines if line.startswith(name)][:2]:
+            click.echo(line)
+    if script:
+        click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
+        for act in script:
+            click.echo(f"  {act.at:4.0f} s  {act.says}")
+    click.echo(f"... {sum(not line.startswith('#') for line in lines)} series. Ctrl-C ends the demo.")
+
+
+class Director:
+    """Runs the events of the demo at their time."""
+
+    fatal: StartError | None = None
+
+    def __init__(
+        self, play: Play, on_act: Callable[[Act], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._play = play
+        self._on_act = on_act
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        del on_fatal
+        self._thread = threading.Thread(target=self._direct, name="director", daemon=True)
+        self._thread.start()
+
+    def _direct(self) -> None:
+        began = self._clock()
+        while not math.isinf(self._play.next_at):
+            if self._stopping.wait(max(0.0, began + self._play.next_at - self._clock())):
+                return
+            for act in self._play.go_on(self._clock() - began):
+                self._on_act(act)
+
+    def reload(self) -> None: ...
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+
+@contextmanager
+def _make_node(number: int, gpus: str) -> Iterator[StageNode]:
+    with (
+        tempfile.TemporaryDirectory(prefix=f"podgpu-demo-{number}-") as directory,
+        StageNode(
+            f"node-{number}", gpus, Path(directory), first=(number - 1) * _PODS_PER_NODE, seed=number - 1
+        ) as node,
+    ):
+        yield node
+
+
+class DemoExporter(NamedTuple):
+    """The exporter of one simulated node."""
+
+    node: StageNode
+    agent: Agent
+    recorder: HistoryRecorder
+    waste: NodeWaste
+    prices: ReadPrices
+
+    def application(self) -> web.Application:
+        """Closes connections while the node is down."""
+        app = application(self.agent, page=PageSources(self.recorder, self.prices, self.waste.statement))
+
+        @web.middleware
+        async def close_while_down(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            if not self.node.answers and request.transport is not None:
+                request.transport.abort()
+            return await handler(request)
+
+        app.middlewares.insert(0, close_while_down)
+        return app
+
+
+def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = None) -> DemoExporter:
+    clock = clock or Clock()
+    names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
+    count = node.gpus
+    agent = assemble_agent(
+        NvmlTelemetry(node.driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall),
+        Holders([KubeletAllocation(node.kubelet.socket)], names.read),
+        Settings(
+            interval=1.0,
+            allocation_interval=1.0,
+            policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
+        ),
+        ContainerFinder(str(node.root / "proc")),
+        clock,
+    )
+    return DemoExporter(node, agent, node_recorder(agent, prices=prices), NodeWaste(agent, prices), prices)
+
+
+def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
+    """The owners of pods, which the API server provides in a cluster."""
+    pods = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
+    return {(namespace, pod): WorkloadOwner(*owner) for namespace, pod in pods if (owner := owner_of(pod)) is not None}

@@ -5,25 +5,35 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
+from podgpu.agent.api_access import ApiAccess, open_exposition
+from podgpu.agent.assemble import Naming, make_holders, open_telemetry
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, pick_options
 from podgpu.cli.options import Option, make_command, naming_variable
-from podgpu.compose.enricher import opened_enricher, run_enricher
-from podgpu.compose.process import configure_logging
-from podgpu.compose.servers import open_exposition
-from podgpu.enrich.enricher import Enricher, EnrichSettings
+from podgpu.cli.process import configure_logging, stop_on_signal
+from podgpu.clock import Clock
+from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, FileOwner, OutputError
-from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
+from podgpu.gpu.companion import CompanionDriver
+from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
 from podgpu.metrics.render import Policy
+from podgpu.model import Device
+from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 _INTERVALS_KEPT = 5
+_DEADLINE_SECONDS = 5.0
 _SHARED = (
     "kubernetes",
     "use-old-namespace",
@@ -94,8 +104,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     source, textfile = _ends(options)
     settings = _settings(ctx, options)
-    with opened_enricher(source, textfile, settings, options, partial(naming_variable, ctx)) as enricher:
-        _run_once(enricher) if options["once"] else run_enricher(enricher, options["interval"])
+    with _open_enricher(source, textfile, settings, options, partial(naming_variable, ctx)) as enricher:
+        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
 
 
 def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
@@ -153,3 +163,57 @@ def _run_once(enricher: Enricher) -> None:
     if sources and not any(source.up for source in sources):
         reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
         raise StartError(f"written without pod labels, because no source of holders could be read: {reasons}")
+
+
+@contextmanager
+def _open_enricher(
+    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any], naming: Naming
+) -> Iterator[Enricher]:
+    """Raises UsageError."""
+    with ExitStack() as stack:
+        api = ApiAccess(options["kubeconfig"])
+        stack.callback(api.close)
+        driver = open_telemetry("nvml", options)
+        with naming("allocation"):
+            holders = make_holders(options, api, driver)
+        isolation = Workers()
+        stack.callback(isolation.close)
+        turn = AllocationTurn(
+            holders.sources, holders.identities, isolation, _DEADLINE_SECONDS, Clock(), holders.liveness
+        )
+        stack.callback(turn.close)
+        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
+
+
+def _run(enricher: Enricher, interval: float) -> None:
+    """Runs until SIGTERM or SIGINT. The file stays."""
+    stopping = stop_on_signal()
+    due = time.monotonic()
+    while not stopping.is_set():
+        with suppress(SourceError, OutputError):  # already logged; the next turn tries again
+            enricher.turn()
+        due = max(due + interval, time.monotonic())
+        stopping.wait(due - time.monotonic())
+
+
+def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedExposition]:
+    """Reads in a worker, so that a turn ends even if the read hangs."""
+
+    def fetch() -> ParsedExposition:
+        result = isolation.run({"exporter": lambda: parse_exposition(source.fetch(), source.shown)}, _DEADLINE_SECONDS)[
+            "exporter"
+        ]
+        if result.value is None:
+            raise result.error or SourceError("bug", "no metrics and no reason")
+        return result.value
+
+    return fetch
+
+
+def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], HolderResult]:
+    def holders(devices: Sequence[Device]) -> HolderResult:
+        part = turn.collect(devices)
+        assignments = replace_uids(part.assignments, part.api_uids)
+        return HolderResult(assignments, part.unmapped, part.sources, Counter(part.errors))
+
+    return holders

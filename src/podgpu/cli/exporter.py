@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from podgpu.agent.api_access import SOON_SECONDS, ApiAccess
+from podgpu.agent.assemble import Naming, Options, exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.options import is_given, make_command, naming_variable
+from podgpu.cli.process import configure_logging
 from podgpu.cli.terminal import print_out
-from podgpu.compose.exporter import Doors, opened_exporter
-from podgpu.compose.process import configure_logging
+from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.model import encode_node, has_readings
-from podgpu.web.app import PROBE_OPTION
-from podgpu.web.exporter_app import GPU_MANAGER_OPTION
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.app import PROBE_OPTION, load_protection
+from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
+from podgpu.web.node_page import NodeWaste, node_recorder
+from podgpu.web.protection import Protection
+from podgpu.web.sockets import Address, parse_address, systemd_sockets
 
 _log = logging.getLogger("podgpu")
 
@@ -38,14 +47,72 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
     configure_logging(options["log_format"], options["debug"])
     options = resolved(ctx, options)
-    doors = check_options(ctx, options)
-    with opened_exporter(options, partial(naming_variable, ctx)) as exporter:
+    addresses = check_options(ctx, options)
+    with open_exporter(options, partial(naming_variable, ctx)) as exporter:
         for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if options["once"]:
             _print_once(exporter.agent, options["dump_snapshot"])
         else:
-            exporter.serve(doors)
+            exporter.serve(addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddresses:
+    address: Address
+    gpu_manager: Address | None
+    probes: Address | None
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledExporter:
+    """The agent, not started yet, and everything that is needed to serve it."""
+
+    agent: Agent
+    options: Options
+    naming: Naming
+    sockets: Sequence[socket.socket]
+    protection: Protection | None
+    prices: ReadPrices
+
+    def serve(self, addresses: ListenAddresses) -> None:
+        """Runs until SIGINT, SIGTERM or a fatal error. Raises UsageError and StartError."""
+        options = self.options
+        waste = NodeWaste(self.agent, self.prices)
+        with self.naming("history_dir"):
+            recorder = node_recorder(self.agent, options["history_dir"], waste, self.prices)
+        serve(
+            self.agent,
+            addresses.address,
+            lambda bound: _log.info("listening on %s/metrics", bound.url),
+            addresses.gpu_manager,
+            addresses.probes,
+            self.protection,
+            self.sockets,
+            options["web_enable_lifecycle"],
+            page=PageSources(recorder, self.prices, waste.statement),
+            services=[recorder, waste],
+            limits=RequestLimits(
+                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+            ),
+        )
+
+
+@contextmanager
+def open_exporter(options: Options, naming: Naming) -> Iterator[AssembledExporter]:
+    """Checks everything with --once too, so that problems show before the exporter is deployed. Raises UsageError."""
+    once = options["once"]
+    with ExitStack() as stack:
+        with naming("web_systemd_socket"):
+            sockets = systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
+        with naming("web_config_file"):
+            protection = load_protection(options["web_config_file"])
+        with naming("prices"):
+            prices = read_prices(options["prices"])
+        # The exporter must answer probes soon, even if the API server does not; --once can wait.
+        api = ApiAccess(options["kubeconfig"]) if once else ApiAccess(options["kubeconfig"], SOON_SECONDS)
+        stack.callback(api.close)
+        yield AssembledExporter(exporter_agent(options, api, naming), options, naming, sockets, protection, prices)
 
 
 def resolved(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +120,7 @@ def resolved(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     return with_host_engine(ctx, with_config_file(ctx, options))
 
 
-def check_options(ctx: click.Context, options: dict[str, Any]) -> Doors:
+def check_options(ctx: click.Context, options: dict[str, Any]) -> ListenAddresses:
     """Checks the options and parses the addresses. Raises UsageError."""
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
@@ -63,7 +130,7 @@ def check_options(ctx: click.Context, options: dict[str, Any]) -> Doors:
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     if options["dump_snapshot"] and not options["once"]:
         raise UsageError("--dump-snapshot needs --once")
-    return Doors(address, gpu_manager_address, probe_address)
+    return ListenAddresses(address, gpu_manager_address, probe_address)
 
 
 def _gpu_manager_address(options: dict[str, Any]) -> Address | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from podgpu.compose.process import configure_logging
+from podgpu.cli.process import configure_logging
 from podgpu.errors import StartError
 
 

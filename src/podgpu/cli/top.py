@@ -5,23 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from podgpu.agent.api_access import ApiAccess
+from podgpu.agent.assemble import Naming, Options, assemble_agent, make_holders, node_name, open_telemetry
 from podgpu.agent.loop import Settings
 from podgpu.cli.exporter_options import hide, pick_options
 from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
-from podgpu.compose.agent import assemble_agent
-from podgpu.compose.allocations import make_holders
-from podgpu.compose.process import node_name
-from podgpu.compose.servers import ApiAccess
-from podgpu.compose.telemetries import open_telemetry
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
 from podgpu.metrics.counters import Counter
@@ -36,7 +32,6 @@ from podgpu.top.text import ASCII, PLAIN, RICH, Glyphs
 from podgpu.usage.containers import ContainerFinder
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # temperature, power, utilisation, memory
-Naming = Callable[[str], AbstractContextManager[None]]
 _LOCAL = (
     "kubernetes",
     "devices",
@@ -107,7 +102,7 @@ def _is_given(ctx: click.Context, flag: str) -> bool:
     return ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE
 
 
-def _open_source(options: dict[str, Any], naming: Naming, at_exit: ExitStack) -> Source:
+def _open_source(options: Options, naming: Naming, at_exit: ExitStack) -> Source:
     """Raises UsageError."""
     if options["url"]:
         return ExporterSource(options["url"])

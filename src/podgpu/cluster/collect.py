@@ -51,7 +51,7 @@ class TargetOutcome:
     def text(self) -> str:
         """The failure in words, with the target's name."""
         text = self.message or self.error
-        return text if text.startswith(self.target) else f"{self.target}: {text}"
+        return text if text.startswith(self.target.removesuffix("/metrics")) else f"{self.target}: {text}"
 
 
 @dataclass(frozen=True, slots=True)

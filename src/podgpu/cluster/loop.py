@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal
 
-from podgpu.clock import Clock, Faults
+from podgpu.clock import Clock, FaultLog
 from podgpu.cluster.bills import BillLedger, BillTotals
 from podgpu.cluster.collect import ClusterReading, Collector, Scope
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
@@ -320,26 +320,26 @@ class _ChangeLog:
     """Logs what changed since the last round."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._failing: Faults[str] = Faults(clock, _REPEAT_SECONDS)
-        self._stale: Faults[str] = Faults(clock, _REPEAT_SECONDS)
+        self._failing: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
+        self._stale: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
         self._nodes: set[str] = set()
         self._notes: set[str] = set()
 
     def report(self, state: ClusterState) -> None:
-        failing = [o for o in state.outcomes if o.error and self._failing.fails(o.target, o.error)]
-        recovered = [o for o in state.outcomes if not o.error and self._failing.answers(o.target)]
+        failing = [o for o in state.outcomes if o.error and self._failing.fail(o.target, o.error)]
+        recovered = [o for o in state.outcomes if not o.error and self._failing.recover(o.target)]
         targets = {outcome.target for outcome in state.outcomes}
-        self._failing.forget(lambda target: target not in targets)
+        self._failing.remove(lambda target: target not in targets)
         nodes = {node.name for node in state.nodes}
         new = [f"{node.name}: seen" for node in state.nodes if node.name not in self._nodes]
         stale = [
             f"{node.name}: stale, no current figures"
             for node in state.nodes
-            if node.stale and self._stale.fails(node.name, "stale")
+            if node.stale and self._stale.fail(node.name, "stale")
         ]
-        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.answers(n.name)]
+        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.recover(n.name)]
         dropped = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
-        self._stale.forget(lambda name: name not in nodes)
+        self._stale.remove(lambda name: name not in nodes)
         notes = set(state.notes) - {outcome.text for outcome in state.outcomes}
         _log_lines(logging.WARNING, [f"{outcome.text}; podgpu keeps trying" for outcome in failing])
         _log_lines(logging.INFO, [f"{outcome.target}: answers again" for outcome in recovered])

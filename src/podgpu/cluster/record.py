@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from podgpu.cluster.alerts import describe_condition
+from podgpu.cluster.loop import Cluster
 from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
 from podgpu.cluster.view import total_of
-from podgpu.cluster.waste import idle_seconds
+from podgpu.cluster.waste import RESTORED, idle_seconds
+from podgpu.history.queries import UsageRow, read_first_usage, read_usage
+from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     Amounts,
     Figures,
@@ -21,6 +24,7 @@ from podgpu.history.store import (
 from podgpu.model import DeviceState, HolderUsage, MigInstance, Slot, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # a sole holder whose utilisation differs more from its device's has figures of its own
+LONGEST_GAP = 60.0  # seconds between two rounds of history; a longer time is not charged
 _PartKey = tuple[str, int | None, WorkloadKey]
 
 
@@ -146,3 +150,24 @@ def _account(part: HeldPart, node: NodeEntry, state: ClusterState) -> UsageAccou
         owner_kind=owner.kind if owner else "",
         owner_name=owner.name if owner else "",
     )
+
+
+def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
+    """Raises UsageError."""
+
+    def read_state() -> ClusterState | None:
+        return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
+
+    gap = max(LONGEST_GAP, cluster.settings.stale_after)
+    recorder = HistoryRecorder(RoundReader(read_state, gap), cluster.clock, directory)
+    cluster.notes_beside = recorder.warnings
+    if directory:
+        restore_waste(recorder, cluster.restore_waste, cluster.clock.wall())
+    return recorder
+
+
+def restore_waste(
+    recorder: HistoryRecorder, restore: Callable[[Iterable[UsageRow], float | None], None], wall: float
+) -> None:
+    with recorder.reader() as db:
+        restore(read_usage(db, 0, wall, RESTORED), read_first_usage(db))

@@ -11,7 +11,6 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -30,6 +29,7 @@ from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, dec
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
 _CONCURRENCY = 256  # more than the exporters that usually die at the same time: a dead one waits for its timeout
 _ROUNDS_UNTIL_PROBE = 40  # text targets are asked again for a document, in case the exporter was upgraded
+_MAX_FILES = 65_536
 _PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
@@ -176,6 +176,13 @@ def _reduce_slot(slot: S, keep_fields: frozenset[str]) -> S:
     return replace_members(slot, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
 
 
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class ScrapeCollector:
     """Implements `Collector`."""
 
@@ -250,10 +257,7 @@ class ScrapeCollector:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # Connections stay open between rounds: one per exporter.
-            _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-            with suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+            _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()
         return self._session
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from podgpu.errors import UsageError
-from podgpu.metrics.fields import fields, nearest_names
+from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 
 MAX_ROUNDS = 1000  # in one window: each scope keeps a figure per round
@@ -21,7 +21,7 @@ class ViewSettings:
     stale_after: float = 45.0  # an older node is shown as stale, and is in no mean and no count
     drop_after: float = 300.0  # an older node is dropped
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
-    fields_beside: tuple[int, ...] = ()  # fields that autoscale needs, by number
+    extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
     window: float = 300.0
     idle_after: float | None = 1800.0  # a holder that is idle for longer is wasteful; None: not distinguished
     legacy_map_metrics: bool = False
@@ -34,7 +34,7 @@ class ViewSettings:
     @cached_property
     def keep_fields(self) -> frozenset[str]:
         """Names of the fields that collectors keep."""
-        return frozenset({self.used_field_name, *(fields()[number].name for number in self.fields_beside)})
+        return frozenset({self.used_field_name, *self.extra_fields})
 
     @cached_property
     def used_field_name(self) -> str:

@@ -17,7 +17,17 @@ from msgspec.structs import replace
 from podgpu import __version__
 from podgpu.cluster.alerts import Alert, describe_condition
 from podgpu.cluster.bills import COST_KINDS, MJ_PER_KWH, NS_PER_HOUR, BillTotals, CostKey, counters_of
-from podgpu.cluster.parts import HeldPart, HeldSums, Totals, Use, gpu_utilization, is_lost, sum_held, sum_totals
+from podgpu.cluster.parts import (
+    HeldPart,
+    HeldSums,
+    Totals,
+    Use,
+    divide_gpu,
+    gpu_utilization,
+    is_lost,
+    sum_held,
+    sum_totals,
+)
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
 from podgpu.errors import SourceError
@@ -94,6 +104,7 @@ class InstanceView(SlotView, kw_only=True):
     profile: str
     slices: int | None = None
     gpu_slices: int | None = None
+    part: float | None = None  # of the physical GPU
 
 
 class GpuView(SlotView, kw_only=True):
@@ -316,12 +327,15 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
 def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
     conditions = [_make_condition(gpu, number) for number in range(len(gpu.conditions))]
-    instances = [i for i in gpu.instances if not i.hidden]
+    instances = [(instance, part) for instance, part in divide_gpu(gpu) if instance is not None]
     view = GpuView(
         uuid=uuid,
         index=gpu.index,
         model=gpu.model,
-        instances=[_make_instance(gpu, i, held.get((uuid, i.id), ()), conditions, prices) for i in instances],
+        instances=[
+            _make_instance(gpu, instance, part, held.get((uuid, instance.id), ()), conditions, prices)
+            for instance, part in instances
+        ],
     )
     if gpu.hidden:
         view.utilization_ratio = _rounded(gpu_utilization(gpu))
@@ -338,6 +352,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldP
 def _make_instance(
     gpu: DeviceState,
     instance: MigInstance,
+    part: float,
     held: Iterable[HeldPart],
     conditions: list[ConditionView],
     prices: Prices,
@@ -347,6 +362,7 @@ def _make_instance(
         profile=instance.profile,
         slices=slices_of_profile(instance.profile),
         gpu_slices=slices_of_gpu(gpu.model),
+        part=round(part, 6),
     )
     _fill_slot(view, instance, held, conditions, is_lost(gpu))
     view.price_per_hour = _price(prices, f"{gpu.model} MIG {instance.profile}")

@@ -6,14 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from urllib.parse import quote
 
-from podgpu.autoscale.api_paths import CUSTOM, CUSTOM_VERSIONS, EXTERNAL, EXTERNAL_VERSION
 from podgpu.autoscale.metrics import METRICS
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.trigger import KEYS, parse_trigger
-from podgpu.compose.cluster import api_config
+from podgpu.autoscale.requests import (
+    CUSTOM_GROUP,
+    CUSTOM_VERSIONS,
+    EXTERNAL_GROUP,
+    EXTERNAL_VERSION,
+    TRIGGER_KEYS,
+    parse_trigger,
+)
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, few_of
 from podgpu.kube.client import ApiClient, Object
+from podgpu.kube.config import require_config
 
 _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
@@ -26,7 +32,7 @@ _INSTALL = "helm upgrade podgpu … --set autoscale.enabled=true"
 
 def check_autoscaling(kubeconfig: str) -> list[Finding]:
     """Raises UsageError if no API server is configured."""
-    config = api_config(kubeconfig)
+    config = require_config(kubeconfig)
 
     async def check() -> list[Finding]:
         async with ApiClient(config) as client:
@@ -36,8 +42,10 @@ def check_autoscaling(kubeconfig: str) -> list[Finding]:
 
 
 async def examine_autoscaling(client: ApiClient) -> list[Finding]:
-    findings = [await _check_api_service(client, f"{version}.{CUSTOM}", is_needed=True) for version in CUSTOM_VERSIONS]
-    findings.append(await _check_api_service(client, f"{EXTERNAL_VERSION}.{EXTERNAL}", is_needed=False))
+    findings = [
+        await _check_api_service(client, f"{version}.{CUSTOM_GROUP}", is_needed=True) for version in CUSTOM_VERSIONS
+    ]
+    findings.append(await _check_api_service(client, f"{EXTERNAL_VERSION}.{EXTERNAL_GROUP}", is_needed=False))
     findings += [finding async for finding in _check_hpas(client)]
     findings += [finding async for finding in _check_scaled_objects(client)]
     return findings
@@ -108,7 +116,7 @@ async def _check_hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> F
             path = f"pods/*/{name}"
         else:
             path = f"{_object_path(source['describedObject'])}/{name}"
-        base = f"/apis/{CUSTOM}/{CUSTOM_VERSIONS[0]}/namespaces/{quote(namespace)}"
+        base = f"/apis/{CUSTOM_GROUP}/{CUSTOM_VERSIONS[0]}/namespaces/{quote(namespace)}"
         answer = await client.get(f"{base}/{path}", query)
     except SourceError as error:
         return wrong(subject, f"{name}: {error}", "an HPA without a value does not change the number of replicas")
@@ -154,9 +162,9 @@ def _check_trigger(subject: str, namespace: str, keys: Mapping[str, str], metric
     try:
         trigger = parse_trigger(namespace, keys, _MAX_WINDOW)
     except Refusal as error:
-        return wrong(subject, str(error), f"valid keys of a trigger are {', '.join(KEYS)}")
-    aggregate = trigger.over.aggregate.name
-    text = f"{trigger.metric.name} of {trigger.whom.text}, {aggregate} over {trigger.over.window:g} s"
+        return wrong(subject, str(error), f"valid keys of a trigger are {', '.join(TRIGGER_KEYS)}")
+    aggregate = trigger.aggregation.aggregate.name
+    text = f"{trigger.metric.name} of {trigger.pods.text}, {aggregate} over {trigger.aggregation.window:g} s"
     if metric_type != "Value" and aggregate != "sum":
         return wrong(
             subject,

@@ -8,12 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from podgpu.agent.api_access import ApiAccess, NoApi
+from podgpu.agent.assemble import (
+    Naming,
+    Options,
+    choose_counters,
+    dcgm_naming,
+    make_allocations,
+    make_identities,
+    open_telemetry,
+)
 from podgpu.agent.collections import collection_of_fields
 from podgpu.agent.pod_labels import LabelFilter
-from podgpu.compose.agent import Naming, Options, choose_counters, dcgm_naming
-from podgpu.compose.allocations import make_allocations, make_identities
-from podgpu.compose.servers import ApiAccess, NoApi
-from podgpu.compose.telemetries import open_telemetry
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.gpus import SIMULATED, check_gpus, check_usage, read_gpus

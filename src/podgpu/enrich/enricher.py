@@ -58,7 +58,7 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         first = held.setdefault(assignment.device, assignment)
-        if first is None or first.holder.who != assignment.holder.who:
+        if first is None or first.holder.key != assignment.holder.key:
             held[assignment.device] = None
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
@@ -177,7 +177,7 @@ class Enricher:
 
     def _complete_devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
-        devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices)
+        devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices.values())
         return self._companion.complete(devices)
 
     def _write(self, content: bytes) -> None:

@@ -5,26 +5,28 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import msgspec
 
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
-from podgpu.gpu.exposition import ParsedExposition, is_of_device, parse_exposition, select_copy
-from podgpu.gpu.exposition_source import ExpositionSource
+from podgpu.gpu.exposition import ExpositionSource, ParsedExposition, parse_exposition
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
-from podgpu.metrics.fields import XID_FIELD, Blank, Field, fields, value_printed
-from podgpu.metrics.names import converted, counterpart
+from podgpu.metrics.adapter import node_from_samples
+from podgpu.metrics.fields import XID_FIELD, Blank, Field, field_named, fields, value_printed
+from podgpu.metrics.names import converted, meaning
 from podgpu.metrics.parse import ParsedSample
-from podgpu.model import Device, Reading, Value
+from podgpu.model import Device, DeviceState, Reading, Value, device_key
 
 _EXPORTER_FIELDS = 9000
 """Fields from here on are counted by the exporter itself. podgpu counts its own."""
+_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 _MAX_DEVICES = 1024
 """GPUs and MIG instances of one node. Each GPU is read in its own thread."""
-_MAX_XID = 2**31 - 16
 
 
 class ExporterTelemetry(UsageFromCompanion):
@@ -46,14 +48,19 @@ class ExporterTelemetry(UsageFromCompanion):
         self._companion = CompanionDriver(driver)
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._scrape: _Scrape | None = None
+        self._devices: Mapping[str, Device] | None = None
+        """By key. None: the text was not read this time."""
+        self._values: Mapping[str, Mapping[str, Value]] = {}
+        """Device key -> name of a field in DCGM 4.8 -> value."""
+        self._blank: set[tuple[str, int]] = set()
+        """(device key, id of a field in DCGM 4.8) whose printed value is a sentinel, NaN or impossible."""
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
     def inventory(self) -> Inventory:
-        self._scrape = None  # after a failure, old values must not be reported again
+        self._devices = None  # after a failure, old values must not be reported again
         exposition = parse_exposition(self._source.fetch(), self.shown)
-        devices = exposition.devices
+        devices = tuple(exposition.devices.values())
         if not devices:
             raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
         if len(devices) > _MAX_DEVICES:
@@ -64,123 +71,88 @@ class ExporterTelemetry(UsageFromCompanion):
             )
         if self._device_name_ids:
             devices = tuple(replace(device, minor=device.index) for device in devices)
-        scrape = _Scrape(exposition, {d.key: d for d in self._companion.complete(devices)})
-        self._record_xids(scrape)
-        self._scrape = scrape
-        return Inventory(tuple(d for d in scrape.devices.values() if not d.is_instance))
+        self._read_values(exposition)
+        self._devices = {device.key: device for device in self._companion.complete(devices)}
+        self._record_xids()
+        return Inventory(tuple(device for device in self._devices.values() if not device.is_instance))
+
+    def _read_values(self, exposition: ParsedExposition) -> None:
+        samples: list[ParsedSample] = []
+        self._blank = set()
+        for sample in (sample for family in exposition.families for sample in family.samples):
+            field = field_named(sample.name)
+            if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
+                continue
+            try:
+                value_printed(field, sample.value)
+            except Blank:
+                device = exposition.find_device(sample)
+                self._blank |= {(device.key, field.legacy or field.id)} if device is not None else set()
+            else:
+                samples.append(sample)
+        try:
+            states = node_from_samples(samples)
+        except msgspec.ValidationError as error:
+            raise SourceError("malformed", f"{self.shown}: {error}") from error
+        slots = [slot for state in states for gpu in state.devices for slot in _list_slots(gpu)]
+        self._values = {key: values or {} for key, values in slots}
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
-        scrape = self._scrape
-        if scrape is None:
+        if self._devices is None:
             raise SourceError("unreachable", f"{self.shown} was not read this time")
-        if gpu.uuid not in scrape.devices:
+        if gpu.uuid not in self._devices:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
-        return scrape.read_gpu(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
+        readings: list[Reading] = []
+        unsupported: list[tuple[str, int]] = []
+        dropped: list[int] = []
+        for device in [device for device in self._devices.values() if device.uuid == gpu.uuid]:
+            values: dict[int, Value] = {}
+            for field in fields:
+                if field.id >= _EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
+                    continue
+                value = _convert(field, self._values.get(device.key, {}))
+                if value is not None:
+                    values[field.id] = value
+                elif (device.key, field.legacy or field.id) in self._blank:
+                    dropped.append(field.id)
+                else:
+                    unsupported.append((device.key, field.id))
+            readings.append(Reading(device, values))
+        has_xids = self._read_xid(gpu.uuid) is not None
+        return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), reports_errors=has_xids)
 
-    def _record_xids(self, scrape: _Scrape) -> None:
+    def _read_xid(self, key: str) -> Value | None:
+        return self._values.get(key, {}).get(fields()[XID_FIELD].name)
+
+    def _record_xids(self) -> None:
         """The metrics contain the last XID only, so a changed number is a new event."""
-        for device in scrape.devices.values():
-            sample = scrape.find_xid(device)
-            xid = int(sample.value) if sample is not None and 0 <= sample.value < _MAX_XID else 0
-            if xid and xid != self._last_xid.get(device.key):
-                self._events.append(ErrorEvent(device.key, xid, self._wall()))
-            self._last_xid[device.key] = xid
+        for key in self._values:
+            xid = int(self._read_xid(key) or 0)
+            if xid and xid != self._last_xid.get(key):
+                self._events.append(ErrorEvent(key, xid, self._wall()))
+            self._last_xid[key] = xid
 
     def error_events(self) -> Sequence[ErrorEvent]:
         events, self._events = self._events, []
         return events
 
     def release(self, wait: float) -> bool:
-        self._scrape = None
+        self._devices = None
         return self._companion.release(wait)
 
 
-class _CopiesDiffer(Exception):
-    """Several series of the same figure have different values."""
+def _list_slots(gpu: DeviceState) -> Iterator[tuple[str, Mapping[str, Value] | None]]:
+    yield gpu.uuid, gpu.fields
+    for instance in gpu.instances:
+        yield device_key(gpu.uuid, instance.id), instance.fields
 
 
-class _Scrape:
-    """The samples of one text, by device and name."""
-
-    def __init__(self, exposition: ParsedExposition, devices: Mapping[str, Device]) -> None:
-        self.devices = devices
-        self._samples: dict[str, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
-        for family in exposition.families:
-            for sample in family.samples:
-                device = exposition.find_device(sample)
-                if device is not None and is_of_device(sample.labels):
-                    self._samples[device.key][sample.name].append(sample)
-        self._instances: dict[str, list[str]] = defaultdict(list)
-        for device in devices.values():
-            if device.is_instance:
-                self._instances[device.uuid].append(device.key)
-
-    def read_gpu(self, uuid: str, fields: Sequence[Field]) -> GpuAnswer:
-        readings: list[Reading] = []
-        unsupported: list[tuple[str, int]] = []
-        dropped: list[int] = []
-        errors: list[str] = []
-        for key in (uuid, *self._instances.get(uuid, ())):
-            device = self.devices[key]
-            values: dict[int, Value] = {}
-            for wanted in fields:
-                if device.is_instance and not wanted.per_instance:
-                    continue
-                try:
-                    value = self._read_value(device, wanted)
-                except Blank:
-                    dropped.append(wanted.id)
-                except _CopiesDiffer:
-                    errors.append("copies_differ")
-                else:
-                    if value is None:
-                        unsupported.append((key, wanted.id))
-                    else:
-                        values[wanted.id] = value
-            readings.append(Reading(device, values))
-        has_xids = self.find_xid(self.devices[uuid]) is not None
-        return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), tuple(errors), reports_errors=has_xids)
-
-    def _read_value(self, device: Device, wanted: Field) -> Value | None:
-        """Returns the field's own value, or that of the same figure in another unit."""
-        if wanted.type == "text":
-            return self._read_label(device, wanted)
-        value = self._read_number(device, wanted)
-        other = counterpart(wanted) if value is None else None
-        if other is None:
-            return value
-        value = self._read_number(device, other[0])
-        return None if value is None else converted(wanted, value, other[1])
-
-    def _read_number(self, device: Device, wanted: Field) -> int | float | None:
-        copies = self._find_samples(device, wanted)
-        if not copies:
-            return None
-        sample = select_copy(copies)
-        if sample is None:
-            raise _CopiesDiffer
-        return value_printed(wanted, sample.value)
-
-    def _read_label(self, device: Device, wanted: Field) -> str | None:
-        """Fields of type label in the exporter's counter file are labels of every series."""
-        for samples in self._samples.get(device.key, {}).values():
-            for sample in samples:
-                text = next((sample.labels[name] for name in wanted.names if sample.labels.get(name)), None)
-                if text is not None:
-                    return text
-        return None
-
-    def find_xid(self, device: Device) -> ParsedSample | None:
-        copies = self._find_samples(device, fields()[XID_FIELD])
-        return select_copy(copies) if copies else None
-
-    def _find_samples(self, device: Device, wanted: Field) -> list[ParsedSample]:
-        """If only instances are shown, figures of the GPU are on their series."""
-        own = self._find_by_name(device.key, wanted)
-        if own or device.is_instance or wanted.per_instance:
-            return own
-        return [sample for key in self._instances.get(device.uuid, ()) for sample in self._find_by_name(key, wanted)]
-
-    def _find_by_name(self, key: str, wanted: Field) -> list[ParsedSample]:
-        samples = self._samples.get(key, {})
-        return next((samples[name] for name in wanted.names if name in samples), [])
+def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
+    """Converts DCGM 4.8's value to the field's unit."""
+    known = meaning(field.name)
+    value = values.get(known.field.name) if known is not None else None
+    if known is None or value is None or isinstance(value, str):
+        return value
+    if known.factor != 1.0:
+        return converted(field, value, known.factor)
+    return math.floor(value) if field.type == "int" else float(value)

@@ -1,141 +1,206 @@
-"""Parses an exporter's metrics text and finds the GPUs in its labels, for all forms since dcgm-exporter 1.x."""
+"""Reads an exporter's metrics text from a URL or a file, and finds the GPUs in its labels.
+
+Used by `--telemetry exporter:` and by `podgpu enrich`.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from podgpu.errors import SourceError
-from podgpu.http_client import check_is_metrics
+from podgpu.errors import SourceError, UsageError
+from podgpu.files import ReadOnChange, look_at
+from podgpu.http_client import (
+    DEFAULT_TIMEOUT,
+    MAX_METRICS_BYTES,
+    METRICS_TYPES,
+    Access,
+    HttpClient,
+    check_is_metrics,
+    redact_url,
+    with_scheme,
+)
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.model import Device
 
-LabelSet = Mapping[str, str]
+DEFAULT_MAX_AGE = 300.0
+_MAX_LINES = 200_000
+"""Many times more than the largest node has; limits memory."""
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
 _MODELS = ("modelName", "model_name")
-_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,9})")
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_MAX_PARTS = 200_000
-"""Lines and labels of a text. Many times more than the largest node has; limits memory."""
+LabelSet = Mapping[str, str]
+
+
+# Text
+
+
+class ExpositionSource(Protocol):
+    shown: str
+    """Its name in messages, without secrets."""
+
+    def fetch(self) -> bytes:
+        """Returns the complete text. Raises SourceError."""
+
+
+def open_exposition_source(
+    place: str,
+    access: Access | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    max_age: float = DEFAULT_MAX_AGE,
+    max_bytes: int = MAX_METRICS_BYTES,
+) -> ExpositionSource:
+    """`place` is a URL, HOST:PORT or the path of a file. A file named like a HOST:PORT is ./HOST:PORT. Raises
+    UsageError."""
+    scheme, separator, _ = place.partition("://")
+    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
+        return UrlExposition(place, access, timeout, max_bytes)
+    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    if not place or separator or may_have_login:
+        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
+        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
+    return FileExposition(place, max_age, max_bytes)
+
+
+class UrlExposition:
+    def __init__(
+        self,
+        url: str,
+        access: Access | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_bytes: int = MAX_METRICS_BYTES,
+    ) -> None:
+        """A URL without a path means /metrics. Raises UsageError."""
+        self._client = HttpClient(url, access, timeout=timeout, max_bytes=max_bytes, default_path="/metrics")
+        self.shown = self._client.shown
+
+    def fetch(self) -> bytes:
+        body = self._client.get_blocking(accept=METRICS_TYPES)
+        check_is_metrics(body, self.shown)
+        return body
+
+
+class FileExposition:
+    def __init__(self, path: str, max_age: float = DEFAULT_MAX_AGE, max_bytes: int = MAX_METRICS_BYTES) -> None:
+        """`max_age`: seconds after which the content is too old."""
+        self.shown = self.path = path
+        self._max_age = max_age
+        self._reader: ReadOnChange[bytes] = ReadOnChange(lambda content, _path: content, max_bytes)
+
+    def fetch(self) -> bytes:
+        age = time.time() - look_at(self.path).modified_ns / 1e9
+        if age > self._max_age:
+            raise SourceError(
+                "stale",
+                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures are too old:"
+                " check that its writer runs",
+            )
+        content = self._reader.read(self.path)
+        if not content.endswith(b"\n"):
+            what = "ends in the middle of a line" if content else "is empty"
+            raise SourceError(
+                "being_written",
+                f"{self.path} {what}: read again next time; if it lasts, have its writer replace it by rename",
+            )
+        return content
+
+
+# Devices
 
 
 @dataclass(frozen=True)
 class ParsedExposition:
     families: tuple[ParsedFamily, ...]
-    devices: tuple[Device, ...]
-    """Each GPU before its MIG instances."""
-    devices_by_labels: Mapping[int, Device]
-    """id() of a sample's labels -> its device."""
+    devices: Mapping[str, Device]
+    """By key, each GPU before its MIG instances."""
 
     def find_device(self, sample: ParsedSample) -> Device | None:
-        return self.devices_by_labels.get(id(sample.labels))
+        device = _parse_device(sample.labels)
+        return None if device is None else self.devices[device.key]
 
 
 def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
     """Raises SourceError: not_prometheus, malformed (with line and reason) or duplicate_series."""
     check_is_metrics(content, shown)
     try:
-        families = tuple(parse_text(content.decode(), _MAX_PARTS))
+        families = tuple(parse_text(content.decode(), _MAX_LINES))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise SourceError("malformed", f"{shown}: line {line}: byte {error.start} is not UTF-8") from error
     except BadExposition as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
-    label_sets = {id(s.labels): s.labels for family in families for s in family.samples}
+    label_sets = {id(sample.labels): sample.labels for family in families for sample in family.samples}
     _check_duplicates(families, label_sets, shown)
-    return ParsedExposition(families, *_find_devices(label_sets))
+    return ParsedExposition(families, _find_devices(label_sets.values()))
 
 
-def _check_duplicates(families: Iterable[ParsedFamily], sets: Mapping[int, LabelSet], shown: str) -> None:
+def _check_duplicates(families: Iterable[ParsedFamily], label_sets: Mapping[int, LabelSet], shown: str) -> None:
     """Raises SourceError if a series occurs twice with different values.
 
     Equal values are accepted: dcgm-exporter 4.8 repeats the PCIe bytes of its 1.x counters.
     """
-    same = {key: frozenset(labels.items()) for key, labels in sets.items()}
+    keys = {number: frozenset(labels.items()) for number, labels in label_sets.items()}
     for family in families:
-        keys = [(s.name, same[id(s.labels)]) for s in family.samples]
-        if len(set(keys)) != len(keys):
-            values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-            for key, sample in zip(keys, family.samples, strict=True):
-                if not _equal(values.setdefault(key, sample.value), sample.value):
-                    labels = ascii(dict(sample.labels))[:300]
-                    why = f"{sample.name} occurs twice with different values: {labels}"
-                    raise SourceError("duplicate_series", f"{shown}: {why}")
+        values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for sample in family.samples:
+            if not _equal(values.setdefault((sample.name, keys[id(sample.labels)]), sample.value), sample.value):
+                labels = ascii(dict(sample.labels))[:300]
+                raise SourceError(
+                    "duplicate_series", f"{shown}: {sample.name} occurs twice with different values: {labels}"
+                )
 
 
 def _equal(left: float, right: float) -> bool:
     return left == right or (left != left and right != right)  # NaN
 
 
-def _find_devices(label_sets: Mapping[int, LabelSet]) -> tuple[tuple[Device, ...], dict[int, Device]]:
-    named = {key: device for key, labels in label_sets.items() if (device := _parse_device(labels)) is not None}
+def _find_devices(label_sets: Iterable[LabelSet]) -> dict[str, Device]:
     devices: dict[str, Device] = {}
-    for device in named.values():
-        devices[device.key] = _combine(devices.get(device.key, device), device)
-    instances = [d for d in devices.values() if d.is_instance]
-    for instance in instances:  # dcgm-exporter shows only the instances of a GPU in MIG mode
+    for device in filter(None, map(_parse_device, label_sets)):
+        known = devices.setdefault(device.key, device)
+        if known != device:  # NVLink series lack some labels of other series
+            devices[device.key] = replace(
+                known,
+                pci_bus_id=known.pci_bus_id or device.pci_bus_id,
+                model=known.model or device.model,
+                profile=known.profile or device.profile,
+                mig_uuids=known.mig_uuids or device.mig_uuids,
+            )
+    for instance in [device for device in devices.values() if device.is_instance]:
+        # dcgm-exporter shows only the instances of a GPU in MIG mode
         gpu = devices.get(instance.uuid) or replace(instance, gi_id=None, profile="", mig_uuids=())
         devices[instance.uuid] = replace(gpu, mig_enabled=True)
-    gpus = sorted((d for d in devices.values() if not d.is_instance), key=lambda d: (d.index, d.uuid))
-    of_gpu: dict[str, list[Device]] = {}
-    for instance in sorted(instances, key=lambda d: d.gi_id or 0):
-        of_gpu.setdefault(instance.uuid, []).append(instance)
-    order = tuple(d for gpu in gpus for d in (gpu, *of_gpu.get(gpu.uuid, ())))
-    return order, {key: devices[device.key] for key, device in named.items()}
+    ordered = sorted(devices.values(), key=lambda d: (d.index, d.uuid, -1 if d.gi_id is None else d.gi_id))
+    return {device.key: device for device in ordered}
 
 
 def _parse_device(labels: LabelSet) -> Device | None:
     """Returns the GPU or MIG instance of a label set, None without a UUID or an index."""
     uuid = _first(labels, _UUIDS)
-    index = _parse_index(labels)
+    index = _NUMBER.fullmatch(labels.get("gpu", "")) or _NVIDIA.fullmatch(labels.get("device", ""))
     if not uuid or index is None:
         return None
     gi_id = labels.get("GPU_I_ID", "")
+    mig_uuid = labels.get("dra_mig_device_uuid", "")
     return Device(
-        index=index,
+        index=int(index[index.lastindex or 0]),
         uuid=uuid,
         pci_bus_id=labels.get("pci_bus_id", ""),
         model=_first(labels, _MODELS),
         gi_id=int(gi_id) if _NUMBER.fullmatch(gi_id) else None,
         profile=labels.get("GPU_I_PROFILE", ""),
-        mig_uuids=tuple(uuid for uuid in (labels.get("dra_mig_device_uuid", ""),) if uuid),
+        mig_uuids=(mig_uuid,) if mig_uuid else (),
     )
-
-
-def _parse_index(labels: LabelSet) -> int | None:
-    if _NUMBER.fullmatch(labels.get("gpu", "")):
-        return int(labels["gpu"])
-    match = _NVIDIA.fullmatch(labels.get("device", ""))
-    return int(match[1]) if match else None
 
 
 def _first(labels: LabelSet, names: Iterable[str]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
-
-
-def _combine(known: Device, more: Device) -> Device:
-    """NVLink series lack some labels of other series."""
-    if known == more:
-        return known
-    return replace(
-        known,
-        pci_bus_id=known.pci_bus_id or more.pci_bus_id,
-        model=known.model or more.model,
-        profile=known.profile or more.profile,
-        mig_uuids=known.mig_uuids or more.mig_uuids,
-    )
-
-
-def is_of_device(labels: LabelSet) -> bool:
-    """Returns False for links and other parts of a device."""
-    return not any(name in labels for name in _OTHER_ENTITIES)
-
-
-def names_holder(labels: LabelSet) -> bool:
-    return not HOLDER_LABELS.isdisjoint(labels)
 
 
 def select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
@@ -143,6 +208,6 @@ def select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
 
     Returns the copy without a holder, or the value on which all agree, else None.
     """
-    without_holder = [sample for sample in copies if not names_holder(sample.labels)]
+    without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     first, *others = without_holder or copies
     return first if all(_equal(sample.value, first.value) for sample in others) else None

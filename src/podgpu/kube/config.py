@@ -102,6 +102,14 @@ def load_config(
     return config
 
 
+def require_config(kubeconfig: str) -> ApiConfig:
+    """For commands that need the API server. Raises UsageError."""
+    try:
+        return load_config(kubeconfig or None)
+    except SourceError as error:
+        raise UsageError(f"the API server cannot be used: {error}") from error
+
+
 def _find_config(
     kubeconfig: str | None, context: str | None, environ: Mapping[str, str], service_account: str
 ) -> ApiConfig:

@@ -14,12 +14,12 @@ from time import monotonic
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from podgpu.clock import OnceAMinute
+from podgpu.clock import RepeatFilter
 
 MakeTlsContext = Callable[[], ssl.SSLContext]
 """Called for each connection, so that a renewed certificate is used."""
 _log = logging.getLogger(__name__)
-_log.addFilter(OnceAMinute())
+_log.addFilter(RepeatFilter())
 
 
 @dataclass(frozen=True, slots=True)

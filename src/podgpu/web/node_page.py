@@ -10,15 +10,17 @@ from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published
-from podgpu.clock import Faults
+from podgpu.clock import FaultLog
 from podgpu.cluster.alerts import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
+from podgpu.cluster.record import LONGEST_GAP, RoundReader, restore_waste
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import PageState
 from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
 from podgpu.errors import StartError
 from podgpu.history.queries import UsageRow
+from podgpu.history.recorder import HistoryRecorder
 from podgpu.model import NodeState
 
 WASTE_SECONDS = 5.0
@@ -101,7 +103,7 @@ class NodeWaste:
         self._since: float | None = None  # monotonic
         self._source = WasteSource()
         self._lock = threading.Lock()
-        self._faults: Faults[str] = Faults(agent.clock.monotonic, _LOG_SECONDS)
+        self._faults: FaultLog[str] = FaultLog(agent.clock.monotonic, _LOG_SECONDS)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -143,7 +145,7 @@ class NodeWaste:
             try:
                 self.update()
             except Exception:  # noqa: BLE001 - the outermost frame of a thread
-                if self._faults.fails("bug", "bug"):
+                if self._faults.fail("bug", "bug"):
                     _log.exception("unexpected error while counting waste, please report it; podgpu continues")
 
     def reload(self) -> None:
@@ -153,3 +155,18 @@ class NodeWaste:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
+
+
+def node_recorder(
+    agent: Agent, directory: str = "", waste: NodeWaste | None = None, prices: ReadPrices | None = None
+) -> HistoryRecorder:
+    """Raises UsageError."""
+
+    def read_state() -> ClusterState | None:
+        return build_state(agent, prices or no_prices) if agent.is_fresh(agent.published) else None
+
+    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP), agent.clock, directory)
+    agent.notes_beside = recorder.warnings
+    if directory and waste is not None:
+        restore_waste(recorder, waste.restore, agent.clock.wall())
+    return recorder

@@ -15,7 +15,7 @@ import pynvml
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import DeviceHandle, NvmlDriver, XidWatcher, handle_address
 from podgpu.gpu.nvml.mig import Instance, MigLayout
-from podgpu.gpu.nvml.plan import DevicePlan
+from podgpu.gpu.nvml.plan import DevicePlan, EnergyCounter
 from podgpu.gpu.nvml.processes import ProcessList
 from podgpu.gpu.nvml.usage import UsageReader
 from podgpu.gpu.source import GpuAnswer
@@ -49,14 +49,14 @@ def open_device(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
 
 
 class NvmlGpu:
-    """`read`, `processes` and `usage` may run in different workers. They share the handle and the MIG layout."""
+    """`read`, `processes` and `usage` may run in different workers. They share handle, layout and energy readings."""
 
     def __init__(
         self,
         driver: NvmlDriver,
         handle: Any,
         device: Device,
-        make_usage_reader: Callable[[NvmlDriver, DeviceHandle], UsageReader],
+        make_usage_reader: Callable[[NvmlDriver, DeviceHandle, EnergyCounter], UsageReader],
         xids: XidWatcher,
         clock: Callable[[], float],
     ) -> None:
@@ -71,6 +71,7 @@ class NvmlGpu:
         self._reset_generation = 0
         """First handle after the driver or the GPU was away, when its counters may have been reset."""
         self._layout = MigLayout(driver, self.handle, clock)
+        self._energy = EnergyCounter(driver, self.handle, clock)
         # State of `read`
         self._read_generation = self._xid_generation = 0
         self._xids_registered = self._xids_failed = False
@@ -86,7 +87,7 @@ class NvmlGpu:
         self._process_list = ProcessList(driver, self.handle, device.uuid)
         # State of `usage`
         self._usage_generation = 0
-        self.usage_reader = make_usage_reader(driver, self.handle)
+        self.usage_reader = make_usage_reader(driver, self.handle, self._energy)
         self._usage_processes = ProcessList(driver, self.handle, device.uuid)
 
     def reopen(self, handle: Any, device: Device) -> None:
@@ -213,7 +214,9 @@ class NvmlGpu:
         key = id(fields), device.key
         if key not in self._plans:
             wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
-            self._plans[key] = DevicePlan(self._driver, handle, partial(self._take_gpm_sample, device.gi_id), wanted)
+            energy = None if device.is_instance else self._energy
+            take_sample = partial(self._take_gpm_sample, device.gi_id)
+            self._plans[key] = DevicePlan(self._driver, handle, take_sample, wanted, energy)
         return self._plans[key]
 
     def _take_gpm_sample(self, gi_id: int | None, sample: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from podgpu.errors import Unsupported
@@ -93,14 +94,13 @@ class ProcessList:
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """A process that computes and draws is in two lists, each time with all its memory."""
-    largest: dict[tuple[str, int], ProcessUsage] = {}
+    """A process that computes and draws, or is an MPS client, is in two lists, each time with all its memory."""
+    merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)
-        known = largest.get(key)
-        if known is None or _bytes(usage) > _bytes(known):
-            largest[key] = usage
-    return tuple(largest[key] for key in sorted(largest))
+        known = merged.get(key, usage)
+        merged[key] = replace(max(known, usage, key=_bytes), mps=known.mps or usage.mps)
+    return tuple(merged[key] for key in sorted(merged))
 
 
 def _bytes(usage: ProcessUsage) -> int:

@@ -1,23 +1,13 @@
 // The JSON of api/v1/view as a flat list of GPUs, each with all that filters, sorting and drawing ask about.
 
 import { conditionsOf, gathered, severityOf } from "./conditions.js";
-import { amountsOf, divideGpu, hasIdentity } from "./totals.js";
+import { amountsOf } from "./totals.js";
 
 const BUCKETS = 5;
 const LEAST_WORK = 256 * 1024 ** 2; // bytes: less than a CUDA context takes, more than a driver keeps for itself
 
 export function devicesOf(picture, now) {
-  const found = [];
-  const counted = new Set();
-  for (const node of picture.nodes ?? []) {
-    for (const gpu of node.gpus ?? []) {
-      const device = deviceOf(gpu, node, picture, now);
-      device.isRepeated = hasIdentity(device.uuid) && counted.has(device.uuid); // another node says that it is its own
-      counted.add(device.uuid);
-      found.push(device);
-    }
-  }
-  return found;
+  return (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).map((gpu) => deviceOf(gpu, node, picture, now)));
 }
 
 function deviceOf(gpu, node, picture, now) {
@@ -51,7 +41,6 @@ function deviceOf(gpu, node, picture, now) {
   const absent = device.absent || parts.some((part) => part.absent);
   device.broken = device.conditions.length > 0 || absent;
   device.severity = absent ? "broken" : severityOf(device.conditions);
-  divideGpu(device, picture.idle_after_seconds !== undefined);
   device.amounts = amountsOf(device);
   device.held = holders.length > 0;
   device.used = device.amounts.used > 0;
@@ -73,12 +62,11 @@ function mayWork(device) {
 }
 
 function partOf(instance) {
-  const { slices, gpu_slices: all } = instance; // of compute; undefined: its profile does not say
   const part = {
     id: instance.id,
     profile: instance.profile ?? "",
-    weight: slices ?? 1, // in the mean of its GPU's instances
-    wanted: slices === undefined ? slices : Math.min(slices, all) / all, // of the GPU
+    weight: instance.slices ?? 1, // in the mean of its GPU's instances
+    amount: instance.part ?? 0, // of the GPU
     absent: instance.absent === true,
     ownConditions: conditionsOf(instance),
     utilization: instance.utilization_ratio,
@@ -107,6 +95,8 @@ function holdersOf(of, part) {
     energy: holder.energy_joules,
     idleSince: holder.idle_since,
     cost: holder.cost_per_hour,
+    amount: holder.part ?? 0, // of the physical GPU
+    use: holder.use ?? "unknown",
     part,
   }));
 }

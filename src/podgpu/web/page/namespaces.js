@@ -32,7 +32,7 @@ function costsOf(devices) {
   const found = new Map();
   for (const device of devices) {
     for (const holder of device.holders) {
-      if (holder.cost === undefined || device.isRepeated) continue;
+      if (holder.cost === undefined) continue;
       const sums = found.get(holder.namespace) ?? [new Sum(), new Sum()];
       found.set(holder.namespace, sums);
       sums[0].add(holder.cost);

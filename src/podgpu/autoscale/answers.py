@@ -1,0 +1,298 @@
+"""Computes the values that autoscalers request from a snapshot: of a workload, of each pod, of a node; and whether a
+workload is active.
+
+Each pod's value is the mean over the window; the aggregate is over pods. It includes the running pods that hold a GPU.
+A pod that requests a GPU and has no values makes the request fail, unless the caller skips such pods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from podgpu.autoscale.metrics import MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
+from podgpu.autoscale.pods import PodSeen
+from podgpu.autoscale.refusal import Refusal, bad_request, first_few, no_data, not_found
+from podgpu.autoscale.requests import Aggregation, PodSelector
+from podgpu.autoscale.store import MetricsSnapshot, ScopeKey
+
+MIN_VALUE = 0.001
+"""Replaces 0 if a pod may be active: an HPA with minReplicas 0 scales to zero at 0."""
+
+
+class MetricValue(NamedTuple):
+    value: float
+    at: float  # Unix time at which the window ends
+    window: float  # seconds; shorter than requested for young pods
+
+
+class PodValue(NamedTuple):
+    name: str
+    value: float
+    rounds: int  # rounds of the window that it is computed from
+
+
+class _PodGroups(NamedTuple):
+    """The pods of a workload, by what is known of them."""
+
+    with_values: list[tuple[PodSeen, float, int]]
+    starting: list[PodSeen]
+    without_metric: list[PodSeen]  # their node is reachable, but the metric is missing
+    unreported: list[PodSeen]  # they request a GPU, and no exporter reports them
+
+
+def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[PodSeen]:
+    """The running pods. Raises Refusal if they are not known."""
+    running = snapshot.pods
+    if running.trouble:
+        raise no_data(running.trouble)
+    if selector.owner is not None:
+        return running.by_owner.get((selector.namespace, *selector.owner), ())
+    if not selector.namespace:
+        return tuple(running.by_key.values())
+    pods = running.by_namespace.get(selector.namespace, ())
+    if not selector.labels.requirements:
+        return pods
+    return [pod for pod in pods if selector.labels.matches(dict(pod.labels))]
+
+
+def _compute_pod_mean(
+    snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float
+) -> tuple[float, int] | None:
+    rounds = snapshot.rounds_of(pod, window)
+    mean = snapshot.pod_samples.mean(pod.key, metric.column, snapshot.number, rounds)
+    return mean if mean is not None and _covers_half(mean[1], rounds) else None
+
+
+def _covers_half(known_rounds: int, rounds: int) -> bool:
+    """After a restart, one sample is not a mean. The first round has no rates yet, so one round is forgiven."""
+    return 2 * known_rounds >= rounds - 1
+
+
+def _group_pods(snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, window: float) -> _PodGroups:
+    groups = _PodGroups([], [], [], [])
+    for pod in pods:
+        if not snapshot.needs_gpu(pod):
+            continue
+        holds = pod.key in snapshot.holding
+        mean = _compute_pod_mean(snapshot, pod, metric, window) if holds else None
+        if mean is not None:
+            groups.with_values.append((pod, *mean))
+        elif snapshot.is_starting(pod):
+            groups.starting.append(pod)
+        else:
+            (groups.without_metric if holds else groups.unreported).append(pod)
+    return groups
+
+
+# A workload, a namespace, the cluster
+
+
+def compute_value(
+    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: Aggregation
+) -> MetricValue:
+    """One value for all selected pods. Raises Refusal."""
+    if metric is USED and aggregation.aggregate != MEAN:
+        raise bad_request(
+            f"{metric.name} is a mean over GPUs in use and has no aggregate {aggregation.aggregate.name}: write"
+            f" aggregate mean, or use {UTILIZATION.name}"
+        )
+    if metric is not USED or not selector.is_scope:
+        return _compute_workload(snapshot, selector, metric, aggregation)
+    # A GPU in use counts once for a namespace or the cluster, even if several pods share it.
+    pods = select_pods(snapshot, selector)
+    unreported = [pod for pod in _find_unreported(snapshot, pods) if not snapshot.is_starting(pod)]
+    if unreported and not aggregation.skip_missing:
+        raise _explain_missing(snapshot, selector, pods, _PodGroups([], [], [], unreported), metric)
+    scope = ("namespace", selector.namespace) if selector.namespace else ("cluster", "")
+    value = compute_scope_value(snapshot, scope, metric, aggregation.window)
+    return _raise_zero(value, snapshot, pods, aggregation)
+
+
+def _compute_workload(
+    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: Aggregation
+) -> MetricValue:
+    pods = select_pods(snapshot, selector)
+    groups = _group_pods(snapshot, pods, metric, aggregation.window)
+    incomplete = (groups.without_metric or groups.unreported) and not aggregation.skip_missing
+    if not groups.with_values or incomplete:
+        raise _explain_missing(snapshot, selector, pods, groups, metric)
+    rounds = max(count for _, _, count in groups.with_values)
+    if metric is USED:
+        value = _compute_used(snapshot, [pod for pod, _, _ in groups.with_values], aggregation.window)
+    else:
+        value = aggregation.aggregate.combine([value for _, value, _ in groups.with_values])
+    return _raise_zero(MetricValue(value, snapshot.ends_at, rounds * snapshot.interval), snapshot, pods, aggregation)
+
+
+def _raise_zero(
+    value: MetricValue, snapshot: MetricsSnapshot, pods: Iterable[PodSeen], aggregation: Aggregation
+) -> MetricValue:
+    """Replaces 0 by MIN_VALUE unless all pods are certainly idle."""
+    if value.value >= MIN_VALUE or all(
+        _is_idle(snapshot, pod, aggregation.idle_for) if pod.key in snapshot.holding else not snapshot.needs_gpu(pod)
+        for pod in pods
+    ):
+        return value
+    return value._replace(value=MIN_VALUE)
+
+
+def _compute_used(snapshot: MetricsSnapshot, pods: Sequence[PodSeen], window: float) -> float:
+    """The mean over devices in use in each round, and then over rounds."""
+    rounds = snapshot.rounds_in(window)
+    totals, counts = [0.0] * rounds, [-1.0] * rounds
+    for pod in pods:
+        own = snapshot.rounds_of(pod, window)
+        sums = snapshot.pod_samples.values(pod.key, USED.column, snapshot.number, own)
+        devices = snapshot.pod_samples.values(pod.key, USED_COUNT, snapshot.number, own)
+        for back in range(1, len(sums) + 1):
+            if not math.isnan(sums[-back]):
+                totals[-back] += sums[-back]
+                counts[-back] = max(0.0, counts[-back]) + devices[-back]
+    means = [total / count if count else 0.0 for total, count in zip(totals, counts, strict=True) if count >= 0]
+    return math.fsum(means) / len(means)
+
+
+def compute_scope_value(
+    snapshot: MetricsSnapshot, scope: ScopeKey, metric: ScalingMetric, window: float
+) -> MetricValue:
+    """A node's value, or the used GPUs of a namespace or the cluster. Raises Refusal.
+
+    A node's value is never 0, because its figures alone cannot prove that all of it is idle.
+    """
+    rounds = snapshot.rounds_in(window)
+    values = snapshot.scope_samples.values(scope, metric.column, snapshot.number, rounds)
+    if not values or math.isnan(values[-1]):
+        raise _explain_missing_scope(snapshot, scope, metric)
+    if metric is USED:
+        devices = snapshot.scope_samples.values(scope, USED_COUNT, snapshot.number, rounds)
+        known = [s / d if d else 0.0 for s, d in zip(values, devices, strict=True) if not math.isnan(s)]
+    else:
+        known = [value for value in values if not math.isnan(value)]
+    if not _covers_half(len(known), rounds):
+        raise no_data(
+            f"{metric.name} of {_scope_text(scope)} is known for {len(known)} of {rounds} rounds, less than half of the"
+            " window: try again soon, or use a shorter window"
+        )
+    mean = math.fsum(known) / len(known)
+    value = max(mean, MIN_VALUE) if scope[0] == "node" else mean
+    return MetricValue(value, snapshot.ends_at, len(known) * snapshot.interval)
+
+
+# Each pod
+
+
+def compute_pod_values(
+    snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, aggregation: Aggregation
+) -> list[PodValue]:
+    """Only pods that have the metric. The HPA knows how to treat the others.
+
+    A pod's value is 0 only if it has certainly been idle for `aggregation.idle_for` seconds.
+    """
+    values = []
+    for pod in pods:
+        mean = _compute_pod_mean(snapshot, pod, metric, aggregation.window)
+        if mean is not None:
+            value = mean[0] if metric is not USED else _compute_used(snapshot, [pod], aggregation.window)
+            if value < MIN_VALUE and not _is_idle(snapshot, pod, aggregation.idle_for):
+                value = MIN_VALUE
+            values.append(PodValue(pod.name, value, mean[1]))
+    return values
+
+
+def explain_missing_pods(
+    snapshot: MetricsSnapshot, selector: PodSelector, pods: Sequence[PodSeen], metric: ScalingMetric, window: float
+) -> Refusal:
+    """The error for an empty list of pods."""
+    return _explain_missing(snapshot, selector, pods, _group_pods(snapshot, pods, metric, window), metric)
+
+
+# Activity
+
+
+def is_active(snapshot: MetricsSnapshot, selector: PodSelector, idle_for: float) -> bool:
+    """Returns False only if every pod with a GPU has been idle for `idle_for` seconds.
+
+    Raises Refusal if values are missing, or if there is no pod: podgpu cannot know whether one is needed.
+    """
+    pods = select_pods(snapshot, selector)
+    holding = [pod for pod in pods if pod.key in snapshot.holding]
+    unreported = _find_unreported(snapshot, pods)
+    if any(not _is_idle(snapshot, pod, idle_for) for pod in holding) or any(map(snapshot.is_starting, unreported)):
+        return True
+    if unreported or not holding:
+        raise _explain_missing(snapshot, selector, pods, _PodGroups([], [], [], unreported), UTILIZATION)
+    return False
+
+
+def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
+    held = snapshot.holding.get(pod.key)
+    if held is None or held.idle_seconds is None:
+        return False
+    return min(held.idle_seconds, snapshot.ends_at - pod.started_at) >= idle_for
+
+
+def _find_unreported(snapshot: MetricsSnapshot, pods: Iterable[PodSeen]) -> list[PodSeen]:
+    """Pods that have or request a GPU and are reported by no exporter."""
+    return [pod for pod in pods if pod.key not in snapshot.holding and snapshot.needs_gpu(pod)]
+
+
+# Errors
+
+
+def _explain_missing(
+    snapshot: MetricsSnapshot,
+    selector: PodSelector,
+    pods: Sequence[PodSeen],
+    groups: _PodGroups,
+    metric: ScalingMetric,
+) -> Refusal:
+    if not pods:
+        return not_found(
+            f"{selector.text}: no running pod: check the name, the labels and the namespace. podgpu cannot wake a"
+            " workload at zero; add a second trigger"
+        )
+    if groups.unreported:
+        where = first_few(
+            f"{pod.name} on {pod.node or 'no node'}{_age_text(snapshot, pod.node)}" for pod in groups.unreported
+        )
+        return no_data(
+            f"{selector.text}: {len(groups.unreported)} of {len(pods)} pods request a GPU and are reported by no"
+            f" exporter ({where}): check that podgpu's exporter runs on these nodes{_notes_text(snapshot)}"
+        )
+    if groups.without_metric:
+        names = first_few(pod.name for pod in groups.without_metric)
+        return no_data(
+            f"{selector.text}: no exporter provides {metric.name} of {names}, or not yet for half of the window:"
+            f" {metric.needs}"
+        )
+    if groups.starting:
+        return no_data(f"{selector.text}: its pods have just started and have no values yet: try again soon")
+    return not_found(f"{selector.text}: none of its {len(pods)} running pods holds a GPU{_notes_text(snapshot)}")
+
+
+def _explain_missing_scope(snapshot: MetricsSnapshot, scope: ScopeKey, metric: ScalingMetric) -> Refusal:
+    kind, name = scope
+    if kind == "node":
+        if name in snapshot.stale_nodes:
+            return no_data(
+                f"node {name} was last read {snapshot.stale_nodes[name]:.0f} s ago: check that its exporter runs"
+            )
+        if not snapshot.scope_samples.values(scope, metric.column, snapshot.number, 1):
+            return not_found(f"no exporter reports node {name}: check that podgpu's exporter runs there")
+    return no_data(f"no exporter provides {metric.name} of {_scope_text(scope)}: {metric.needs}{_notes_text(snapshot)}")
+
+
+def _scope_text(scope: ScopeKey) -> str:
+    kind, name = scope
+    return f"{kind} {name}" if name else "the cluster"
+
+
+def _age_text(snapshot: MetricsSnapshot, node: str) -> str:
+    age = snapshot.stale_nodes.get(node)
+    return "" if age is None else f", last read {age:.0f} s ago"
+
+
+def _notes_text(snapshot: MetricsSnapshot) -> str:
+    return f" ({first_few(snapshot.notes)})" if snapshot.notes else ""

@@ -1,0 +1,390 @@
+"""Authentication and authorization of the metrics API, by the rules of Kubernetes' aggregation layer.
+
+A certificate of the front proxy's CA makes `X-Remote-*` headers count; other clients use their own certificate or a
+token. A SubjectAccessReview then decides. If the API server cannot be reached, requests are rejected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from podgpu.autoscale.certificates import parse_bundle_der
+from podgpu.autoscale.requests import ResourceAttributes
+from podgpu.errors import SourceError
+from podgpu.kube.client import ApiClient
+
+CONFIG_NAMESPACE, CONFIG_NAME = "kube-system", "extension-apiserver-authentication"
+MASTERS = "system:masters"
+AUTHENTICATED = "system:authenticated"
+_UNAUTHENTICATED = "system:unauthenticated"
+_ANONYMOUS = "system:anonymous"
+_TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_CACHE_SECONDS = 10.0
+_MAX_CACHED = 2000
+_MAX_PENDING = 32
+_MAX_TOKEN_BYTES = 16 * 1024
+_MAX_GROUPS = 1000
+_MAX_BUNDLE_BYTES = 512 * 1024
+T = TypeVar("T")
+
+
+class Caller(NamedTuple):
+    name: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class Rejection(NamedTuple):
+    """Why a request is not answered."""
+
+    code: int
+    reason: str  # as the API server writes it: Unauthorized, Forbidden
+    message: str
+
+
+class NotTrusted(Exception):
+    """The message says why a certificate, or the headers beside it, are not accepted."""
+
+
+class Headers(Protocol):
+    def getall(self, key: str, default: Sequence[str]) -> Sequence[str]: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+# The API server's ConfigMap
+
+
+@dataclass(frozen=True, slots=True)
+class TrustConfig:
+    """Content of the ConfigMap extension-apiserver-authentication."""
+
+    front_proxy_ca: str = ""
+    client_ca: str = ""
+    allowed_names: frozenset[str] = frozenset()  # common names of front proxies; empty: any that the CA signed
+    user_headers: tuple[str, ...] = ()
+    group_headers: tuple[str, ...] = ()
+    extra_prefixes: tuple[str, ...] = ()
+    uid_headers: tuple[str, ...] = ()
+
+    @property
+    def client_cas(self) -> str:
+        """CAs whose certificates a client may present."""
+        return "\n".join(filter(None, (self.front_proxy_ca, self.client_ca)))
+
+
+_NO_NAME = ("\0",)  # no certificate has this name: an unreadable list of allowed names allows none
+
+
+def parse_trust_config(configmap: Mapping[str, Any]) -> TrustConfig | None:
+    """Missing or malformed entries grant nothing. None: not such a ConfigMap. Never raises."""
+    data = configmap.get("data")
+    if not isinstance(data, Mapping):
+        return None
+    return TrustConfig(
+        _parse_ca(data.get("requestheader-client-ca-file")),
+        _parse_ca(data.get("client-ca-file")),
+        frozenset(_parse_names(data.get("requestheader-allowed-names"), _NO_NAME)),
+        _parse_names(data.get("requestheader-username-headers")),
+        _parse_names(data.get("requestheader-group-headers")),
+        _parse_names(data.get("requestheader-extra-headers-prefix")),
+        _parse_names(data.get("requestheader-uid-headers")),
+    )
+
+
+def _parse_ca(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= _MAX_BUNDLE_BYTES and parse_bundle_der(value) else ""
+
+
+def _parse_names(value: object, unreadable: tuple[str, ...] = ()) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    try:
+        names = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        return unreadable
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return unreadable
+    return tuple(names)
+
+
+# Certificates and headers
+
+
+class ClientCertificate(NamedTuple):
+    """A certificate that TLS verified when the connection was opened."""
+
+    chain: tuple[bytes, ...]  # DER, the client's own first
+    common_name: str
+    organizations: tuple[str, ...]
+    not_after: float  # Unix time
+
+
+def read_client_certificate(request: web.Request) -> ClientCertificate | None:
+    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    if tls is None:
+        return None
+    chain, names = _read_verified_chain(tls), tls.getpeercert()
+    if not chain or not names:
+        return None
+    subject = [pair for part in names.get("subject", ()) for pair in part]
+    return ClientCertificate(
+        tuple(chain),
+        next((value for name, value in subject if name == "commonName"), ""),
+        tuple(value for name, value in subject if name == "organizationName"),
+        ssl.cert_time_to_seconds(names["notAfter"]) if "notAfter" in names else 0.0,
+    )
+
+
+def _read_verified_chain(tls: Any) -> list[bytes]:
+    """DER. The method is public since Python 3.13."""
+    if hasattr(tls, "get_verified_chain"):
+        return list(tls.get_verified_chain() or ())
+    inner = getattr(tls, "_sslobj", None)
+    chain = inner.get_verified_chain() if inner is not None else None
+    return [ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in chain or ()]
+
+
+def identify(certificate: ClientCertificate, headers: Headers, trust: TrustConfig, wall: float) -> Caller:
+    """Checks the CAs for every request, because they may have changed since the connection was opened.
+
+    Raises NotTrusted.
+    """
+    if wall > certificate.not_after:
+        raise NotTrusted("the client certificate has expired: renew it")
+    signers = frozenset(certificate.chain[1:])
+    name = certificate.common_name
+    if signers & frozenset(parse_bundle_der(trust.front_proxy_ca)):
+        if not trust.allowed_names or name in trust.allowed_names:
+            return _identify_from_headers(headers, trust)
+        if has_proxy_headers(headers, trust):
+            raise NotTrusted(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
+    if signers & frozenset(parse_bundle_der(trust.client_ca)):
+        if has_proxy_headers(headers, trust):
+            raise NotTrusted(f"{name!r} has a client certificate and sends X-Remote headers: only a front proxy may")
+        if not name:
+            raise NotTrusted("the client certificate has no common name")
+        return Caller(name, add_authenticated_group(name, certificate.organizations))
+    raise NotTrusted("the API server no longer trusts the CA of the client certificate")
+
+
+def _identify_from_headers(headers: Headers, trust: TrustConfig) -> Caller:
+    user = _first_value(headers, trust.user_headers)
+    if not user:
+        raise NotTrusted("the front proxy's request names no user")
+    groups = [group for name in trust.group_headers for group in headers.getall(name, ()) if group]
+    extra: dict[str, tuple[str, ...]] = {}
+    for name in dict.fromkeys(header.lower() for header in headers):
+        for prefix in trust.extra_prefixes:
+            if prefix and name.startswith(prefix.lower()):
+                extra[unquote(name[len(prefix) :])] = tuple(headers.getall(name, ()))
+    return Caller(
+        user,
+        add_authenticated_group(user, tuple(dict.fromkeys(groups[:_MAX_GROUPS]))),
+        _first_value(headers, trust.uid_headers),
+        tuple(sorted(extra.items())),
+    )
+
+
+def add_authenticated_group(user: str, groups: tuple[str, ...]) -> tuple[str, ...]:
+    """The API server adds this group to every known user. The aggregator requests discovery without any group."""
+    if user == _ANONYMOUS or AUTHENTICATED in groups or _UNAUTHENTICATED in groups:
+        return groups
+    return (*groups, AUTHENTICATED)
+
+
+def _first_value(headers: Headers, names: Iterable[str]) -> str:
+    return next((value for name in names for value in headers.getall(name, ()) if value), "")
+
+
+def has_proxy_headers(headers: Headers, trust: TrustConfig) -> bool:
+    """`x-remote-` is always a proxy's, whatever the ConfigMap says."""
+    names = tuple(name.lower() for name in (*trust.user_headers, *trust.group_headers, *trust.uid_headers))
+    prefixes = (*(prefix.lower() for prefix in trust.extra_prefixes if prefix), "x-remote-")
+    return any(header.lower() in names or header.lower().startswith(prefixes) for header in headers)
+
+
+# Reviews by the API server
+
+
+class Overloaded(SourceError):
+    def __init__(self) -> None:
+        super().__init__("overloaded", f"{_MAX_PENDING} reviews are pending already: try again in a moment")
+
+
+class _ReviewCache(Generic[T]):
+    """Caches results for ten seconds. Concurrent requests for the same key share one review."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._results: dict[Hashable, tuple[float, T]] = {}
+        self._pending: dict[Hashable, asyncio.Task[T]] = {}
+
+    async def get(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
+        """Errors of `review` are raised and not cached."""
+        cached = self._results.get(key)
+        if cached is not None and self._clock() < cached[0]:
+            return cached[1]
+        task = self._pending.get(key)
+        if task is None:
+            if len(self._pending) >= _MAX_PENDING:
+                raise Overloaded
+            task = asyncio.ensure_future(self._run(key, review))
+            self._pending[key] = task
+            task.add_done_callback(lambda done: self._finish(key, done))
+        return await asyncio.shield(task)
+
+    async def _run(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
+        result = await review()
+        self._results.pop(key, None)
+        while len(self._results) >= _MAX_CACHED:
+            del self._results[next(iter(self._results))]
+        self._results[key] = self._clock() + _CACHE_SECONDS, result
+        return result
+
+    def _finish(self, key: Hashable, done: asyncio.Task[T]) -> None:
+        del self._pending[key]
+        if not done.cancelled():
+            done.exception()  # marks it as retrieved, in case that every waiting request was cancelled
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+
+class Reviews:
+    """TokenReviews and SubjectAccessReviews, for one event loop."""
+
+    def __init__(self, client: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._callers: _ReviewCache[Caller | None] = _ReviewCache(clock)
+        self._decisions: _ReviewCache[bool] = _ReviewCache(clock)
+        self._salt = os.urandom(16)
+
+    async def find_owner(self, token: str) -> Caller | None:
+        """None: the token is invalid. Raises SourceError."""
+        digest = hashlib.blake2b(token.encode("utf-8", "surrogateescape"), key=self._salt).digest()
+        return await self._callers.get(digest, lambda: self._review_token(token))
+
+    async def is_allowed(self, caller: Caller, target: ResourceAttributes | str) -> bool:
+        """`target` is a metric, or a path. Raises SourceError."""
+        return await self._decisions.get((caller, target), lambda: self._review_access(caller, target))
+
+    @property
+    def cached(self) -> int:
+        return len(self._callers) + len(self._decisions)
+
+    async def _review_token(self, token: str) -> Caller | None:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        return parse_token_review(_status(await self._client.submit("POST", _TOKEN_REVIEWS, body)))
+
+    async def _review_access(self, caller: Caller, target: ResourceAttributes | str) -> bool:
+        spec: dict[str, Any] = {"user": caller.name, "groups": list(caller.groups)}
+        if caller.uid:
+            spec["uid"] = caller.uid
+        if caller.extra:
+            spec["extra"] = {key: list(values) for key, values in caller.extra}
+        if isinstance(target, str):
+            spec["nonResourceAttributes"] = {"path": target, "verb": "get"}
+        else:
+            spec["resourceAttributes"] = {key: value for key, value in target._asdict().items() if value}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        status = _status(await self._client.submit("POST", _ACCESS_REVIEWS, body))
+        return status.get("allowed") is True and status.get("denied") is not True
+
+
+def parse_token_review(status: Mapping[str, Any]) -> Caller | None:
+    """Never raises."""
+    user = status.get("user")
+    if status.get("authenticated") is not True or not isinstance(user, Mapping):
+        return None
+    name, uid, groups, extra = (user.get(key) for key in ("username", "uid", "groups", "extra"))
+    if not isinstance(name, str) or not name:
+        return None
+    pairs = extra.items() if isinstance(extra, Mapping) else ()
+    return Caller(
+        name,
+        tuple(_texts(groups)),
+        uid if isinstance(uid, str) else "",
+        tuple(sorted((key, tuple(_texts(values))) for key, values in pairs if isinstance(key, str))),
+    )
+
+
+def _texts(value: object) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+
+
+def _status(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    status = answer.get("status")
+    return status if isinstance(status, Mapping) else {}
+
+
+# Both together
+
+
+class ApiGate:
+    """Decides whether a request to the metrics API is answered."""
+
+    def __init__(
+        self,
+        trust: Callable[[], TrustConfig],
+        reviews: Callable[[], Reviews],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._trust = trust
+        self._reviews = reviews
+        self._wall = wall
+
+    async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None:
+        """`target` is None for discovery. Returns None if the request is allowed."""
+        try:
+            caller = await self._authenticate(request)
+            if caller is None:
+                message = "unknown caller: send the request through the API server, or with a token of it"
+                return Rejection(401, "Unauthorized", message)
+            if MASTERS in caller.groups or await self._reviews().is_allowed(caller, target or request.path):
+                return None
+        except NotTrusted as error:
+            return Rejection(401, "Unauthorized", str(error))
+        except Overloaded as error:
+            return Rejection(429, "TooManyRequests", str(error))
+        except SourceError as error:
+            return Rejection(503, "ServiceUnavailable", f"the API server cannot review this request: {error}")
+        return Rejection(403, "Forbidden", _explain_forbidden(caller, target, request.path))
+
+    async def _authenticate(self, request: web.Request) -> Caller | None:
+        """None: unknown. Raises NotTrusted, SourceError."""
+        certificate = read_client_certificate(request)
+        if certificate is not None:
+            return identify(certificate, request.headers, self._trust(), self._wall())
+        # X-Remote headers without a certificate are ignored.
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or len(token) > _MAX_TOKEN_BYTES:
+            return None
+        caller = await self._reviews().find_owner(token)
+        return caller and caller._replace(groups=add_authenticated_group(caller.name, caller.groups))
+
+
+def _explain_forbidden(caller: Caller, target: ResourceAttributes | None, path: str) -> str:
+    if target is None:
+        return f'User "{caller.name}" cannot get path "{path}": see the ClusterRole system:discovery'
+    resource = "/".join(filter(None, (target.resource, target.subresource)))
+    where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"
+    rule = f'{{apiGroups: ["{target.group}"], resources: ["{resource}"], verbs: ["{target.verb}"]}}'
+    return (
+        f'User "{caller.name}" cannot {target.verb} resource "{resource}" in API group "{target.group}"{where}:'
+        f" allow it with the rule {rule}"
+    )

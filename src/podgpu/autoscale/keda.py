@@ -1,0 +1,293 @@
+"""KEDA's external scaler protocol over gRPC.
+
+Any client can claim any namespace, so namespaces count only for callers with a certificate of the configured CA.
+Without certificates the listener accepts only local connections and answers only the configured namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from podgpu.autoscale import externalscaler_pb2 as pb
+from podgpu.autoscale.answers import compute_value, is_active
+from podgpu.autoscale.refusal import Refusal, RefusalKind, bad_request, forbidden, quote
+from podgpu.autoscale.requests import Trigger, parse_trigger
+from podgpu.autoscale.store import SampleStore
+from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.tls import Pem, load_pair
+from podgpu.web.sockets import Address
+from podgpu.web.web_config import ProblemLog
+
+KEDA_OPTION = "--keda-address"
+_SERVICE = "externalscaler.ExternalScaler"
+_STATUS = {
+    RefusalKind.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
+}
+_MAX_STREAMS = 2000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 * 1024),
+    ("grpc.so_reuseport", 0),  # a second podgpu on the same address is an error
+    ("grpc.max_allowed_incoming_connections", 256),  # KEDA opens one per replica
+    ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
+    ("grpc.max_concurrent_streams", 100),
+    ("grpc.max_metadata_size", 4096),  # larger headers are compressed bombs
+    ("grpc.absolute_max_metadata_size", 8192),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_age_grace_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+_CONNECTION_SECONDS = 3600.0  # then the caller must present its certificate again
+_STOP_SECONDS = 1.0
+_HPA_PREFIX = re.compile(r"^s\d{1,4}-")  # KEDA's prefix of the metric name towards the HPA
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KedaCallers:
+    """Which callers are answered."""
+
+    by_certificate: bool
+    names: frozenset[str] = frozenset()  # accepted names in certificates; empty: any
+    namespaces: frozenset[str] = frozenset()  # answered without certificates
+
+    def check(self, namespace: str, certificate_names: frozenset[str]) -> None:
+        """Raises Refusal."""
+        if self.by_certificate:
+            if self.names and not self.names & certificate_names:
+                raise forbidden(
+                    f"the certificate of {', '.join(sorted(certificate_names)) or '(no name)'} has none of the accepted"
+                    " names: see --keda-client-name"
+                )
+        elif namespace not in self.namespaces:
+            raise forbidden(
+                f"namespace {quote(namespace)} is not served: without client certificates only those of"
+                " --keda-namespaces are"
+            )
+
+    def check_cluster_scope(self) -> None:
+        """Raises Refusal."""
+        if not self.by_certificate:
+            raise forbidden(
+                "scope cluster includes every namespace, and without client certificates only those of"
+                " --keda-namespaces are served: write scope: namespace, or configure certificates"
+            )
+
+
+class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers every call from the store, on the event loop, without waiting."""
+
+    def __init__(
+        self, store: SampleStore, callers: KedaCallers, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._store = store
+        self._callers = callers
+        self._sleep = sleep
+        self._streams = 0
+        self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
+
+    def service(self, call: Any) -> Any:
+        """gRPC's lookup of a method's handler. None means unimplemented."""
+        methods = {
+            "IsActive": (self._is_active, pb.ScaledObjectRef),
+            "GetMetricSpec": (self._get_metric_spec, pb.ScaledObjectRef),
+            "GetMetrics": (self._get_metrics, pb.GetMetricsRequest),
+        }
+        service, _, method = call.method.removeprefix("/").partition("/")
+        if service != _SERVICE:
+            return None
+        if method == "StreamIsActive":
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream_is_active, pb.ScaledObjectRef.FromString, pb.IsActiveResponse.SerializeToString
+            )
+        if method not in methods:
+            return None
+        answer, request = methods[method]
+        return grpc.unary_unary_rpc_method_handler(
+            self._make_handler(method, answer), request.FromString, lambda message: message.SerializeToString()
+        )
+
+    def _make_handler(self, method: str, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def handle(request: Any, context: Any) -> Any:
+            try:
+                message = answer(request, context)
+            except Refusal as error:
+                await self._refuse(method, error, context)
+            else:
+                self.calls[method, "OK"] += 1
+                return message
+
+        return handle
+
+    async def _refuse(self, method: str, error: Refusal, context: Any) -> None:
+        code = _STATUS[error.kind]
+        self.calls[method, code.name] += 1
+        await context.abort(code, str(error))
+
+    def _parse_trigger(self, scaled: Any, context: Any) -> Trigger:
+        self._callers.check(scaled.namespace, _read_certificate_names(context))
+        trigger = parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
+        if not trigger.pods.namespace:
+            self._callers.check_cluster_scope()
+        return trigger
+
+    def _is_active(self, scaled: Any, context: Any) -> Any:
+        trigger = self._parse_trigger(scaled, context)
+        active = is_active(self._store.snapshot(), trigger.pods, trigger.aggregation.idle_for)
+        return pb.IsActiveResponse(result=active)
+
+    def _get_metric_spec(self, scaled: Any, context: Any) -> Any:
+        """Needs no samples, because KEDA creates its HPA from the answer."""
+        trigger = self._parse_trigger(scaled, context)
+        spec = pb.MetricSpec(
+            metricName=trigger.metric.name, targetSize=_round_up(trigger.target), targetSizeFloat=trigger.target
+        )
+        return pb.GetMetricSpecResponse(metricSpecs=[spec])
+
+    def _get_metrics(self, request: Any, context: Any) -> Any:
+        trigger = self._parse_trigger(request.scaledObjectRef, context)
+        name = trigger.metric.name
+        if _HPA_PREFIX.sub("", request.metricName) not in ("", name):
+            raise bad_request(
+                f"the request is for the metric {quote(request.metricName)} and the trigger's is {name}: the"
+                " ScaledObject has changed, KEDA will retry"
+            )
+        value = compute_value(self._store.snapshot(), trigger.pods, trigger.metric, trigger.aggregation).value
+        # KEDA before 2.17 reads only the integer; later versions read the float only if it is above 0.
+        return pb.GetMetricsResponse(
+            metricValues=[pb.MetricValue(metricName=name, metricValue=_round_up(value), metricValueFloat=value)]
+        )
+
+    async def _stream_is_active(self, scaled: Any, context: Any) -> AsyncIterator[Any]:
+        """Sends the state and every change of it. An error ends the stream, and KEDA opens a new one."""
+        if self._streams >= _MAX_STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_STREAMS} streams are open already")
+        self._streams += 1
+        sent: bool | None = None
+        try:
+            trigger = self._parse_trigger(scaled, context)
+            while True:
+                active = is_active(self._store.snapshot(), trigger.pods, trigger.aggregation.idle_for)
+                if active is not sent:
+                    sent = active
+                    self.calls["StreamIsActive", "OK"] += 1
+                    yield pb.IsActiveResponse(result=active)
+                await self._sleep(self._store.settings.interval)
+        except Refusal as error:
+            await self._refuse("StreamIsActive", error, context)
+        finally:
+            self._streams -= 1
+
+
+def _round_up(value: float) -> int:
+    """A value above 0 is never rounded to 0."""
+    return max(1, round(value)) if value > 0 else 0
+
+
+def _read_certificate_names(context: Any) -> frozenset[str]:
+    """Common name and alternative names of the verified certificate."""
+    values = context.auth_context()
+    names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
+    return frozenset(name.decode("utf-8", "replace") for name in names)
+
+
+# The listener
+
+
+@dataclass(frozen=True, slots=True)
+class KedaTlsFiles:
+    certificate: Pem
+    key: Pem
+    client_ca: Pem
+
+
+class _KedaTlsContent(NamedTuple):
+    certificate: bytes
+    key: bytes
+    client_ca: bytes
+
+
+class KedaTls:
+    """Reads the files again at every handshake. Keeps the last valid ones if they do not match."""
+
+    def __init__(self, files: KedaTlsFiles) -> None:
+        """Raises UsageError."""
+        self._files = files
+        self._problem = ProblemLog("KEDA's listener keeps its previous certificates")
+        try:
+            self._last = self._read()
+        except SourceError as error:
+            raise UsageError(str(error)) from error
+
+    def make_credentials(self) -> Any:
+        """Clients without a certificate of the configured CA are refused."""
+        return grpc.dynamic_ssl_server_credentials(
+            _make_configuration(self._last), self._reload, require_client_authentication=True
+        )
+
+    def _reload(self) -> Any:
+        """Called by gRPC at every handshake, in its own thread. None keeps the present configuration."""
+        try:
+            content = self._read()
+        except SourceError as error:
+            self._problem.report(str(error))
+            return None
+        self._problem.clear()
+        if content == self._last:
+            return None
+        self._last = content
+        _log.info("%s was replaced: new connections use it", self._files.certificate.name)
+        return _make_configuration(content)
+
+    def _read(self) -> _KedaTlsContent:
+        """Raises SourceError."""
+        files = self._files
+        content = _KedaTlsContent(files.certificate.read(), files.key.read(), files.client_ca.read())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        load_pair(context, content.certificate, content.key, f"{files.certificate.name} and {files.key.name}")
+        try:
+            context.load_verify_locations(cadata=content.client_ca.decode("ascii", "ignore"))
+        except (ssl.SSLError, ValueError) as error:
+            raise SourceError("tls", f"{files.client_ca.name} has no valid certificates in PEM format") from error
+        return content
+
+
+def _make_configuration(content: _KedaTlsContent) -> Any:
+    return grpc.ssl_server_certificate_configuration([(content.key, content.certificate)], content.client_ca)
+
+
+async def start_scaler(
+    scaler: ExternalScaler,
+    address: Address,
+    credentials: Any | None,
+    connection_seconds: float = _CONNECTION_SECONDS,
+) -> tuple[Any, Address]:
+    """Without credentials, the listener is not encrypted. Raises StartError."""
+    options = (*_OPTIONS, ("grpc.max_connection_age_ms", round(1000 * connection_seconds)))
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * _MAX_STREAMS)
+    server.add_generic_rpc_handlers((scaler,))
+    target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
+    try:
+        port = server.add_insecure_port(target) if credentials is None else server.add_secure_port(target, credentials)
+    except RuntimeError as error:
+        raise StartError(
+            f"cannot listen on {target}: the port is in use, or the address is not local; see {KEDA_OPTION}"
+        ) from error
+    await server.start()
+    return server, Address(address.host, port, "grpc" if credentials is None else "grpcs")
+
+
+async def stop_scaler(server: Any) -> None:
+    await server.stop(_STOP_SECONDS)

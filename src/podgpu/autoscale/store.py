@@ -1,0 +1,215 @@
+"""Keeps the samples of the last rounds, and publishes the snapshot that requests are answered from.
+
+Rounds are numbered by the wall clock, and a round is used only a while after its time. Two replicas that read the same
+nodes at the same times then give the same answers, although one finishes a second before the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from podgpu.autoscale.metrics import COLUMNS
+from podgpu.autoscale.pods import Pairs, PodSeen, RunningPods
+from podgpu.autoscale.refusal import no_data
+from podgpu.autoscale.samples import HeldGpus, PodKey, ScopeKey, UsageRates, sample_round
+from podgpu.clock import Clock
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import ClusterState
+from podgpu.cluster.used import round_number
+
+__all__ = ["MetricsSnapshot", "SampleRings", "SampleStore", "ScopeKey"]
+MAX_PODS = 50_000
+_MAX_SCOPES = 20_000
+_SPARE_SLOTS = 4  # written while an older round is still being read
+_SETTLED = 1 / 3  # part of an interval after which a round is used
+_STARTING_SECONDS = 30.0
+_UNKNOWN_ROW = (math.nan,) * COLUMNS
+_log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+
+
+class SampleRings(Generic[K]):
+    """One ring of samples per key. NaN means unknown."""
+
+    def __init__(self, rounds: int, max_keys: int) -> None:
+        """`rounds` is the number of rounds in the longest window."""
+        self._slots = rounds + _SPARE_SLOTS
+        self._max_keys = max_keys
+        self._blocks: dict[K, array[float]] = {}
+        self._last_seen: dict[K, int] = {}  # number of the last round that had the key
+        self._last: int | None = None
+        self.left_out = 0
+        """Number of keys of the last round that did not fit."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def add(self, number: int, rows: Mapping[K, Sequence[float]]) -> None:
+        """Stores a round. A lower number means that the clock was set back: stored rounds are dropped."""
+        if self._last is not None and number < self._last:
+            self._blocks, self._last_seen, self._last = {}, {}, None
+        first_new = number if self._last is None else max(self._last + 1, number - self._slots + 1)
+        for key in [key for key, seen in self._last_seen.items() if seen <= number - self._slots]:
+            del self._last_seen[key], self._blocks[key]
+        for key, block in self._blocks.items():
+            for skipped in range(first_new, number):
+                self._write(block, skipped, _UNKNOWN_ROW)
+            self._write(block, number, rows.get(key, _UNKNOWN_ROW))
+        self.left_out = 0
+        for key, row in rows.items():
+            if key not in self._blocks:
+                if len(self._blocks) >= self._max_keys:
+                    self.left_out += 1
+                    continue
+                block = array("f", (math.nan,)) * (self._slots * COLUMNS)
+                self._write(block, number, row)
+                self._blocks[key] = block
+            self._last_seen[key] = number
+        self._last = number
+
+    def _write(self, block: array[float], number: int, row: Sequence[float]) -> None:
+        slot = number % self._slots
+        for column, value in enumerate(row):
+            block[column * self._slots + slot] = value
+
+    def values(self, key: K, column: int, last: int, rounds: int) -> array[float]:
+        """The values of the `rounds` rounds that end with round `last`, oldest first."""
+        block = self._blocks.get(key)
+        rounds = min(rounds, self._slots - _SPARE_SLOTS)
+        if block is None or rounds <= 0:
+            return array("f")
+        end = last % self._slots + 1
+        begin, base = end - rounds, column * self._slots
+        if begin >= 0:
+            return block[base + begin : base + end]
+        return block[base + self._slots + begin : base + self._slots] + block[base : base + end]
+
+    def mean(self, key: K, column: int, last: int, rounds: int) -> tuple[float, int] | None:
+        """Mean and number of known values. None if the newest value is unknown."""
+        values = self.values(key, column, last, rounds)
+        if not values or math.isnan(values[-1]):
+            return None
+        known = [value for value in values if not math.isnan(value)]
+        return math.fsum(known) / len(known), len(known)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """One round, complete."""
+
+    number: int
+    interval: float
+    holding: Mapping[PodKey, HeldGpus]
+    held_before: frozenset[PodKey]  # running pods that held a GPU at any time: they may still hold it
+    pods: RunningPods
+    pod_samples: SampleRings[PodKey]
+    scope_samples: SampleRings[ScopeKey]
+    stale_nodes: Mapping[str, float] = field(default_factory=dict)  # node -> seconds since it was read
+    nodes: tuple[str, ...] = ()  # those that are not stale
+    node_labels: Mapping[str, Pairs] | None = None  # None: not known yet
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ends_at(self) -> float:
+        """Unix time at which the windows end."""
+        return self.number * self.interval
+
+    def rounds_in(self, window: float) -> int:
+        return max(1, math.ceil(window / self.interval))
+
+    def needs_gpu(self, pod: PodSeen) -> bool:
+        return pod.key in self.holding or pod.requests_gpu or pod.key in self.held_before
+
+    def is_starting(self, pod: PodSeen) -> bool:
+        """It started so recently that its node's exporter may not report it yet."""
+        return pod.started_at > self.ends_at - 2 * self.interval - _STARTING_SECONDS
+
+    def rounds_of(self, pod: PodSeen, window: float) -> int:
+        """The rounds of the window in which it ran. Earlier rounds belong to a previous pod of the same name."""
+        if pod.started_at <= self.ends_at - window - self.interval:
+            return self.rounds_in(window)
+        lived = math.floor(self.ends_at / self.interval - pod.started_at / self.interval) + 1
+        return min(self.rounds_in(window), max(0, lived))
+
+
+class SampleStore:
+    """Adds rounds in the cluster loop's thread, and provides snapshots in any thread."""
+
+    def __init__(
+        self,
+        settings: ViewSettings,
+        max_window: float,
+        pods: Callable[[], RunningPods],
+        node_labels: Callable[[], Mapping[str, Pairs] | None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.max_window = max_window
+        self._pods = pods
+        self._node_labels = node_labels
+        self._clock = clock or Clock()
+        rounds = math.ceil(max_window / settings.interval)
+        self._pod_samples: SampleRings[PodKey] = SampleRings(rounds, MAX_PODS)
+        self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds, _MAX_SCOPES)
+        self._rates = UsageRates(settings.stale_after)
+        self._held_before: frozenset[PodKey] = frozenset()
+        self._ignored: frozenset[PodKey] = frozenset()  # pods with values of other nodes in the last round
+        self._snapshots: tuple[MetricsSnapshot, ...] = ()  # the current one and the next one
+
+    def add_round(self, state: ClusterState) -> None:
+        """Adds the samples of a finished round and publishes a new snapshot."""
+        taken_at = state.taken_at or 0.0
+        number = round_number(taken_at, self.settings.interval)
+        pods, node_labels = self._pods(), self._node_labels()
+        node_names = {*(node_labels or ()), *(pod.node for pod in pods.by_key.values())}
+        samples = sample_round(state, self._rates, pods, node_names)
+        self._log_ignored(samples.ignored, pods)
+        self._pod_samples.add(number, samples.pods)
+        self._scope_samples.add(number, samples.scopes)
+        if not pods.trouble:
+            self._held_before = frozenset(key for key in (*self._held_before, *samples.holding) if key in pods.by_key)
+        snapshot = MetricsSnapshot(
+            number,
+            self.settings.interval,
+            samples.holding,
+            self._held_before,
+            pods,
+            self._pod_samples,
+            self._scope_samples,
+            {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
+            tuple(node.name for node in state.nodes if not node.stale),
+            node_labels,
+            tuple(dict.fromkeys((*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error)))),
+        )
+        earlier = [other for other in self._snapshots if other.number < number]
+        self._snapshots = (*earlier[-1:], snapshot)
+
+    def _log_ignored(self, ignored: Mapping[PodKey, Sequence[str]], pods: RunningPods) -> None:
+        for key, nodes in ignored.items():
+            pod = pods.by_key.get(key)
+            if pod is not None and key not in self._ignored:
+                _log.warning(
+                    "the exporter of %s reports the pod %s/%s, which runs on %s: these values are ignored",
+                    *(", ".join(nodes), *key, pod.node or "no node"),
+                )
+        self._ignored = frozenset(ignored)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Raises Refusal if there is none, or if it is too old."""
+        snapshots = self._snapshots
+        if not snapshots:
+            raise no_data("podgpu autoscale has not finished its first round yet: try again in a moment")
+        interval, wall = self.settings.interval, self._clock.wall()
+        newest = math.floor(wall / interval - _SETTLED)
+        snapshot = next((each for each in reversed(snapshots) if each.number <= newest), snapshots[0])
+        late = wall - snapshot.ends_at
+        if late > self.settings.stale_after + 2 * interval:
+            raise no_data(
+                f"podgpu autoscale's last round ended {late:.0f} s ago: it reads the nodes too slowly; see its log"
+            )
+        return snapshot

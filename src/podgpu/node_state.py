@@ -1,3 +1,0 @@
-"""Old name of `podgpu.model`, until all importers are converted."""
-
-from podgpu.model import *  # noqa: F403

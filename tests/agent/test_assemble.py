@@ -1,0 +1,402 @@
+"""Allocation sources of the command: invalid options, an API server or kubelet that fails, changes while it runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.agent.loop import Agent
+from podgpu.cli.main import run
+from podgpu.holders.sources import SOURCES
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.web.sockets import parse_address
+from tests.nodes.clock import PATIENCE, wait_until
+from tests.nodes.node import Description, Node, node_of, only_these_variables
+from tests.web.server import Client
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4", "-c", "100"]
+POD = {
+    "metadata": {"namespace": "ns", "name": "train", "uid": "u-1", "labels": {"team": "vision"}},
+    "spec": {"nodeName": "node-1", "containers": [{"name": "main"}]},
+    "status": {"phase": "Running"},
+}
+HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables() -> Iterator[None]:
+    """And the log as it was: the command sets it up for a process of its own."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    with only_these_variables({}):
+        yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line said to somebody who called it wrongly."""
+    assert run(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("podgpu: ")
+    return line
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [("crystal-ball", f"sources are auto, {', '.join(SOURCES)}"), ("auto,kubelet", "cannot be combined")],
+)
+def test_a_wrong_option_is_one_line(
+    chosen: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = complaint([*QUICK, "--allocation", chosen], capsys)
+    assert words in line
+    assert "--allocation" in line
+    monkeypatch.setenv("PODGPU_ALLOCATION", chosen)
+    assert "(from the variable PODGPU_ALLOCATION)" in complaint(QUICK, capsys)
+
+
+# Without an API server
+
+
+def test_annotations_need_the_node_and_the_api_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = [*QUICK, "--allocation", "annotations"]
+    assert "NODE_NAME is not set" in complaint(asked, capsys)
+    monkeypatch.setenv("NODE_NAME", "node-1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "kubeconfig" in complaint(asked, capsys).lower()
+    assert str(tmp_path / "none") in complaint([*asked, "--kubeconfig", str(tmp_path / "none")], capsys)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ["--kubernetes-enable-pod-labels"],
+        ["-m", "monitoring:counters"],
+        ["--allocation", "kubelet", "--kubernetes-enable-dra"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_what_is_nice_to_have_is_gone_without_and_said_once(
+    wanted: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run([*QUICK, *wanted]) == 0
+    output = capsys.readouterr()
+    assert "DCGM_FI_DEV_GPU_TEMP{" in output.out
+    assert output.err.count("continuing without it") == 1
+
+
+@pytest.mark.parametrize("name", ["counters", "a:", ":b", "a/b:c", "a:b/c", ":"])
+def test_a_configmap_is_named_by_namespace_and_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"-m {name!r}: write NAMESPACE:NAME" in complaint([*QUICK, "-m", name], capsys)
+
+
+def test_a_bad_allow_list_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint([*QUICK, "--kubernetes-pod-label-allowlist-regex", "a,("], capsys)
+    assert "not a regular expression" in line
+
+
+def test_a_counter_file_is_followed_though_its_configmap_cannot_be_had(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    arguments = ["-f", "{folder}/counters.csv", "-m", "monitoring:counters"]
+    files = {"counters.csv": "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"}
+    with node_of(Description("", "1xT4", arguments, files=files), folder) as node:
+        node.take_turns()
+        assert "DCGM_FI_DEV_GPU_TEMP{" in exposition(node.agent)
+        (folder / "counters.csv").write_text("DCGM_FI_DEV_SM_CLOCK, gauge, c\n")
+        node.agent.read_counters()
+        node.agent.read_telemetry()
+        assert "DCGM_FI_DEV_SM_CLOCK{" in exposition(node.agent)
+
+
+# The API server fails in the middle of a watch
+
+
+def exposition(agent: Agent) -> str:
+    return agent.published.fresh.plain.decode()
+
+
+def errors(agent: Agent, source: str) -> Mapping[str, int]:
+    found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', exposition(agent))
+    return {reason: int(count) for reason, count in found}
+
+
+@contextmanager
+def watched_node(folder: Path) -> Iterator[Node]:
+    """A pod whose labels and uid come from the API server, and whose GPU from the kubelet."""
+    arguments = ["-f", "{folder}/counters.csv", "--container-usage=false", "--kubeconfig", "{folder}/kubeconfig"]
+    arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
+    files = {"counters.csv": "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"}
+    described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
+    with node_of(described, folder) as node:
+        node.take_turns()
+        assert SERIES in exposition(node.agent)
+        yield node
+
+
+SERIES = 'team="vision",container="main",namespace="ns",pod="train"} '
+
+
+def say_gone(node: Node) -> None:
+    """Its version is forgotten; the list that follows is answered."""
+    assert node.api_server is not None
+    node.api_server.bookmark()  # a watch that never said a word would be listed anew without being asked for more
+    node.api_server.put("nodes", {"metadata": {"name": "node-1"}})
+    node.api_server.compact()
+    node.api_server.end_watches()
+
+
+def refuse(code: int) -> Callable[[Node], None]:
+    def do(node: Node) -> None:
+        assert node.api_server is not None
+        node.api_server.refusal = (code, "no")
+        node.api_server.cut_watches()
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason", "advice"),
+    [
+        (refuse(401), "unauthorized", "renew them"),
+        (refuse(403), "forbidden", "add to podgpu's ClusterRole the rule"),
+        (refuse(500), "server_error", "API server"),
+        (say_gone, "gone", "lists it again|nothing to do"),
+    ],
+    ids=["401", "403", "500", "410"],
+)
+def test_a_watch_that_fails_takes_no_series(
+    fail: Callable[[Node], None], reason: str, advice: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with watched_node(folder) as node:
+        (feed,) = node.api.feeds
+        caplog.clear()
+        fail(node)
+        wait_until(lambda: reason in feed.failures, f"the watch failed: {dict(feed.failures)}")
+        for _ in range(3):
+            node.clock.advance(5.0)
+            node.agent.read_allocation()
+            assert SERIES in exposition(node.agent)
+        assert errors(node.agent, "api-server")[reason] >= 1
+        said = [one.getMessage() for one in caplog.records if one.getMessage().startswith("api-server: ")]
+        (failed,) = (line for line in said if line != "api-server: answers again")
+        assert re.search(advice, failed)
+        assert node.api_server is not None
+        node.api_server.refusal = None
+        wait_until(lambda: feed.error is None, "the watch stands again")
+        before = errors(node.agent, "api-server")
+        for _ in range(2):  # what failed since the last reading is still told of, once
+            node.agent.read_allocation()
+        assert 'source_up{source="api-server"} 1' in exposition(node.agent)
+        node.agent.read_allocation()
+        assert sum(errors(node.agent, "api-server").values()) - sum(before.values()) <= 1
+        assert SERIES in exposition(node.agent)
+
+
+def test_an_api_server_that_is_gone_for_good_takes_no_series_and_delays_nothing(folder: Path) -> None:
+    with watched_node(folder) as node:
+        assert node.api_server is not None
+        node.api_server.hang()
+        node.api_server.cut_watches()
+        node.clock.advance(600.0)
+        node.agent.read_telemetry()
+        node.agent.read_allocation()
+        assert SERIES in exposition(node.agent)
+        assert 'source_up{source="annotations"} 1' in exposition(node.agent)
+        node.api_server.resume()
+
+
+# The kubelet and podlist.json are ill; the others' series stay
+
+
+@contextmanager
+def two_sources(folder: Path, podlist: str, interval: str = "1s") -> Iterator[Node]:
+    """GPU 0 is known to the kubelet, GPU 1 to podlist.json."""
+    arguments = ["-k", "-f", "none", "--container-usage=false", "-c", interval]
+    files = {"podlist.json": podlist}
+    uuids = [UUID, UUID.replace("00000000", "00000001")]
+    with node_of(Description("", "2xT4", arguments, uuids=uuids, pods=[HELD], files=files), folder) as node:
+        node.take_turns()
+        yield node
+
+
+GOOD = json.dumps([{"name": "chat", "namespace": "ns", "container": "c", "gpu_list": ["1"]}])
+BY_KUBELET = 'pod="train",container="main",source="kubelet"} 1'
+BY_PODLIST = 'pod="chat",container="c",source="podlist"} 1'
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("", "malformed"),
+        (GOOD[:-7], "malformed"),
+        ('{"pods": []}', "malformed"),
+        ('[{"name": "x"}]', "malformed"),
+        (None, "file_missing"),
+        ("[" + " " * (17 << 20) + "]", "too_large"),
+    ],
+    ids=["empty", "truncated", "an object", "no gpu_list", "removed", "17 MiB"],
+)
+def test_a_bad_podlist_keeps_the_last_good_one(
+    bad: str | None, reason: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with two_sources(folder, GOOD) as node:
+        assert BY_KUBELET in exposition(node.agent)
+        assert BY_PODLIST in exposition(node.agent)
+        if bad is None:
+            # The only default that is there decides: removed, it is found nowhere.
+            (folder / "podlist.json").unlink()
+        else:
+            (folder / "podlist.json").write_text(bad)
+        for turn in (1, 2):
+            node.clock.advance(5.0)
+            node.agent.read_allocation()
+            assert BY_KUBELET in exposition(node.agent)
+            assert BY_PODLIST in exposition(node.agent)
+            assert errors(node.agent, "podlist") == {reason: turn}
+        said = [message for message in caplog.messages if message.startswith("podlist: ")]
+        assert len(said) == 1
+        assert "; podgpu continues and retries" in said[0]
+        (folder / "podlist.json").write_text("[]")
+        node.agent.read_allocation()
+        assert BY_PODLIST not in exposition(node.agent)
+        assert BY_KUBELET in exposition(node.agent)
+
+
+def test_unknown_gpus_and_duplicates_in_a_podlist_are_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entry = {"name": "chat", "namespace": "ns", "container": "c", "gpu_list": ["1", "1", "nvidia1", "7", "a card"]}
+    with two_sources(folder, json.dumps([entry, entry])) as node:
+        for _ in range(3):
+            node.agent.read_allocation()
+        assert exposition(node.agent).count(BY_PODLIST + "\n") == 1
+        assert 'unmapped_assignments{source="podlist",reason="unknown_device"} 1' in exposition(node.agent)
+        assert 'unmapped_assignments{source="podlist",reason="unrecognised_id"} 1' in exposition(node.agent)
+        said = [message for message in caplog.messages if "ns/chat/c holds" in message]
+        assert [": ".join(message.split(": ")[:2]) for message in said] == [
+            "podlist: ns/chat/c holds 7",
+            "podlist: ns/chat/c holds a card",
+        ]
+        assert "podgpu doctor" in said[0]
+
+
+def _set(**what: Any) -> Callable[[SimulatedKubelet], None]:
+    def do(kubelet: SimulatedKubelet) -> None:
+        for name, value in what.items():
+            setattr(kubelet, name, value)
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("ill", "reason", "advice"),
+    [
+        (SimulatedKubelet.stop, "socket_missing", "mount the host's pod-resources directory"),
+        (lambda kubelet: kubelet.stop(leave_socket=True), "unavailable", "check the kubelet's log"),
+        (_set(raw_answer=b"\xff" * 99), "bad_answer", "--pod-resources-kubelet-socket"),
+        (_set(refusal=("PERMISSION_DENIED", "no")), "error", "check the kubelet's log"),
+        (lambda kubelet: os.replace(kubelet.socket, kubelet.socket + ".old"), "socket_missing", "mount"),
+        (_set(refusal=("RESOURCE_EXHAUSTED", "rejected by rate limit")), "rate_limited", "polls too often"),
+    ],
+    ids=["gone", "killed", "garbage", "refuses", "moved", "rate limit"],
+)
+def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
+    ill: Callable[[SimulatedKubelet], None], reason: str, advice: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with two_sources(folder, GOOD) as node:
+        ill(node.kubelet)
+        for turn in (1, 2, 3):
+            node.clock.advance(5.0)
+            node.agent.read_allocation()
+            assert BY_KUBELET in exposition(node.agent)
+            assert BY_PODLIST in exposition(node.agent)
+            assert errors(node.agent, "kubelet") == {reason: turn}
+        (said,) = (message for message in caplog.messages if message.startswith("kubelet: "))
+        assert advice in said
+        node.clock.advance(60.0)
+        node.agent.read_allocation()
+        assert BY_KUBELET not in exposition(node.agent), "after a minute the mapping is a guess"
+        assert BY_PODLIST in exposition(node.agent)
+
+
+def test_a_kubelet_that_restarts_is_found_again(folder: Path) -> None:
+    with two_sources(folder, GOOD) as node:
+        node.kubelet.restart()
+        node.agent.read_allocation()
+        assert BY_KUBELET in exposition(node.agent)
+        node.kubelet.pods = ()
+        node.agent.read_allocation()
+        assert BY_KUBELET not in exposition(node.agent), "it was named by this kubelet, and is not any more"
+        assert 'source_up{source="kubelet"} 1' in exposition(node.agent)
+
+
+# Changes are taken up while it runs
+
+
+@contextmanager
+def exporter(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    words = ["exporter", "--telemetry", "simulated:1xT4", "-a", "127.0.0.1:0", "-c", "1s", *arguments]
+    environment = {**os.environ, "NODE_NAME": "node-1"}
+    start = [sys.executable, "-W", "error", "-m", "podgpu", *words]
+    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            listening = next(line for line in process.stderr if "listening on" in line)
+            address = listening.rpartition("http://")[2].removesuffix("/metrics\n")
+            yield process, Client(parse_address(address))
+        finally:
+            process.kill()
+
+
+def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(folder: Path) -> None:
+    """The allocation interval is so long that only the signal can have done it."""
+    counters, podlist, jobs = folder / "counters.csv", folder / "podlist.json", folder / "jobs"
+    temperature = "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"
+    counters.write_text(temperature)
+    podlist.write_text("[]")
+    jobs.mkdir()
+    sources = f"podlist:{podlist},hpc:{jobs}"
+    quiet = ["--allocation-interval", "10m", "--container-usage=false"]
+    with exporter("-f", str(counters), "--allocation", sources, *quiet) as (process, client):
+        wait_until(lambda: "DCGM_FI_DEV_GPU_TEMP{" in client.ask("/metrics").text, "the first figures")
+        counters.write_text(temperature + "DCGM_FI_DEV_SM_CLOCK, gauge, c\n")
+        entry = {"name": "chat", "namespace": "ns", "container": "c", "gpu_list": ["0"]}
+        podlist.write_text(json.dumps([entry]))
+        (jobs / "0").write_text("4711\n")
+        process.send_signal(signal.SIGHUP)
+        seen: list[str] = []
+
+        def taken_up() -> bool:
+            seen.append(client.ask("/metrics").text)
+            words = ("DCGM_FI_DEV_SM_CLOCK{", 'pod="chat"', 'hpc_job="4711"')
+            return all(word in seen[-1] for word in words)
+
+        wait_until(taken_up, "the changes are in the metrics")
+        assert all("DCGM_FI_DEV_GPU_TEMP{" in text for text in seen), "no exposition in between was empty"
+        counters.write_text("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, t\n")
+        process.send_signal(signal.SIGHUP)
+        bad = 'source_errors_total{source="counters",reason="malformed"} 1'
+        wait_until(lambda: bad in client.ask("/metrics").text, "the bad file is counted")
+        assert "DCGM_FI_DEV_SM_CLOCK{" in client.ask("/metrics").text, "the last good set stands"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0

@@ -1,0 +1,226 @@
+"""podgpu's own authority: what OpenSSL says of it, what the APIServices are told, and how it is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from podgpu.autoscale.certificates import (
+    CHECK_SECONDS,
+    MAX_CERTIFICATES,
+    OVERLAP_SECONDS,
+    CaBundleUpdater,
+    CertificateIssuer,
+    Issued,
+    ServiceName,
+    issue,
+    merge_bundle,
+    parse_bundle_der,
+)
+from podgpu.clock import Clock
+from podgpu.tls import load_pair
+from tests.autoscale.api_double import ApiDouble, api_service
+
+SERVED = ServiceName("podgpu", "podgpu-autoscale")
+OWN = "own"
+NAMES = ("v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io")
+DAY = 86_400.0
+NOW = 1_790_000_000.0
+
+
+def issued(not_before: float = NOW, not_after: float = NOW + 10 * DAY, ca_name: str = "other") -> Issued:
+    return issue(SERVED.host_names, not_before, not_after, ca_name)
+
+
+def test_openssl_accepts_the_chain_and_the_key(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    own = issued()
+    for name, text in (("ca.crt", own.ca), ("tls.crt", own.certificate), ("tls.key", own.key)):
+        (tmp_path / name).write_text(text)
+    host = ("-verify_hostname", "podgpu-autoscale.podgpu.svc", "-attime", str(int(NOW) + 60))
+    for words in (
+        ("verify", "-x509_strict", "-purpose", "sslserver", *host, "-CAfile", "ca.crt", "tls.crt"),
+        ("ec", "-in", "tls.key", "-check", "-noout"),
+    ):
+        done = subprocess.run(["openssl", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_client_verifies_the_certificate_with_its_own_ca_only() -> None:
+    own, other = (issue(SERVED.host_names, 0.0, 4e9) for _ in range(2))
+    shake_replica(own, own.ca)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_replica(own, other.ca)
+
+
+def shake_replica(own: Issued, ca: str) -> None:
+    """In memory, with Python's TLS on both sides."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_pair(server, own.certificate.encode(), own.key.encode(), "own")
+    client = ssl.create_default_context(cadata=ca)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=SERVED.host_names[0]),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(10):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert sides[0].getpeercert()
+
+
+# The bundle
+
+
+def test_a_bundle_keeps_other_replicas_and_drops_expired_cas() -> None:
+    own, replica, expired = issued(), issued(), issued(NOW - 20 * DAY, NOW - 10 * DAY)
+    bundle = merge_bundle(replica.ca + expired.ca + "garbage", [own.ca], OWN, NOW)
+    assert parse_bundle_der(bundle) == parse_bundle_der(own.ca + replica.ca)
+    assert merge_bundle(bundle, [own.ca], OWN, NOW) == bundle
+
+
+def test_a_bundle_keeps_the_newest_cas() -> None:
+    others = [issued(NOW + age) for age in range(MAX_CERTIFICATES + 5)]
+    own = issued(ca_name=OWN)
+    kept = parse_bundle_der(merge_bundle("".join(each.ca for each in others), [own.ca], OWN, NOW))
+    assert kept == parse_bundle_der("".join(each.ca for each in (own, *reversed(others[6:]))))
+
+
+@pytest.mark.fault(
+    "a replica of podgpu autoscale crashes repeatedly",
+    "its previous CAs are removed from the APIServices' bundles; the healthy replica's CA stays",
+)
+def test_a_replica_that_crashes_repeatedly_does_not_remove_the_cas_of_others() -> None:
+    healthy = issued(NOW - DAY)
+    bundle = healthy.ca
+    for age in range(MAX_CERTIFICATES + 5):
+        crashed = issued(NOW + age, ca_name=OWN)
+        bundle = merge_bundle(bundle, [crashed.ca], OWN, NOW)
+    found = parse_bundle_der(bundle)
+    assert parse_bundle_der(healthy.ca)[0] in found
+    assert found[0] == parse_bundle_der(crashed.ca)[0]
+    assert len(found) == 3, "its own CA, its previous one, and the other replica's"
+
+
+class Replica:
+    """One replica, with time moved by hand."""
+
+    def __init__(self, name: str = "first") -> None:
+        self.seconds = 0.0
+        self.clock = Clock(monotonic=lambda: self.seconds, wall=lambda: NOW + self.seconds)
+        self.issuer = CertificateIssuer(SERVED.host_names, name, self.clock)
+
+
+def bundle_of(api: ApiDouble, name: str = NAMES[0]) -> list[bytes]:
+    return parse_bundle_der(base64.b64decode(api.services[name]["spec"].get("caBundle", "")).decode())
+
+
+def with_updater(api: ApiDouble, replica: Replica, *moments: float) -> list[Issued]:
+    """What is shown after a look at each of these moments."""
+
+    async def run() -> list[Issued]:
+        shown = []
+        async with api.running() as client:
+            updater = CaBundleUpdater(client, replica.issuer, NAMES, SERVED, replica.clock)
+            for moment in moments:
+                replica.seconds = moment
+                await updater.update()
+                shown.append(replica.issuer.current)
+            assert updater.ready
+        return shown
+
+    return asyncio.run(run())
+
+
+def test_the_apiservices_are_told_and_nothing_else_of_them_is_changed() -> None:
+    api, replica = ApiDouble(services={name: api_service() for name in NAMES}), Replica()
+    with_updater(api, replica, 0.0, 30.0)
+    assert [name for name, _ in api.patches] == list(NAMES)
+    assert {*api.patches[0][1]["spec"]} == {"caBundle", "insecureSkipTLSVerify"}
+    assert bundle_of(api) == parse_bundle_der(replica.issuer.current.ca)
+
+
+def test_an_apiservice_of_somebody_else_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    services = {NAMES[0]: api_service(), NAMES[1]: api_service("monitoring", "prometheus-adapter")}
+    api = ApiDouble(services=services)
+    with_updater(api, Replica(), 0.0, 30.0)
+    assert [name for name, _ in api.patches] == [NAMES[0]]
+    assert caplog.text.count("belongs to monitoring/prometheus-adapter") == 1
+
+
+def test_two_replicas_are_both_in_the_bundle() -> None:
+    api = ApiDouble(services={name: api_service() for name in NAMES})
+    first, second = Replica("first"), Replica("second")
+    with_updater(api, first, 0.0)
+    with_updater(api, second, 0.0)
+    with_updater(api, first, 30.0)
+    assert set(bundle_of(api)) == {*parse_bundle_der(first.issuer.current.ca + second.issuer.current.ca)}
+
+
+def test_the_next_authority_is_known_before_it_is_shown_and_the_last_one_stays_until_it_expires() -> None:
+    api, replica = ApiDouble(services={name: api_service() for name in NAMES}), Replica()
+    renewed = 7 * DAY
+    moments = (0.0, renewed, renewed + OVERLAP_SECONDS - 1, renewed + OVERLAP_SECONDS, renewed + 2 * OVERLAP_SECONDS)
+    first, *shown, last, _ = with_updater(api, replica, *moments)
+    assert shown == [first, first]
+    assert last.ca != first.ca
+    assert set(bundle_of(api)) == {*parse_bundle_der(first.ca + last.ca)}
+    with_updater(api, replica, first.not_after - NOW + 1)
+    assert parse_bundle_der(first.ca)[0] not in bundle_of(api)
+
+
+def test_while_the_bundle_cannot_be_changed_the_last_certificate_is_shown() -> None:
+    api, replica = ApiDouble(services={name: api_service() for name in NAMES}), Replica()
+    (first,) = with_updater(api, replica, 0.0)
+    api.is_ill = True
+
+    async def run() -> None:
+        async with api.running() as client:
+            updater = CaBundleUpdater(client, replica.issuer, NAMES, SERVED, replica.clock)
+            for moment in (7 * DAY, 7 * DAY + 2 * OVERLAP_SECONDS):
+                replica.seconds = moment
+                await updater.update()
+
+    asyncio.run(run())
+    assert replica.issuer.current == first
+
+
+@pytest.mark.fault(
+    "somebody deletes podgpu's APIServices",
+    "a replica that starts then is ready, and puts its CA in when they are back",
+)
+def test_an_apiservice_that_is_not_there_is_waited_for_and_keeps_nobody_from_being_ready() -> None:
+    api, replica, slept, known = ApiDouble(services={NAMES[0]: api_service()}), Replica(), [], []
+
+    class Enough(Exception):
+        pass
+
+    async def run() -> None:
+        async with api.running() as client:
+
+            async def sleep(seconds: float) -> None:
+                slept.append(seconds)
+                known.append(updater.ready)
+                if len(slept) == 2:
+                    api.services[NAMES[1]] = api_service()
+                elif len(slept) == 3:
+                    raise Enough
+
+            updater = CaBundleUpdater(client, replica.issuer, NAMES, SERVED, replica.clock, sleep)
+            with pytest.raises(Enough):
+                await updater.run()
+
+    asyncio.run(run())
+    assert known == [True, True, True]
+    assert slept == [CHECK_SECONDS / 15, CHECK_SECONDS / 15, CHECK_SECONDS]
+    assert [name for name, _ in api.patches] == list(NAMES)

@@ -1,0 +1,228 @@
+"""The story of `podgpu demo`, told by its JSON over real HTTP: its exporters, its cluster, on a clock moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.cli.demo import CLUSTER, OTHER_GPUS, DemoExporter, Director, find_owners, make_exporter
+from podgpu.clock import Clock
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.prices import read_prices
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts
+from podgpu.web.cluster_app import cluster_application
+from tests.nodes.clock import FakeClock
+from tests.web.server import Client, running
+
+STEP = 2.0
+LEAP = 2 * STEP
+"""The step while nobody looks: a node that is read so seldom is not old yet."""
+
+
+class Demo:
+    """All of it, but for the threads that would turn it."""
+
+    def __init__(self, opened: ExitStack, script: bool = True) -> None:
+        self.time = FakeClock()
+        clock = Clock(self.time.monotonic, self.time.wall)
+        prices = read_prices("example")
+        self.nodes = [
+            opened.enter_context(
+                StageNode(
+                    f"node-{number + 1}",
+                    gpus,
+                    Path(opened.enter_context(tempfile.TemporaryDirectory())),
+                    first=8 * number,
+                    seed=number,
+                    clock=clock.monotonic,
+                    wall=clock.wall,
+                )
+            )
+            for number, gpus in enumerate(("8xH100", *OTHER_GPUS))
+        ]
+        self.exporters = [make_exporter(node, prices, clock) for node in self.nodes]
+        for exporter in self.exporters:
+            opened.callback(exporter.agent.stop)
+        self.clients = [opened.enter_context(running(one.agent, app=_app(one))) for one in self.exporters]
+        urls = [f"http://127.0.0.1:{client.address.port}/metrics" for client in self.clients]
+        self._loop = asyncio.new_event_loop()
+        opened.callback(self._loop.close)
+        self._backend = ScrapeCollector(
+            FixedTargets(urls), keep_fields=CLUSTER.keep_fields, clock=clock, owners=lambda: find_owners(self.nodes)
+        )
+        opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
+        self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
+        app: Any = lambda cluster: cluster_application(cluster)  # noqa: E731
+        self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
+        self.play = Play(acts(self.nodes) if script else [])
+        self.at = 0.0
+        self.done: list[Act] = []
+        self.go_to(4.0)
+
+    def go_to(self, at: float) -> dict[str, Any]:
+        """In steps, the last ones as its threads would; what the cluster's page says then."""
+        while self.at < at:
+            self.step(LEAP if self.at + LEAP <= at - 3 * STEP else STEP)
+        return self.ask("/api/v1/view")
+
+    def step(self, seconds: float) -> None:
+        self.at += seconds
+        self.time.advance(seconds)
+        self.done += self.play.go_on(self.at)
+        for exporter in self.exporters:
+            exporter.agent.read_telemetry()
+            exporter.agent.read_allocation()
+            exporter.agent.read_usage()
+            exporter.waste.update()
+        self._loop.run_until_complete(self.cluster.round(self._backend))
+
+    def ask(self, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.page.ask(path).body)
+        return found
+
+
+def _app(of: DemoExporter) -> Any:
+    return lambda _agent: of.application()
+
+
+@pytest.fixture
+def demo() -> Iterator[Demo]:
+    with ExitStack() as opened:
+        yield Demo(opened)
+
+
+def leaps(demo: Demo, count: int) -> Iterator[dict[str, Any]]:
+    for _ in range(count):
+        demo.step(LEAP)
+        yield demo.ask("/api/v1/view")
+
+
+@dataclass(frozen=True)
+class CalmStory:
+    """What a demo without a script says in 200 s: its page every few seconds, and at 64 s who wastes."""
+
+    views: list[dict[str, Any]]
+    owners: dict[str, Any]
+    on_first_node: dict[str, Any]
+    notebook: dict[str, Any]
+    acts: list[Act]
+
+
+@pytest.fixture(scope="module")
+def calm() -> CalmStory:
+    """Told once: that is fifty rounds of three nodes."""
+    with ExitStack() as opened:
+        demo = Demo(opened, script=False)
+        views = list(leaps(demo, 15))
+        assert demo.at == 64.0
+        waste = (
+            demo.ask("/api/v1/waste?by=owner"),
+            json.loads(demo.clients[0].ask("/api/v1/waste").body),
+            demo.ask("/api/v1/pods/notebooks/jupyter-ada-0"),
+        )
+        views += leaps(demo, 34)
+        assert demo.at == 200.0
+        return CalmStory(views, *waste, demo.done)
+
+
+def gpus(view: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(node["name"], gpu["index"]): gpu for node in view["nodes"] for gpu in node["gpus"]}
+
+
+def conditions(gpu: dict[str, Any]) -> set[str]:
+    return {one["condition"] for one in gpu.get("conditions", ())}
+
+
+def pods(view: dict[str, Any]) -> set[str]:
+    return {h["pod"] for gpu in gpus(view).values() for h in gpu.get("holders", ())}
+
+
+def test_in_a_cycle_everything_breaks_and_is_mended(demo: Demo) -> None:
+    well = demo.go_to(8.0)
+    assert well["totals"]["broken"] == 0
+    assert (well["totals"]["gpus"], well["prices"], well["simulated"]) == (20, "example", True)
+    assert well["totals"]["wasted_per_hour"] > 0
+    assert {"llm-train-2", "jupyter-ada-0"} <= pods(well)
+
+    ill = demo.go_to(28.0)
+    assert "llm-train-2" not in pods(ill), "the job has ended"
+    found = gpus(ill)
+    assert conditions(found["node-1", 6]) == {"xid"}
+    assert conditions(found["node-2", 3]) == {"lost"}
+    assert [h["pod"] for h in found["node-2", 3]["holders"]] == ["chat-1"], "who holds it holds it still"
+    assert (ill["totals"]["gpus"], ill["totals"]["broken"]) == (20, 2)
+
+    dead = demo.go_to(44.0)
+    (last,) = [node for node in dead["nodes"] if node["name"] == "node-3"]
+    assert last["old"]
+    assert [conditions(gpu) for gpu in last["gpus"]] == [{"node_gone"}] * 4, "they stay"
+    assert (dead["totals"]["gpus"], dead["totals"]["broken"]) == (20, 6)
+    assert dead["totals"]["unknown"] >= 3.0, "who holds a GPU of it holds it still"
+
+    mended = demo.go_to(CYCLE_SECONDS - 10.0)
+    assert mended["totals"]["broken"] == 0
+    assert not any(node.get("old") for node in mended["nodes"])
+    assert "llm-train-3" in pods(mended), "another job has its GPUs"
+    assert mended["totals"]["allocated"] == well["totals"]["allocated"]
+
+    again = demo.go_to(CYCLE_SECONDS + 28.0)
+    assert again["totals"]["broken"] == 2
+    assert not {"llm-train-2", "llm-train-3"} & pods(again)
+    ended = {row["pod"] for row in demo.ask("/api/v1/waste")["rows"] if "ended_at" in row}
+    assert ended == {"llm-train-2", "llm-train-3"}
+    assert len(demo.done) == 8 + 3
+
+
+def test_the_notebook_that_idles_is_the_waste(calm: CalmStory) -> None:
+    first = calm.owners["rows"][0]
+    assert (first["owner"], first["gpus"]) == ({"kind": "Notebook", "name": "jupyter-ada"}, 2.0)
+    assert first["wasted"] == pytest.approx(2 * 2.8 * 60 / 3600, abs=0.01)
+    row = calm.on_first_node["rows"][0]
+    assert row["pod"] == "jupyter-ada-0"
+    assert row["idle_hours"] == pytest.approx(60 / 3600, abs=2e-3)
+    assert calm.notebook["owner"] == {"kind": "Notebook", "name": "jupyter-ada"}
+    assert calm.notebook["totals"]["cost_per_hour"] == calm.notebook["totals"]["wasted_per_hour"] == 2.8
+
+
+def test_calm_nothing_breaks_and_loads_vary(calm: CalmStory) -> None:
+    seen: dict[str, set[float]] = {}
+    for view in calm.views:
+        assert view["totals"]["broken"] == 0
+        for gpu in gpus(view).values():
+            for of in gpu.get("holders", ()):
+                seen.setdefault(of["pod"], set()).add(round(of.get("utilization_ratio", 0.0), 1))
+    assert len(seen["chat-0"]) > 3, "a service has its ups and downs"
+    assert seen["jupyter-ada-0"] == {0.0}
+    assert min(seen["llm-train-0"]) > 0.7
+    assert calm.acts == []
+
+
+def test_simulated_gpus_are_the_nodes_own(calm: CalmStory) -> None:
+    view = calm.views[0]
+    uuids = [gpu["uuid"] for gpu in gpus(view).values()]
+    assert len(set(uuids)) == 20
+    assert all(node["simulated"] for node in view["nodes"])
+
+
+def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:
+    done: list[float] = []
+    told: queue.Queue[str] = queue.Queue()
+    script = [Act(at, f"act {at:g}", partial(done.append, at)) for at in (0.0, 0.01)]
+    director = Director(Play(script), lambda act: told.put(act.says))
+    director.start(on_fatal=lambda: None)
+    try:
+        assert [told.get(timeout=30.0) for _ in script] == ["act 0", "act 0.01"]
+        assert done == [0.0, 0.01]
+    finally:
+        director.stop()
