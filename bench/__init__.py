@@ -1,1 +1,1 @@
-"""Benchmarks of the claims podgpu makes about its own cost. Run with `python -m bench` or `make bench`."""
+"""Benchmarks: one per published claim about podgpu's own cost. Run with `python -m bench [NAME]` or `make bench`."""

@@ -1,105 +1,94 @@
-"""Rounds of `podgpu cluster --scrape` over 1,000 nodes with eight GPUs: CPU time with documents and with text, memory.
+"""Cluster: CPU of one round over 1,000 nodes of 8 GPUs, read as documents and as metrics text.
 
-The exporters run in one process (`fleet_process`), the collector in another (`cluster_process`) on one core, over
-loopback with gzip. Every round has other figures.
+The nodes are in another process (`bench.fleet`). Connections stay open, and every round has new values.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from bench.figures import Figure
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 
 NODES = 1000
-MAX_DOCUMENT_SECONDS, MAX_TEXT_SECONDS = 1.0, 5.0
-MAX_MIB = 300
-MAX_RENDER_MS = 200
-_ROUNDS_OF_FIGURES = 4
+MAX_CORE_PERCENT = 10.0
+MIN_RATIO = 2.0
+INTERVAL = 15.0
 _ROOT = Path(__file__).parents[1]
 
 
-class Conversation:
-    """A process that answers a line with a line of JSON."""
-
+class FleetProcess:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.ports: list[int] = json.loads(self._read())
 
-    def say(self, line: str) -> None:
+    def next_round(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.write("\n")
         self._process.stdin.flush()
+        self._read()
 
-    def answer(self) -> dict[str, Any]:
+    def _read(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, line: str) -> dict[str, Any]:
-        self.say(line)
-        return self.answer()
+            raise RuntimeError(f"the fleet ended with exit code {self._process.wait()}")
+        return line
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[Conversation]:
-    command = [sys.executable, "-m", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
-    with process:
+def running_fleet(nodes: int) -> Iterator[FleetProcess]:
+    command = [sys.executable, "-m", "bench.fleet", str(nodes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
         try:
-            yield Conversation(process)
+            yield FleetProcess(process)
         finally:
-            process.kill()  # nothing it could still write matters
+            process.kill()
 
 
 def measure(nodes: int = NODES, rounds: int = 7) -> list[Figure]:
-    with process("bench.fleet_process", str(nodes), str(_ROUNDS_OF_FIGURES)) as fleet:
-        made = fleet.answer()
-        documents = _run_rounds(fleet, made["ports"], rounds)
-        fleet.ask("text")
-        texts = _run_rounds(fleet, made["ports"], rounds)
-    state, memory = documents["state"][-1], documents["memory"][-1]
-    judged = nodes >= NODES
+    with running_fleet(nodes) as fleet:
+        documents, text = asyncio.run(_measure_rounds(fleet, rounds))
+    of_all = f"{nodes:,} nodes"
+    percent = 100 * documents / INTERVAL
     return [
-        Figure(f"round of {nodes:,} documents, CPU", _median(documents, "round", "cpu"), "s", MAX_DOCUMENT_SECONDS),
-        Figure(f"round of {nodes:,} texts, CPU", _median(texts, "round", "cpu"), "s", MAX_TEXT_SECONDS),
-        Figure("RSS of the process", memory["rss"], "MiB", MAX_MIB if judged else None),
-        Figure(
-            f"/metrics of {state['devices']:,} GPUs rendered",
-            _median(documents, "state", "render") * 1e3,
-            "ms",
-            MAX_RENDER_MS,
-        ),
-        Figure("  the state built", _median(documents, "state", "build") * 1e3, "ms"),
-        Figure("  first round of documents, with connecting", documents["round"][0]["cpu"], "s"),
-        Figure("  round of documents, wall clock", _median(documents, "round", "wall"), "s"),
-        Figure("  largest RSS with texts", texts["memory"][-1]["peak"], "MiB"),
-        Figure("  a document", made["document_bytes"] / 1024, "KiB"),
-        Figure("  a text", made["text_bytes"] / 1024, "KiB"),
-        Figure("  /metrics", state["bytes"] / 1024, "KiB"),
-        Figure("  cores", len(os.sched_getaffinity(0)), ""),
+        Figure(f"{of_all} as documents, one core, every 15 s", percent, "%", at_most=MAX_CORE_PERCENT),
+        Figure("text over documents: CPU", text / documents, "x", at_least=MIN_RATIO),
+        Figure(f"  one round, {of_all} as documents: CPU", documents * 1e3, "ms"),
+        Figure(f"  one round, {of_all} as text: CPU", text * 1e3, "ms"),
     ]
 
 
-def _run_rounds(fleet: Conversation, ports: list[int], rounds: int) -> dict[str, list[dict[str, Any]]]:
-    took: dict[str, list[dict[str, Any]]] = {"round": [], "state": [], "memory": []}
-    with process("bench.cluster_process") as cluster:
-        cluster.say(json.dumps(ports))
-        for _ in range(1 + rounds):
-            for command, answers in took.items():
-                answers.append(cluster.ask(command))
-            fleet.ask("next")
-    return took
+async def _measure_rounds(fleet: FleetProcess, rounds: int) -> tuple[float, float]:
+    collectors = [_make_collector(fleet.ports, path) for path in ("/metrics", "/text/metrics")]
+    seconds: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        fleet.next_round()
+        for collector, taken in zip(collectors, seconds, strict=True):
+            started = time.process_time()
+            await collector.run_round()
+            if number:  # the first round opens the connections
+                taken.append(time.process_time() - started)
+            _check(collector, len(fleet.ports))
+    for collector in collectors:
+        await collector.close()
+    return median(seconds[0]), median(seconds[1])
 
 
-def _median(took: dict[str, list[dict[str, Any]]], command: str, figure: str) -> float:
-    return median(answer[figure] for answer in took[command][1:])
+def _make_collector(ports: Sequence[int], path: str) -> ScrapeCollector:
+    return ScrapeCollector(FixedTargets([f"http://127.0.0.1:{port}{path}" for port in ports]), timeout=60.0)
+
+
+def _check(collector: ScrapeCollector, nodes: int) -> None:
+    reading = collector.reading()
+    failures = [outcome.text for outcome in reading.outcomes if outcome.error]
+    if failures or len({node.state.node for node in reading.nodes}) != nodes:
+        raise RuntimeError(f"not every node was read: {failures[:3]}")

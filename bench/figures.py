@@ -1,40 +1,38 @@
-"""A figure with its limit, and the table of them. Measures nothing."""
+"""A measured value with its limit, as a row of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     name: str
     value: float
-    unit: str
+    unit: str = ""
     at_most: float | None = None
     at_least: float | None = None
 
     @property
     def missed(self) -> bool:
-        too_big = self.at_most is not None and self.value > self.at_most
-        return too_big or (self.at_least is not None and self.value < self.at_least)
+        too_large = self.at_most is not None and self.value > self.at_most
+        return too_large or (self.at_least is not None and self.value < self.at_least)
 
     @property
     def limit(self) -> str:
         if self.at_most is not None:
-            return f"<= {self.at_most:g} {self.unit}"
-        return "" if self.at_least is None else f">= {self.at_least:g} {self.unit}"
+            return f"<= {self.at_most:g} {self.unit}".rstrip()
+        return "" if self.at_least is None else f">= {self.at_least:g} {self.unit}".rstrip()
 
     @property
     def verdict(self) -> str:
-        """Empty for a figure that only informs."""
+        """Empty without a limit."""
         if not self.limit:
             return ""
         return "MISSED" if self.missed else "pass"
-
-    def as_json(self) -> dict[str, object]:
-        plain: dict[str, object] = {"name": self.name, "value": self.value, "unit": self.unit}
-        return plain | {"limit": self.limit or None, "verdict": self.verdict or None}
 
 
 def row(figure: Figure) -> str:
@@ -47,3 +45,22 @@ def heading() -> str:
 
 def any_missed(figures: Iterable[Figure]) -> bool:
     return any(figure.missed for figure in figures)
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """CPU time of all threads of this process."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def cpu_seconds_of_each(turns: int, *calls: Callable[[], object]) -> list[float]:
+    """The smallest CPU time of each call. Calls alternate, so that a busy machine affects all of them."""
+    seconds = [[cpu_seconds(call) for call in calls] for _ in range(turns)]
+    return [min(column) for column in zip(*seconds, strict=True)]
+
+
+def read_status(pid: int | str, name: str) -> int:
+    """A number of /proc/PID/status, such as VmRSS in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

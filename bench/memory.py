@@ -1,98 +1,79 @@
-"""Resident memory of the exporter: of the real command with everything on, and that 10,000 ticks need no more.
-
-The kubelet and the scraper live in this process. The simulated driver must live in the exporter's; what it and each
-import add is measured apart, step by step in one interpreter, so that it can be taken off.
-"""
+"""Memory: the process of `podgpu exporter` with all features after many scrapes. It includes the simulated driver."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import suppress
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from bench.figures import Figure
-from bench.node import EIGHT_GPUS
-from bench.running import ExporterProcess, Memory, Scraper, exporter_process, free_port, kubelet_of, memory_of
+from bench.figures import Figure, read_status
+from bench.node import MODEL
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.node import pods, tenants
 
-MOST_MIB = 58
-MOST_GROWTH_MIB = 1
-LADDER = (
-    ("bare Python", "pass"),
-    ("+ logging, asyncio, ssl", "import logging, asyncio, ssl"),
-    ("+ click", "import click"),
-    ("+ pynvml", "import pynvml"),
-    ("+ aiohttp.web", "import podgpu.http_client, aiohttp.web"),
-    ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.gpu.nvml, podgpu.web.app"),
-    ("+ the kubelet's messages (protobuf)", "from podgpu.holders import kubelet, podresources_pb2"),
-    (
-        "+ the simulated driver of 8 GPUs",
-        "from bench.node import *; kept = simulated_driver(EIGHT_GPUS, TickClock())",
-    ),
-)
-"""Where the exporter's memory is: what each step adds in one interpreter. What it stands at beyond is what it keeps."""
+MAX_MIB = 80
+MAX_GROWTH_MIB = 2
+START_SECONDS = 60.0
 
 
-def measure(first: int = 1_000, last: int = 10_000, scrape_every: int = 100, seconds: float = 40) -> list[Figure]:
-    command = of_the_command(seconds)
-    with exporter_process(EIGHT_GPUS) as exporter:
-        scraper = Scraper(exporter.port)
-        early = _memory_after(exporter, scraper, first, scrape_every)
-        late = _memory_after(exporter, scraper, last - first, scrape_every)
-        scraper.close()
+def measure(first: int = 300, last: int = 1200, pause: float = 0.1) -> list[Figure]:
+    with _exporter() as (process, url):
+        early = _rss_after(process, url, first, pause)
+        late = _rss_after(process, url, last - first, pause)
+        threads = read_status(process.pid, "Threads")
     return [
-        Figure(f"`podgpu exporter`, everything on, RSS after {seconds:g} s", command.rss, "MiB", MOST_MIB),
-        Figure("  of it anonymous", command.anonymous, "MiB"),
-        Figure(f"exporter's RSS after {first:,} ticks", early.rss, "MiB", MOST_MIB),
-        Figure(f"exporter's RSS after {last:,} ticks", late.rss, "MiB", MOST_MIB),
-        Figure(f"growth from {first:,} to {last:,} ticks", late.rss - early.rss, "MiB", MOST_GROWTH_MIB),
-        Figure("  most it ever was (VmHWM)", late.peak, "MiB"),
-        Figure("  of it anonymous (the rest is mapped libraries)", late.anonymous, "MiB"),
-        *ladder(),
+        Figure(f"resident memory after {last:,} scrapes", late, "MiB", at_most=MAX_MIB),
+        Figure(f"growth from {first:,} to {last:,} scrapes", late - early, "MiB", at_most=MAX_GROWTH_MIB),
+        Figure("  threads", threads),
     ]
 
 
-def of_the_command(seconds: float) -> Memory:
-    """Telemetry, holders, usage, history and waste at their own pace, scraped every second."""
-    port = free_port()
-    with kubelet_of(EIGHT_GPUS) as kubelet:
-        options = ["--telemetry", f"simulated:{EIGHT_GPUS.gpus}", "-k", "--pod-resources-kubelet-socket", kubelet]
-        options += ["-f", "dcp", "-c", "1000", "-a", f"127.0.0.1:{port}"]
-        command = [sys.executable, "-m", "podgpu", "exporter", *options]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+@contextmanager
+def _exporter() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
+        kubelet = f"{folder}/kubelet.sock"
+        command = [sys.executable, "-m", "podgpu", "exporter", "--telemetry", f"simulated:{MODEL}", "-k", "-f", "dcp"]
+        command += ["--pod-resources-kubelet-socket", kubelet, "-c", "1000", "-a", f"127.0.0.1:{port}"]
+        with (
+            SimulatedKubelet(kubelet, pods(tenants(SimulatedNvml(MODEL)))),
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+        ):
             try:
-                scraper = _first_scraper(process, port)
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
-                    scraper.get("/metrics", zipped=True)
-                    time.sleep(1)
-                scraper.close()
-                return memory_of(process.pid)
+                url = f"http://127.0.0.1:{port}/metrics"
+                _wait_for_holders(process, url)
+                yield process, url
             finally:
                 process.kill()
 
 
-def _first_scraper(process: subprocess.Popen[bytes], port: int) -> Scraper:
-    while process.poll() is None:
-        with suppress(ConnectionError):
-            return Scraper(port)
+def _wait_for_holders(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if b"podgpu_allocation_info{" in _scrape(url):
+                return
+        except OSError:
+            pass
         time.sleep(0.1)
-    raise RuntimeError(f"the exporter ended with {process.returncode}")
+    raise RuntimeError(f"the exporter did not start; its exit code: {process.poll()}")
 
 
-def _memory_after(exporter: ExporterProcess, scraper: Scraper, ticks: int, scrape_every: int) -> Memory:
-    for done in range(0, ticks, scrape_every):
-        exporter.tick(min(scrape_every, ticks - done))
-        for zipped in (False, True):
-            if scraper.get("/metrics", zipped=zipped).status != "HTTP/1.1 200 OK":
-                raise RuntimeError("a scrape failed, so the figures would mean nothing")
-    return exporter.memory()
+def _scrape(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        body: bytes = response.read()
+        return body
 
 
-def ladder() -> list[Figure]:
-    script = "def say(): print(next(l.split()[1] for l in open('/proc/self/status') if l.startswith('VmRSS')))\n"
-    script += "".join(f"{code}\nsay()\n" for _, code in LADDER)
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    stands = [int(line) / 1024 for line in done.stdout.split()]
-    added = [now - before for before, now in zip([0.0, *stands], stands, strict=False)]
-    return [Figure(f"  {name}", more, "MiB") for (name, _), more in zip(LADDER, added, strict=True)]
+def _rss_after(process: subprocess.Popen[bytes], url: str, scrapes: int, pause: float) -> float:
+    for _ in range(scrapes):
+        _scrape(url)
+        time.sleep(pause)
+    return read_status(process.pid, "VmRSS") / 1024

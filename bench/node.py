@@ -1,85 +1,113 @@
-"""The nodes everything is measured on: simulated GPUs under load, the pods that hold them, and the exporter's agent.
-
-The simulated driver's UUIDs come from its seed, so the process that plays the kubelet and the one that plays the
-exporter make the same node apart.
-"""
+"""The simulated node of the benchmarks: 8 GPUs with load, a kubelet that lists their pods, and the exporter's agent."""
 
 from __future__ import annotations
 
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from hashlib import sha256
+from pathlib import Path
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.holders import AllocationSource
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.kubelet import SimulatedPod
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.node import Tenant, furnish, place_loads, pods, tenants
+from podgpu.usage.containers import ContainerFinder
+
+GPUS = 8
+MODEL = f"{GPUS}xH100"
+HOST = "simulated-node"
+SECONDS_PER_ROUND = 15
+_NODE_NAMES = re.compile(rb'GPU-[0-9a-f-]{36}|simulated-node|-0(?=")|(?<="exporter_id":")[0-9a-f]{16}')
 
 
-@dataclass(frozen=True, slots=True)
-class NodeShape:
-    gpus: str
-    pods: int
-    """Each of the first holds one GPU or MIG instance, as far as those go; the others hold none."""
+class ManualClock:
+    """Moves only when `advance` is called."""
 
-
-EIGHT_GPUS = NodeShape("8xH100", 8)
-LARGEST = NodeShape("16xH100/7x1g.10gb", 250)
-"""What `design.md` promises for one node: 16 GPUs, 112 MIG slices, 250 pods."""
-
-
-class TickClock:
-    """Stands still but for `advance`: one second to the physics, the rates and the windows, at any speed.
-
-    Durations within a tick read 0 in the metrics for that reason; that makes it some hundred bytes shorter.
-    """
-
-    def __init__(self, start: float = 1_700_000_000.0) -> None:
-        self._now = start
+    def __init__(self) -> None:
+        self._now = time.time()
 
     def __call__(self) -> float:
         return self._now
 
-    def advance(self) -> None:
-        self._now += 1.0
+    def advance(self, seconds: float = 1.0) -> None:
+        self._now += seconds
 
 
-def simulated_driver(shape: NodeShape, clock: TickClock) -> SimulatedNvml:
-    driver = SimulatedNvml(shape.gpus, clock=clock, wall=clock)
-    for number, (gpu, gi_id, _) in enumerate(_places(driver)):
-        duty = (number % 10) / 10
-        driver.place(SimulatedLoad(gpu=gpu, gi_id=gi_id, pid=4000 + number, duty=duty, phase=number * 0.013))
-    return driver
+@dataclass(frozen=True)
+class SimulatedNode:
+    agent: Agent
+    clock: ManualClock
+
+    def run_round(self) -> None:
+        """15 simulated seconds: one usage turn each, then a telemetry turn."""
+        for _ in range(SECONDS_PER_ROUND):
+            self.clock.advance()
+            self.agent.read_usage()
+        self.agent.read_telemetry()
 
 
-def pods(shape: NodeShape, node: str = "") -> list[SimulatedPod]:
-    """What the kubelet of that node lists: every pod, those without a GPU too."""
-    places = _places(SimulatedNvml(shape.gpus, node=node))
-    return [_pod(number, places[number] if number < len(places) else None) for number in range(shape.pods)]
+@contextmanager
+def simulated_node(
+    make_tenants: Callable[[SimulatedNvml], list[Tenant]] = tenants,
+    wrap: Callable[[SimulatedNvml], object] = lambda d: d,
+) -> Iterator[SimulatedNode]:
+    """The agent has taken its first turns. `wrap` may put something between the agent and the driver."""
+    clock = ManualClock()
+    driver = SimulatedNvml(MODEL, clock=clock, wall=clock)
+    on_node = make_tenants(driver)
+    place_loads(driver, on_node)
+    with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
+        root, socket = Path(folder), f"{folder}/kubelet.sock"
+        furnish(root, on_node)
+        names = IdentityReader(str(root / "pods"), str(root / "containers"))
+        agent = Agent(
+            NvmlTelemetry(wrap(driver), "simulated", lambda: GPUS, clock, clock),
+            [KubeletAllocation(socket)],
+            Settings(policy=Policy(counters=shipped_counters("dcp") or (), hostname=HOST)),
+            Clock(clock, clock),
+            identities=names.read,
+            containers=ContainerFinder(str(root / "proc"), clock),
+        )
+        with SimulatedKubelet(socket, pods(on_node)):
+            try:
+                agent.read_telemetry()
+                agent.read_allocation()
+                node = SimulatedNode(agent, clock)
+                node.run_round()
+                if not agent.published.parts.allocation.assignments:
+                    raise RuntimeError("the simulated kubelet did not answer")
+                yield node
+            finally:
+                driver.faults.unload_driver()  # so that stopping does not wait for XID events
+                agent.stop()
 
 
-def _pod(number: int, place: tuple[int, int | None, str] | None) -> SimulatedPod:
-    name = f"trainer-{number:03}-7d9c5b7f4-x2x9k"
-    if place is None:
-        return SimulatedPod("web", name, {"server": {}})
-    resource = "nvidia.com/gpu" if place[1] is None else "nvidia.com/mig-1g.10gb"
-    return SimulatedPod("research", name, {"trainer": {resource: [place[2]]}})
+def rename(document: bytes, number: int) -> bytes:
+    """Turns the text or JSON of the simulated node into that of another node, with its own host, GPUs and pods."""
+    names: dict[bytes, bytes] = {}
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        if match[0] not in names:
+            names[match[0]] = _new_name(match[0], number)
+        return names[match[0]]
+
+    return _NODE_NAMES.sub(replace, document)
 
 
-def _places(driver: SimulatedNvml) -> list[tuple[int, int | None, str]]:
-    """(GPU number, GPU instance, id the kubelet knows it by) of everything a pod can be given."""
-    found: list[tuple[int, int | None, str]] = []
-    for gpu in driver.machine.gpus:
-        found += [(gpu.number, i.gi_id, i.uuid) for i in gpu.instances] or [(gpu.number, None, gpu.uuid)]
-    return found
-
-
-def bench_agent(nvml: Any, gpus: int, allocation: list[AllocationSource], clock: TickClock) -> Agent:
-    """The exporter's own agent with the dcp counters, which are the default ones and the profiling fields."""
-    telemetry = NvmlTelemetry(nvml, "simulated", count_expected=lambda: gpus, clock=clock, wall=clock)
-    policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
-    return Agent(telemetry, allocation, Settings(policy=policy), Clock(clock, clock))
+def _new_name(name: bytes, number: int) -> bytes:
+    digits = sha256(b"%d %s" % (number, name)).hexdigest()
+    if name.startswith(b"GPU-"):
+        return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}".encode()
+    if name == HOST.encode():
+        return b"gpu-node-%05d" % number
+    return b"-%d" % number if name == b"-0" else digits[:16].encode()

@@ -1,83 +1,117 @@
-"""Serving a scrape against serving the same bytes as a constant: what podgpu's handler adds to aiohttp's own cost.
+"""Serving: CPU of the server for one scrape of /metrics, compared with the same bytes as a constant.
 
-The exporter runs as a process of its own (8 simulated H100s, dcp counters, 8 pods from a gRPC kubelet) and its agent
-rests, so that the text stays the same. Its aiohttp application has a second route which hands out the text as it was,
-with the same headers, in a new `web.Response`: aiohttp's responses cannot be sent twice. One connection stays open;
-blocks of requests to the one and to the other take turns, A B A B. After each block the server's own CPU clock is
-read, once the server has come to rest. The ratio of the medians over the blocks is judged; seconds are never compared
-between runs.
+The server runs in its own thread. The constant is served by the smallest handler that aiohttp allows.
 """
 
 from __future__ import annotations
 
+import asyncio
+import http.client
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 
-from bench.exporter_process import CONSTANT, CONSTANT_ZIPPED
+from aiohttp import web
+
 from bench.figures import Figure
-from bench.node import EIGHT_GPUS
-from bench.running import Answer, ExporterProcess, Scraper, exporter_process
+from bench.node import simulated_node
+from podgpu.agent.loop import Agent
+from podgpu.metrics.encode import CONTENT_TYPE
+from podgpu.web.app import Listener, listening
+from podgpu.web.connections import ConnectionLimits
+from podgpu.web.exporter_app import application
+from podgpu.web.sockets import Address
 
-MOST_TIMES_CONSTANT = 1.5
-_REST_SECONDS = 0.002
+MAX_RATIO = 1.5
+_CODINGS = {"plain": "identity", "gzip": "gzip"}
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of one request, in microseconds; medians."""
+class Server:
+    def __init__(self, agent: Agent) -> None:
+        self.port = 0
+        self._app = application(agent)
+        self._app.add_routes(_constants(agent))
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
 
-    cpu: float
-    wall: float
+    async def _serve(self) -> None:
+        async with listening(Listener(self._app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound:
+            self.port = bound.port
+            self._started.set()
+            await self._stop.wait()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._started.wait()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._loop.close()
+
+    def cpu_seconds(self) -> float:
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
+
+def _constants(agent: Agent) -> list[web.RouteDef]:
+    body = agent.published.fresh
+    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept, Accept-Encoding"}
+
+    async def plain(_request: web.Request) -> web.Response:
+        return web.Response(body=body.plain, headers=headers)
+
+    async def zipped(_request: web.Request) -> web.Response:
+        return web.Response(body=body.zipped, headers={**headers, "Content-Encoding": "gzip"})
+
+    return [web.get("/constant/plain", plain), web.get("/constant/gzip", zipped)]
 
 
 def measure(blocks: int = 200, requests: int = 20) -> list[Figure]:
-    with exporter_process(EIGHT_GPUS) as exporter:
-        scraper = Scraper(exporter.port)
-        plain = compare(exporter, scraper, CONSTANT, blocks, requests, zipped=False)
-        zipped = compare(exporter, scraper, CONSTANT_ZIPPED, blocks, requests, zipped=True)
-        scraper.close()
-    return [*_figures("plain", *plain), *_figures("gzip", *zipped)]
+    figures = []
+    with simulated_node() as node, _running(node.agent) as server:
+        for name in _CODINGS:
+            scrape, constant = _compare(server, name, blocks, requests)
+            figures += [
+                Figure(f"scrape over constant, {name}: CPU", scrape / constant, "x", at_most=MAX_RATIO),
+                Figure(f"  one scrape, {name}: CPU", scrape * 1e6, "us"),
+            ]
+        figures.append(Figure("  size, plain", len(node.agent.published.fresh.plain) / 1024, "KiB"))
+    return figures
 
 
-def compare(
-    exporter: ExporterProcess, scraper: Scraper, constant: str, blocks: int, requests: int, *, zipped: bool
-) -> tuple[Cost, Cost]:
-    """What a scrape costs, and what the constant costs."""
-    ask_exposition = partial(scraper.get, "/metrics", zipped=zipped)
-    ask_constant = partial(scraper.get, constant, zipped=zipped)
-    _see_that_both_answer_alike(ask_exposition(), ask_constant())
-    exposition, same = [], []
-    for _ in range(blocks):
-        exposition.append(_block(exporter, ask_exposition, requests))
-        same.append(_block(exporter, ask_constant, requests))
-    return _median(exposition), _median(same)
+@contextmanager
+def _running(agent: Agent) -> Iterator[Server]:
+    server = Server(agent)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
-def _see_that_both_answer_alike(exposition: Answer, constant: Answer) -> None:
-    if exposition.body != constant.body or exposition.headers | {"date": ""} != constant.headers | {"date": ""}:
-        raise RuntimeError("the constant is not what /metrics serves: there is nothing to compare")
+def _compare(server: Server, name: str, blocks: int, requests: int) -> tuple[float, float]:
+    """Median CPU seconds of a scrape and of the constant. Blocks of requests alternate."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
 
+    def get(path: str) -> bytes:
+        connection.request("GET", path, headers={"Accept-Encoding": _CODINGS[name]})
+        return connection.getresponse().read()
 
-def _median(costs: Sequence[Cost]) -> Cost:
-    return Cost(median(c.cpu for c in costs), median(c.wall for c in costs))
+    def block(path: str) -> float:
+        started = server.cpu_seconds()
+        for _ in range(requests):
+            get(path)
+        time.sleep(0.002)  # the server finishes its work after the last byte
+        return (server.cpu_seconds() - started) / requests
 
-
-def _block(exporter: ExporterProcess, get: Callable[[], object], requests: int) -> Cost:
-    time.sleep(_REST_SECONDS)
-    cpu, wall = exporter.cpu_seconds(), time.perf_counter()
-    for _ in range(requests):
-        get()
-    wall = time.perf_counter() - wall
-    time.sleep(_REST_SECONDS)
-    return Cost((exporter.cpu_seconds() - cpu) / requests * 1e6, wall / requests * 1e6)
-
-
-def _figures(kind: str, scrape: Cost, constant: Cost) -> list[Figure]:
-    return [
-        Figure(f"scrape over constant, {kind}: server CPU", scrape.cpu / constant.cpu, "x", MOST_TIMES_CONSTANT),
-        Figure(f"scrape over constant, {kind}: wall", scrape.wall / constant.wall, "x"),
-        Figure(f"one scrape, {kind}: server CPU", scrape.cpu, "us"),
-    ]
+    constant = f"/constant/{name}"
+    if get("/metrics") != get(constant):
+        raise RuntimeError("the constant differs from /metrics")
+    pairs = [(block("/metrics"), block(constant)) for _ in range(blocks)]
+    connection.close()
+    return median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)

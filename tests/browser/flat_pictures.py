@@ -14,7 +14,7 @@ from podgpu.cluster.state import build_cluster_state, build_single_node_state
 from podgpu.cluster.view import ConditionView, GpuView, NamespaceView, NodeView, PageState, SlotView, View, make_view
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import NodeState
-from tests.flat_documents import DeviceFigures, documents_of
+from tests.browser.flat_documents import DeviceFigures, documents_of
 
 
 @dataclass(frozen=True, slots=True)

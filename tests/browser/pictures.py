@@ -19,8 +19,8 @@ from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
+from tests.browser.flat_documents import DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NamespacePicture, NodePicture, Picture, page_of
-from tests.flat_documents import DeviceFigures, HolderFigures
 from tests.web.server import LOOPBACK, Client, running
 
 GIB = 1024**3

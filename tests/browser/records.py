@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.model import Workload, WorkloadOwner
+from tests.browser.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
-from tests.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}
 SECONDS = {"1h": 3600, "6h": 21600, "24h": 86400}

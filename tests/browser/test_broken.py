@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.browser.chromium import Tab, opened, reloaded, visited
+from tests.browser.flat_documents import ConditionWords
 from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST
-from tests.flat_documents import ConditionWords
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATUS = "document.querySelector('#status').dataset"

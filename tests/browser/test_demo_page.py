@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.browser.chromium import Tab
-from tests.compose.test_demo import STEP, Demo
+from tests.cli.test_demo import STEP, Demo
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 

@@ -9,9 +9,9 @@ import pytest
 
 from podgpu.model import Workload
 from tests.browser.chromium import Tab, opened
+from tests.browser.flat_documents import DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NamespacePicture, NodePicture
 from tests.browser.pictures import GIB, Showing, gpu, held, picture, three_nodes
-from tests.flat_documents import DeviceFigures, HolderFigures
 
 STATE = "document.querySelector('#status').dataset.state"
 NOTES_OPEN = "document.querySelector('#notes').open"

@@ -13,9 +13,9 @@ import pytest
 from podgpu.cluster.parts import Totals
 from podgpu.model import Workload
 from tests.browser.chromium import Tab, opened, went
+from tests.browser.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NodePicture, Picture, view_of
 from tests.browser.pictures import Showing
-from tests.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 
 PICTURES = 20
 CONDITIONS = ("lost", "unreadable", "xid", "ecc", "thermal", "row_remap_pending", "driver_away", "node_gone", "new_one")

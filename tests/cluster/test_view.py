@@ -25,7 +25,16 @@ from podgpu.cluster.view import (
     make_view,
 )
 from podgpu.errors import SourceError
-from podgpu.model import Condition, NamespaceUsage, NodeState, SlotUsage, SourceStatus, WorkloadOwner, XidCount
+from podgpu.model import (
+    Condition,
+    NamespaceUsage,
+    NodeState,
+    SlotUsage,
+    SourceStatus,
+    Workload,
+    WorkloadOwner,
+    XidCount,
+)
 from tests.cluster.states import H100, WALL, gpu, holder, mig, node, state_of
 from tests.cluster.test_state import READINGS
 
@@ -52,7 +61,7 @@ def test_a_node_with_everything() -> None:
         usage=SlotUsage(memory_used_bytes=7, energy_mj=9000),
     )
     cut = gpu(1, instances=(mig(7, holder("m", **{"utilization_ratio": 0.0}), busy=0.0),))
-    broken = gpu(2, conditions=(Condition("lost", WALL - 5.4),), last_holders=(holder("gone"),))
+    broken = gpu(2, conditions=(Condition("lost", WALL - 5.4),), last_holders=(Workload("ml", "gone", "main"),))
     state = state_of(node("n1", device, cut, broken, simulated=True), owners=owners, prices=PRICES)
     view = view_json(state, counting_since=5.0)
     assert {

@@ -7,6 +7,7 @@ import io
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,16 +17,13 @@ from podgpu.cluster.prices import NO_PRICES, Price, Prices
 from podgpu.cluster.waste import (
     ENDED_SECONDS,
     GroupBy,
+    WasteAnswer,
     WasteLedger,
     WasteRow,
-    WasteSource,
-    WasteStatement,
     csv_name,
-    encode_waste,
     encode_waste_csv,
     escape_cell,
     parse_waste_query,
-    waste_rows,
 )
 from podgpu.errors import UsageError
 from podgpu.history.queries import UsageRow
@@ -51,11 +49,11 @@ class Ledger:
         state = self.world.round(*nodes, at=self.at, prices=self.prices, owners=OWNERS, **more)
         self.ledger.update(state, self.at, 45.0)
 
-    def statement(self) -> WasteStatement:
-        return self.ledger.statement(WALL, WALL)
+    def answer(self, by: GroupBy = "pod") -> WasteAnswer:
+        return self.ledger.answer(by, WALL, WALL, "example", simulated=True)
 
     def rows(self, by: GroupBy = "pod") -> list[WasteRow]:
-        return waste_rows(self.statement(), by)
+        return self.answer(by).rows
 
 
 def test_hours_and_money_of_an_idle_holder_beside_a_busy_one() -> None:
@@ -116,7 +114,7 @@ def test_without_prices_there_are_hours_and_another_currency_starts_again() -> N
     assert ledger.rows()[0].wasted == 0.1
     ledger.prices = Prices("USD", {"*": Price(20.0)})
     ledger.round(gpu(0, holder("a", **IDLE)), seconds=36.0)
-    assert (ledger.statement().currency, ledger.rows()[0].wasted) == ("USD", 0.2)
+    assert (ledger.answer().currency, ledger.rows()[0].wasted) == ("USD", 0.2)
 
 
 def test_ended_pods_have_rows_for_a_day_and_their_owners_longer() -> None:
@@ -170,8 +168,7 @@ def test_json_and_csv() -> None:
     for _ in range(2):
         ledger.round(gpu(0, job), gpu(1, holder("a", **IDLE)), seconds=36.0)
     ledger.round(gpu(0, job))
-    source = WasteSource("example", simulated=True)
-    document = json.loads(encode_waste(ledger.statement(), "pod", source))
+    document = json.loads(msgspec.json.encode(ledger.answer()))
     assert {name: document[name] for name in ("api", "by", "currency", "prices", "simulated")} == {
         "api": "podgpu/v1",
         "by": "pod",
@@ -181,11 +178,11 @@ def test_json_and_csv() -> None:
     }
     assert {"namespace": "", "job": "=1+1"}.items() <= document["rows"][0].items()
     assert document["rows"][1]["owner"] == {"kind": "Job", "name": "train"}
-    table = list(csv.DictReader(io.StringIO(encode_waste_csv(ledger.statement(), "pod", source).decode())))
+    table = list(csv.DictReader(io.StringIO(encode_waste_csv(ledger.answer()).decode())))
     assert [row["job"] for row in table] == ["'=1+1", ""], "not a formula"
     assert (table[1]["owner_name"], table[1]["pod"], table[1]["idle_since"]) == ("train", "a", "")
     assert table[1]["ended_at"] == "2023-11-14T22:16:27Z"
-    assert csv_name("pod", source) == "podgpu-waste-by-pod-SIMULATED.csv"
+    assert csv_name(ledger.answer()) == "podgpu-waste-by-pod-SIMULATED.csv"
 
 
 @given(st.text(max_size=5))

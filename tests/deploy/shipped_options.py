@@ -1,4 +1,4 @@
-"""Whether the flags and variables of a container that is shipped are options of podgpu, with values they take."""
+"""Checks that the flags and variables of shipped containers are options of podgpu, with valid values."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 import pytest
 
-from podgpu.cli.autoscale import AUTOSCALE_OPTIONS
-from podgpu.cli.cluster import CLUSTER_OPTIONS
-from podgpu.cli.enrich import ENRICH_OPTIONS
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
-from podgpu.cli.hook import HOOK_OPTIONS
-from podgpu.cli.options import Option, normalize_arguments, with_options
+from podgpu.cli.main import cli
 from tests.deploy.chart import Object, pods_of
 
-OPTIONS: Mapping[str, Sequence[Option]] = {
-    "exporter": EXPORTER_OPTIONS,
-    "cluster": CLUSTER_OPTIONS,
-    "autoscale": AUTOSCALE_OPTIONS,
-    "enrich": ENRICH_OPTIONS,
-    "hook": HOOK_OPTIONS,
-}
+# Read by podgpu without an option (NODE_NAME), by the chart's own arguments, or by the container runtime.
 OTHERS = {
     "NODE_NAME",
     "HOST_IP",
@@ -31,22 +20,25 @@ OTHERS = {
     "NVIDIA_MIG_MONITOR_DEVICES",
     "LD_LIBRARY_PATH",
 }
-"""Read by podgpu without an option (NODE_NAME), by the chart's own arguments, or by the container runtime."""
 
 
 def parse(command: str, arguments: Sequence[str], variables: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """As the command would read them, up to the point where it would run. Raises click's error for a wrong one."""
+    """Parses the options without running the command. Raises click's error for a wrong one."""
     for name in [name for name in os.environ if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NVIDIA_"))]:
         patch.delenv(name)
     for name, value in variables.items():
         patch.setenv(name, value)
-    options = OPTIONS[command]
-    made = click.command(command)(with_options(options)(lambda **_: None))
-    made.make_context(command, normalize_arguments(list(arguments), options))
+    _find(command).make_context(command, list(arguments))
+
+
+def _find(command: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return found
 
 
 def known(command: str) -> set[str]:
-    return {option.env for option in OPTIONS[command] if option.env} | OTHERS
+    return {str(option.envvar) for option in _find(command).params if option.envvar} | OTHERS
 
 
 def ours(rendered: list[Object]) -> Iterator[Object]:
@@ -55,7 +47,6 @@ def ours(rendered: list[Object]) -> Iterator[Object]:
 
 
 def check_options(one: Object, patch: pytest.MonkeyPatch, where: str) -> None:
-    """Of one of our containers; `where` it was found is told if they are wrong."""
     program, command = one["command"]
     variables = {variable["name"]: variable["value"] for variable in one["env"] if "value" in variable}
     assert program == "podgpu", where

@@ -16,7 +16,7 @@ import yaml
 
 from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.simulate.workload import SimulatedLoad
-from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, hasten, needs_servers, wait_until
+from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers, wait_until
 
 Alert = tuple[str, str, str, str]
 """Name, node, GPU, pod."""
@@ -331,31 +331,3 @@ def test_every_alert_is_brought_about() -> None:
     brought = {alert[0] for fault in FAULTS.values() for alert in fault.expected}
     assert brought == shipped
     assert sorted(name for names in TOGETHER for name in names) == sorted(FAULTS)
-
-
-def test_hastening_changes_times_and_nothing_else() -> None:
-    text = """
-groups:
-  - name: g
-    interval: 1m
-    rules:
-      - alert: A
-        expr: increase(x{a="600"}[10m]) > 600 or time() - y{z=~"48|62"} < 600 or x offset 1h
-        for: 2m
-        labels: {severity: warning}
-        annotations: {description: '{{ query "increase(x[15m])" }} 600'}
-"""
-    (group,) = yaml.safe_load(hasten(text, 60))["groups"]
-    assert group == {
-        "name": "g",
-        "interval": "1000ms",
-        "rules": [
-            {
-                "alert": "A",
-                "expr": 'increase(x{a="600"}[10000ms]) > 600 or time() - y{z=~"48|62"} < 10.0 or x offset 60000ms',
-                "for": "2000ms",
-                "labels": {"severity": "warning"},
-                "annotations": {"description": '{{ query "increase(x[15000ms])" }} 600'},
-            }
-        ],
-    }

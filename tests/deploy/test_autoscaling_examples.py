@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -26,10 +25,6 @@ _SCALED_OBJECT = {
 
 def load(name: str) -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")) if one]
-
-
-def test_there_are_no_others() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {*HPAS, *SCALED}
 
 
 @pytest.mark.parametrize("name", HPAS)
@@ -56,15 +51,6 @@ def test_podgpu_reads_what_an_hpa_would_ask(name: str) -> None:
         assert found.pods.namespace == "serving"
 
 
-def test_scaling_to_zero_has_something_that_wakes_it() -> None:
-    (hpa,) = load("hpa-scale-to-zero.yaml")
-    assert hpa["spec"]["minReplicas"] == 0
-    assert [metric["type"] for metric in hpa["spec"]["metrics"]] == ["Object", "External"]
-    (scaled,) = load("scaledobject-wake-up.yaml")
-    assert scaled["spec"]["minReplicaCount"] == 0
-    assert [trigger["type"] for trigger in scaled["spec"]["triggers"]] == ["external", "prometheus"]
-
-
 @pytest.mark.parametrize("name", SCALED)
 def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
     scaled = load(name)[0]
@@ -79,19 +65,3 @@ def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
             assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
             found = parse_trigger("serving", trigger["metadata"], 600.0)
             assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])
-
-
-def test_the_key_that_keda_shows_lies_in_no_workloads_namespace() -> None:
-    objects = [one for name in SCALED for one in load(name)]
-    (shown,) = [one for one in objects if one["kind"].endswith("TriggerAuthentication")]
-    assert shown["kind"] == "ClusterTriggerAuthentication"
-    assert "namespace" not in shown["metadata"]
-    triggers = [trigger for one in objects if one["kind"] == "ScaledObject" for trigger in one["spec"]["triggers"]]
-    for trigger in (trigger for trigger in triggers if trigger["type"] == "external"):
-        assert trigger["authenticationRef"] == {"name": shown["metadata"]["name"], "kind": shown["kind"]}
-
-
-def test_an_example_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
-    for path in (*HPAS, *SCALED):
-        assert f"deploy/autoscaling/direct/{path}" in text, Path(path)

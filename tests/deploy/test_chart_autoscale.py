@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.render import NAMESPACE
-from tests.deploy.chart import VARIANTS, container, objects, of_kind, pod, refusal, the
+from tests.deploy.chart import VARIANTS, container, objects, of_kind, pod, the
 
 CUSTOM = ["v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io"]
 EXTERNAL = "v1beta1.external.metrics.k8s.io"
@@ -22,11 +22,6 @@ def names(kind: str, values: Any) -> list[str]:
 def rules(values: Any, role: str) -> list[Any]:
     (found,) = [one for one in of_kind("ClusterRole", values) if one["metadata"]["name"].endswith(role)]
     return list(found["rules"])
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    assert of_kind("APIService") == []
-    assert [one for one in objects() if "autoscale" in one["metadata"]["name"]] == []
 
 
 # The blast radius
@@ -46,7 +41,10 @@ def test_the_apiservices_go_first_when_it_is_uninstalled() -> None:
     assert {one["metadata"]["annotations"]["helm.sh/hook"] for one in hooks} == {"pre-delete"}
     assert {one["kind"] for one in hooks} == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
     (job,) = [one for one in hooks if one["kind"] == "Job"]
-    (run,) = job["spec"]["template"]["spec"]["containers"]
+    spec = job["spec"]["template"]["spec"]
+    (run,) = spec["containers"]
+    for key in ("tolerations", "nodeSelector", "affinity"):
+        assert spec[key] == pod(ALL, "autoscale")[key]
     assert run["args"] == ["--unregister", f"--api-service={NAMESPACE}/podgpu-autoscale", "--external-metrics=true"]
     (rule,) = rules(ALL, "autoscale-uninstall")
     assert (rule["resourceNames"], rule["verbs"]) == ([*CUSTOM, EXTERNAL], ["get", "delete"])
@@ -54,10 +52,6 @@ def test_the_apiservices_go_first_when_it_is_uninstalled() -> None:
         job["metadata"]["annotations"]["helm.sh/hook-weight"]
         > hooks[0]["metadata"]["annotations"]["helm.sh/hook-weight"]
     )
-
-
-def test_without_an_apiservice_nothing_is_to_be_removed() -> None:
-    assert (names("APIService", KEDA_ALONE), names("Job", KEDA_ALONE)) == ([], [])
 
 
 # What it may
@@ -119,26 +113,3 @@ def test_kedas_listener_has_certificates_or_is_off() -> None:
     arguments = container(ALL, "autoscale")["args"]
     assert {"--keda-address=:9411", "--keda-client-ca-file=/etc/podgpu/keda/ca.crt"} <= set(arguments)
     assert "--keda-client-name=keda-operator" in arguments
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"customMetrics": {"enabled": False}}, "nobody could ask it anything"),
-        ({"customMetrics": {"certificate": {"from": "secret"}}}, "secretName and caBundle"),
-        ({"customMetrics": {"certificate": {"from": "cert-manager"}}}, "issuerRef.name"),
-        ({"arguments": ["--api-address=:1"]}, "use the value that stands for it"),
-        (
-            {"keda": {"secretName": "x"}, "customMetrics": {"enabled": False}, "externalMetrics": {"enabled": True}},
-            "share a listener",
-        ),
-        ({"prometheus": {"secret": {"name": "x"}}}, "go together"),
-        ({"customMetric": {}}, "customMetric"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(values: dict[str, Any], words: str) -> None:
-    assert words in refusal({"autoscale": {"enabled": True, **values}})
-
-
-def test_without_exporters_somebody_has_to_be_named() -> None:
-    assert "nobody to ask" in refusal({"exporter": {"enabled": False}, "autoscale": {"enabled": True}})

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from deploy.render import NAMESPACE
 from podgpu.cluster.prices import parse_prices
 from podgpu.metrics.counters import parse_counters
-from tests.deploy.chart import VARIANTS, container, env, objects, of_kind, pod, the
+from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
 
 Values = Mapping[str, Any]
 
@@ -48,12 +47,6 @@ def test_nodes_by_one_label(variant: str, label: dict[str, str]) -> None:
     spec = pod(VARIANTS[variant])
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **label}
     assert "affinity" not in spec
-
-
-def test_own_node_selector_and_affinity() -> None:
-    spec = pod(VARIANTS["own affinity"])
-    assert spec["nodeSelector"]["pool"] == "a100"
-    assert spec["affinity"] == {"podAntiAffinity": {}}
 
 
 # --- how it sees GPUs
@@ -114,11 +107,6 @@ def test_the_kubelets_directory_is_where_it_is_said_to_be() -> None:
     assert mounts(values) == mounts({}), "inside, everything is where podgpu looks for it"
 
 
-def test_health_is_asked_on_the_metrics_port() -> None:
-    assert container()["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
-    assert container()["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
-
-
 @pytest.mark.parametrize(
     ("variant", "component", "port"), [("web config", "exporter", 9401), ("cluster behind TLS", "cluster", 9402)]
 )
@@ -150,25 +138,6 @@ def test_counters_by_value() -> None:
     assert mounts(values)["/etc/podgpu/counters"] == "counters"
 
 
-def test_counters_by_name() -> None:
-    assert container(VARIANTS["shipped counters"])["args"] == ["-f", "dcp"]
-
-
-def test_seed_001s_values() -> None:
-    values = VARIANTS["seed 001's values"]
-    assert container(values)["args"] == ["-c", "1000"]
-    volume = {"name": "exporter-metrics-volume", "configMap": {"name": "exporter-metrics-config-map"}}
-    assert volume in pod(values)["volumes"]
-    assert mounts(values)["/etc/dcgm-exporter/custom"] == "exporter-metrics-volume"
-
-
-def test_selinux_options_are_the_pods() -> None:
-    values = VARIANTS["selinux"]
-    assert pod(values)["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
-    assert pod(values, "enrich")["securityContext"]["seLinuxOptions"] == {"type": "spc_t", "level": "s0"}
-    assert "seLinuxOptions" not in pod()["securityContext"]
-
-
 def test_pod_settings() -> None:
     values = VARIANTS["pod settings"]
     daemonset = the("DaemonSet", values)
@@ -193,17 +162,6 @@ def test_an_exporter_that_asks_nobody_may_ask_nobody() -> None:
     assert the("NetworkPolicy", VARIANTS["network policies"], "enrich")["spec"]["egress"] == []
 
 
-def test_whom_a_policy_lets_in_and_out() -> None:
-    values = VARIANTS["network policies with exceptions"]
-    spec = the("NetworkPolicy", values)["spec"]
-    assert spec["ingress"][0]["from"][0]["namespaceSelector"]
-    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443, 8443, 16443, 5555]
-    cluster = the("NetworkPolicy", values, "cluster")["spec"]["egress"]
-    assert cluster[-1] == {"ports": [{"port": 443, "protocol": "TCP"}]}, "the port of the URL"
-    enrich = the("NetworkPolicy", values, "enrich")["spec"]["egress"]
-    assert enrich[-1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
-
-
 def test_the_cluster_may_ask_its_exporters() -> None:
     rules = the("NetworkPolicy", VARIANTS["network policies"], "cluster")["spec"]["egress"]
     labels = the("DaemonSet", VARIANTS["network policies"])["spec"]["selector"]["matchLabels"]
@@ -211,27 +169,6 @@ def test_the_cluster_may_ask_its_exporters() -> None:
     assert {port["port"] for port in rules[0]["ports"]} == {53, 5353}, "DNS"
     everywhere = the("NetworkPolicy", VARIANTS["network policies everywhere"], "cluster")["spec"]["egress"][-1]
     assert everywhere["to"] == [{"podSelector": {"matchLabels": labels}, "namespaceSelector": {}}]
-
-
-def test_exporters_on_the_hosts_network_are_no_pods_to_a_policy() -> None:
-    rules = the("NetworkPolicy", VARIANTS["network policies on the host's network"], "cluster")["spec"]["egress"]
-    assert rules[-1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
-
-
-def test_a_service_may_lead_to_another_port_of_its_namespace() -> None:
-    """Policies are judged after a Service's port has become its pods': 80 of Prometheus' Service is 9090 there."""
-    values = VARIANTS["network policies by Service"]
-
-    def namespace(name: str) -> list[dict[str, Any]]:
-        return [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}]
-
-    cluster = the("NetworkPolicy", values, "cluster")["spec"]["egress"]
-    assert cluster[-2:] == [
-        {"ports": [{"port": 80, "protocol": "TCP"}]},
-        {"ports": [{"protocol": "TCP"}], "to": namespace("monitoring")},
-    ]
-    assert 6443 in [port["port"] for rule in cluster[:-1] for port in rule["ports"]], "the API server, for owners"
-    assert the("NetworkPolicy", values, "enrich")["spec"]["egress"][-1]["to"] == namespace(NAMESPACE)
 
 
 # --- the cluster view
@@ -272,21 +209,6 @@ def test_owners_are_asked_for_only_where_that_is_allowed() -> None:
     assert {"--owners=api", "--discover-kubernetes=/app=dcgm-exporter"} <= set(everywhere)
 
 
-def test_several_clusters_are_not_drained_at_once() -> None:
-    assert not of_kind("PodDisruptionBudget", VARIANTS["cluster"])
-    budget = the("PodDisruptionBudget", VARIANTS["cluster of two"], "cluster")
-    assert budget["spec"]["maxUnavailable"] == 1
-    assert pod(VARIANTS["cluster of two"], "cluster")["topologySpreadConstraints"]
-
-
-def test_example_prices_need_no_configmap() -> None:
-    values = {"cluster": {"enabled": True, "prices": "example"}}
-    made = pod(values, "cluster")
-    assert "--prices=example" in made["containers"][0]["args"]
-    assert [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-prices"] == []
-    assert "prices" not in {volume["name"] for volume in made.get("volumes", ())}
-
-
 def test_prices_are_a_configmap() -> None:
     values = VARIANTS["cluster of two"]
     (config,) = [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-prices"]
@@ -324,19 +246,7 @@ def test_enrich_beside_what_is_there() -> None:
     assert not of_kind("PodMonitor", values)
 
 
-def test_on_gke_only_those_who_see_gpus_are_privileged() -> None:
-    values = VARIANTS["enrich on GKE"]
-    privileged = {
-        one["name"]: one["securityContext"].get("privileged", False) for one in pod(values, "enrich")["containers"]
-    }
-    assert privileged == {"podgpu": True, "dcgm-exporter": True, "node-exporter": False}
-
-
 # --- the hook
-
-
-def test_the_hook_is_off_unless_asked_for() -> None:
-    assert not [one for one in objects({}) if one["metadata"]["labels"]["app.kubernetes.io/component"] == "hook"]
 
 
 def test_the_hook_reaches_the_runtime_and_one_directory_and_nothing_else() -> None:
@@ -352,16 +262,6 @@ def test_the_hook_reaches_the_runtime_and_one_directory_and_nothing_else() -> No
     assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "false"
 
 
-def test_the_hooks_values() -> None:
-    values = VARIANTS["hook with all"]
-    assert host_paths(values, "hook") == {"nri": "/run/nri", "podlist": "/run/gpus"}
-    assert env(values, "hook")["PODGPU_NRI_SOCKET"] == "/var/run/nri/plugins.sock"
-    assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "true"
-    assert container(values, "hook")["args"] == ["--plugin-index", "95", "--debug"]
-    assert container(values, "hook")["ports"] == [{"name": "metrics", "containerPort": 9500, "protocol": "TCP"}]
-    assert the("NetworkPolicy", values, "hook")["spec"]["egress"] == []
-
-
 def test_the_exporter_reads_what_the_hook_writes() -> None:
     """`--allocation auto` finds it beside the kubelet's socket; a list of sources has to name it."""
     assert "PODGPU_ALLOCATION" not in env(VARIANTS["hook"])
@@ -373,11 +273,6 @@ def test_the_exporter_reads_what_the_hook_writes() -> None:
 
 
 # --- history
-
-
-def test_history_is_kept_in_memory_unless_a_place_is_named() -> None:
-    assert "/var/lib/podgpu/history" not in mounts(None)
-    assert "PODGPU_HISTORY_DIR" not in str(container(None)["env"])
 
 
 def test_history_on_the_host_outlives_the_pod() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.render import CHART, template
+from deploy.render import CHART
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from tests.deploy.chart import VARIANTS, container, env, pod, refusal
-from tests.deploy.test_chart_values import DCGM_CHART
 
 TAKEN = {"arguments", "extraEnv", "extraConfigMapVolumes"}
 SEED = VARIANTS["seed 001's values where it has them"]
@@ -24,29 +23,12 @@ def test_the_three_values_of_the_walk_through_are_taken() -> None:
     assert volume in pod(SEED)["volumes"]
 
 
-def test_on_the_command_line_too() -> None:
-    """There helm makes a number of 1000."""
-    rendered = yaml.safe_load_all(template("--set", "arguments={-c,1000}", "--set", "image.tag=x"))
-    (daemonset,) = [one for one in rendered if one and one["kind"] == "DaemonSet"]
-    assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"] == ["-c", "1000"]
-
-
 def test_numbers_stay_as_they_were_written() -> None:
     assert container({"exporter": {"arguments": ["-x", 3600000, "--debug", True]}})["args"] == [
         "-x",
         "3600000",
         "--debug",
         "true",
-    ]
-
-
-def test_ours_come_after_theirs() -> None:
-    """So that of two the more exact place decides: the last of two flags is the one that counts."""
-    assert container({"arguments": ["-c", "1000"], "exporter": {"arguments": ["-c", "5s"]}})["args"] == [
-        "-c",
-        "1000",
-        "-c",
-        "5s",
     ]
 
 
@@ -65,17 +47,6 @@ def test_ours_come_after_theirs() -> None:
 def test_of_its_other_values_is_said_what_they_are_here(values: dict[str, Any], said: str) -> None:
     (name, *_) = values
     assert f"{name} is a value of dcgm-exporter's chart. {said}" in refusal(values)
-
-
-def test_each_of_them_is_refused_and_leads_to_a_value_that_exists() -> None:
-    text = (CHART / "templates" / "_dcgm_chart.tpl").read_text(encoding="utf-8")
-    table = yaml.safe_load(text.split('define "podgpu.dcgmChart" -}}')[1].split("{{- end")[0])
-    assert table.keys() == DCGM_CHART - TAKEN
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    for ours in table.values():
-        for word in ours.replace(",", " ").replace(";", " ").split():
-            if "." in word:
-                assert exists(values, word), word
 
 
 def exists(values: Any, path: str) -> bool:
@@ -116,7 +87,3 @@ def test_such_a_flag_or_variable_is_refused_with_the_value_to_use(one: dict[str,
     if "env" in one:
         given = [{"name": one["env"], "value": "x"}]
         assert f"{one['env']} is set by the chart: use the value {one['value']}," in refusal({"extraEnv": given})
-
-
-def test_other_flags_that_begin_alike_are_not_meant() -> None:
-    assert container({"arguments": ["--kubernetes-gpu-id-type=uid", "--allocation-interval", "5s"]})["args"]

@@ -14,7 +14,7 @@ import yaml
 
 from deploy.render import CHART, NAMESPACE
 from tests.deploy.chart import VARIANTS, objects, of_kind, pod, the
-from tests.deploy.relabelings import chart_monitor, discovered, endpoint_of, relabel, scrape_job, stored
+from tests.deploy.relabelings import chart_monitor, endpoint_of, relabel, scrape_job, stored
 
 WORKLOAD = {"pod": "train-0", "namespace": "research", "container": "main", "gpu": "0", "Hostname": "node-a"}
 IDLE = {"gpu": "1", "Hostname": "node-a"}
@@ -86,15 +86,6 @@ def test_a_pods_series_keep_their_pod_and_an_idle_gpu_gets_none(values: Mapping[
     assert {"job", "endpoint"} <= of_nobody.keys()
 
 
-def test_without_the_relabelings_an_idle_gpu_would_be_the_exporters() -> None:
-    """What they are for, and that the simulation shows it."""
-    monitor = chart_monitor()
-    operators = scrape_job({}, monitor)["relabel_configs"][:6]
-    at = relabel(discovered("node-a", monitor), operators)
-    assert stored(IDLE, at, honor_labels=True)["pod"] == "podgpu-exporter-node-a"
-    assert stored(WORKLOAD, at, honor_labels=False)["exported_pod"] == "train-0"
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @monitors
 def test_prometheus_takes_the_scrape_job(values: Mapping[str, Any], component: str, tmp_path: Path) -> None:
@@ -155,14 +146,6 @@ def test_a_dashboard_object_is_its_file() -> None:
         assert len(json.dumps(one)) < 1_000_000, "a ConfigMap holds a MiB"
 
 
-def test_files_can_be_left_out() -> None:
-    values = {
-        "rules": {"exclude": [file.name for file in RULE_FILES]},
-        "dashboards": {"exclude": [file.name for file in DASHBOARD_FILES]},
-    }
-    assert not {"PrometheusRule", "ConfigMap"} & {one["kind"] for one in objects(values)}
-
-
 def test_single_alerts_can_be_switched_off_and_the_others_stay_as_they_are() -> None:
     rendered = of_kind("PrometheusRule", {"rules": {"disabled": ["PodgpuPowerBrake"]}})
     kept = [rule for one in rendered for group in one["spec"]["groups"] for rule in group["rules"]]
@@ -178,24 +161,5 @@ def alerts(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
-@pytest.mark.parametrize("more", [{}, {"disabled": ["PodgpuPowerBrake"]}])
-def test_runbooks_can_be_a_companys_own(more: dict[str, Any]) -> None:
-    base = "https://wiki.example.com/gpu"
-    found = alerts({"rules": {"runbookBase": base, **more}})
-    assert found
-    assert {name: rule["annotations"]["runbook_url"] for name, rule in found.items()} == {
-        name: f"{base}#{name.lower()}" for name in found
-    }
-
-
 def test_without_exporters_nobody_is_woken_because_there_are_none() -> None:
     assert alerts({}).keys() - alerts({"exporter": {"enabled": False}}).keys() == {"PodgpuExporterAbsent"}
-
-
-def test_a_cluster_pod_that_moves_forks_no_series() -> None:
-    moving = [
-        rule
-        for rule in endpoint_of(chart_monitor(VARIANTS["cluster"], "cluster"))["relabelings"]
-        if rule.get("targetLabel") == "node"
-    ]
-    assert moving == []

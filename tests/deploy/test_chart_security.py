@@ -68,39 +68,9 @@ def test_exact_usage_is_a_switch_with_its_price() -> None:
     assert "- SYS_ADMIN (exporter.usage.from exact)" in notes(exact)
 
 
-def test_usage_from_switches_and_from_samples_need_no_capability() -> None:
-    switches = VARIANTS["usage from switches"]
-    assert env(switches)["PODGPU_USAGE_FROM"] == "switches"
-    assert container(switches)["securityContext"] == container()["securityContext"]
-    assert "PODGPU_USAGE_FROM" not in env()
-    assert "SYS_ADMIN" not in notes({})
-
-
-def test_two_reasons_for_one_capability_add_it_once() -> None:
-    both = {"exporter": {"usage": {"from": "exact"}, "addCapabilities": ["SYS_ADMIN"]}}
-    assert container(both)["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
-
-
 def test_the_least_of_all_is_restricted() -> None:
     assert level(pod(LEAST)) == "restricted"
     assert level(pod({"cluster": {"enabled": True}}, "cluster")) == "restricted"
-
-
-def test_the_notes_say_what_each_privilege_is_for() -> None:
-    text = notes(VARIANTS["mig monitoring"])
-    assert "- hostPath (the kubelet's socket)" in text
-    assert "- hostPID and hostPath (what each container uses)" in text
-    assert "- SYS_ADMIN (gpus.migMonitoring)" in text
-
-
-@pytest.mark.parametrize("repository", ["podgpu", "registry.example.com/podgpu"])
-def test_the_notes_say_that_there_is_no_published_image(repository: str) -> None:
-    text = notes({"image": {"repository": repository}})
-    assert ("There is no published image" in text) == (repository == "podgpu")
-
-
-def test_the_notes_say_where_a_service_monitor_ends() -> None:
-    assert "More than 1,000 GPU nodes? exporter.monitor.kind=PodMonitor" in notes({})
 
 
 # --- the API server
@@ -153,21 +123,6 @@ def test_one_configmap_may_be_read_where_it_is(variant: str, namespace: str, nam
     (role,) = of_kind("Role", VARIANTS[variant])
     assert role["metadata"]["namespace"] == namespace
     assert env(VARIANTS[variant])["DCGM_EXPORTER_CONFIGMAP_DATA"] == f"{namespace}:{name}"
-
-
-@pytest.mark.parametrize(
-    ("variant", "allocation"),
-    [
-        ("defaults", None),
-        ("annotations", None),
-        ("dra", "kubelet,processes"),
-        ("pod labels", "kubelet,processes"),
-        ("podlist", "podlist:/etc/podgpu/podlist/podlist.json,kubelet,processes"),
-    ],
-)
-def test_a_token_for_one_feature_is_not_used_for_another(variant: str, allocation: str | None) -> None:
-    """`--allocation auto` takes a token as leave to read annotations, and would be refused."""
-    assert env(VARIANTS[variant]).get("PODGPU_ALLOCATION") == allocation
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -35,34 +34,11 @@ def test_they_are_current() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_stale_one_is_named(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    stale = tmp_path / "deploy" / "manifests" / "exporter.yaml"
-    current = stale.read_text(encoding="utf-8")
-    stale.write_text(current.replace("192Mi", "1Gi"), encoding="utf-8")
-    done = render(tmp_path, "--check")
-    assert done.returncode == 1
-    assert done.stdout == "deploy/manifests/exporter.yaml is not what the chart renders (run make manifests)\n"
-    assert render(tmp_path).returncode == 0
-    assert stale.read_text(encoding="utf-8") == current
-
-
-def test_there_are_no_others() -> None:
-    assert {path.name for path in MANIFESTS.iterdir()} == set(FILES)
-
-
 @files
 def test_kubernetes_takes_them(name: str) -> None:
     for one in loaded(name):
         if one["kind"] not in CRDS:
             kubernetes_validate.validate(one, NEWEST, strict=True)
-
-
-@files
-def test_nothing_says_that_helm_looks_after_it(name: str) -> None:
-    text = (MANIFESTS / name).read_text(encoding="utf-8")
-    assert "managed-by" not in text
-    assert "helm.sh" not in text
 
 
 @files

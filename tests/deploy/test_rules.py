@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
-each_alert = pytest.mark.parametrize("name", ALERTS)
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -56,35 +54,6 @@ def test_prometheus_accepts_them(file: Path) -> None:
 @pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
 def test_unit_tests_pass(file: Path) -> None:
     promtool("test", "rules", file)
-
-
-@cache
-def expectations() -> dict[str, list[list[bool]]]:
-    """Alert -> for each of its scenarios whether it fires, in the order of time."""
-    found: dict[str, list[list[bool]]] = defaultdict(list)
-    for file in UNIT_TESTS:
-        for scenario in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
-            steps: dict[str, list[bool]] = defaultdict(list)
-            for step in scenario.get("alert_rule_test", ()):
-                steps[step["alertname"]].append(bool(step["exp_alerts"]))
-            for alert, fires in steps.items():
-                found[alert].append(fires)
-    return found
-
-
-@each_alert
-def test_each_is_unit_tested_before_during_and_after(name: str) -> None:
-    assert any(not fires[0] and any(fires) and not fires[-1] for fires in expectations()[name])
-
-
-@each_alert
-def test_each_says_what_where_and_what_to_do(name: str) -> None:
-    rule = ALERTS[name]
-    assert rule["labels"]["severity"] in ("warning", "critical")
-    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    assert rule["annotations"]["runbook_url"] == RUNBOOK + name.lower()
-    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
-    assert re.search(rf"^#+ {name}$", page, re.MULTILINE), "no paragraph in docs/alerts.md"
 
 
 def test_the_runbook_has_no_alert_too_many() -> None:

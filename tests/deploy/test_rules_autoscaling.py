@@ -35,13 +35,6 @@ def test_kubernetes_takes_it(file: Path) -> None:
     kubernetes_validate.validate(load(file), kubernetes_validate.latest_version(), strict=True)
 
 
-def test_a_typo_would_be_seen() -> None:
-    wrong = load(HPAS[0])
-    wrong["spec"]["maxReplica"] = wrong["spec"].pop("maxReplicas")
-    with pytest.raises(kubernetes_validate.ValidationError, match="maxReplica"):
-        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
-
-
 # --- what an HPA asks the adapter for, and what the adapter makes of it
 
 
@@ -139,14 +132,3 @@ def test_the_use_of_each_pod(fleet: Fleet) -> None:
         return values == {"embed-0": pytest.approx(35, rel=0.1), "ocr-0": pytest.approx(15, rel=0.1)}
 
     wait_until(is_it, "the metric of pods")
-
-
-@needs_servers
-def test_a_namespace_without_gpus_is_told_nothing(fleet: Fleet) -> None:
-    wait_until(lambda: told(fleet, "hpa-namespace.yaml", "research"), "there is something to be told")
-    assert told(fleet, "hpa-namespace.yaml", "elsewhere") == []
-
-
-def test_every_hpa_asks_for_a_metric_that_the_adapter_has() -> None:
-    for file in HPAS:
-        rule_for(request(load(file), ["a"]))

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.node import LARGEST, pods
 from endurance.vitals import vitals_of
-from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.faults.ailing_exporter import WELL, WELL_VARIABLE, driver
 from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
 from tests.nodes.clock import wait_until
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
+LARGEST, PODS = "16xH100/7x1g.10gb", 250
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 
 
@@ -32,14 +33,23 @@ def memory_limit(component: str) -> float:
     return float(text[:-2]) * {"Mi": 1.0, "Gi": 1024.0}[text[-2:]]
 
 
+def pods_of_largest_node() -> list[SimulatedPod]:
+    """One pod per MIG instance, and pods without a GPU."""
+    uuids = [i.uuid for gpu in SimulatedNvml(LARGEST, node=NODE).machine.gpus for i in gpu.instances]
+    held = [
+        SimulatedPod("research", f"job-{n}", {"main": {"nvidia.com/mig-1g.10gb": [u]}}) for n, u in enumerate(uuids)
+    ]
+    return [*held, *(SimulatedPod("web", f"server-{n}", {"main": {}}) for n in range(PODS - len(uuids)))]
+
+
 @contextmanager
 def largest_node(folder: Path) -> Iterator[Exporter]:
     """16 GPUs, 112 MIG instances, 250 pods; every instance is in the metrics."""
     kubelet = str(folder / "kubelet.sock")
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
-    telemetry = ("--telemetry", f"simulated:{LARGEST.gpus}")
+    telemetry = ("--telemetry", f"simulated:{LARGEST}")
     with (
-        SimulatedKubelet(kubelet, pods(LARGEST, NODE)),
+        SimulatedKubelet(kubelet, pods_of_largest_node()),
         running(folder, *telemetry, *arguments, variables={"NODE_NAME": NODE}) as exporter,
     ):
         wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is in the metrics")

@@ -211,7 +211,7 @@ def test_waste(lived_in: Node) -> None:
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
         watch.update()
-    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.statement))) as client:
+    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.answer))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")

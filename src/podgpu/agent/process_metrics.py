@@ -1,8 +1,4 @@
-"""This module tells of the exporter's own process what Prometheus' client libraries tell, under their names
-(`process_*`).
-
-Read from /proc/self when the exposition is made; what cannot be read is left out.
-"""
+"""The `process_*` metrics of the exporter itself, as in Prometheus' client libraries. Reads /proc while rendering."""
 
 from __future__ import annotations
 
@@ -31,24 +27,24 @@ MAX_VIRTUAL = FamilySpec(
 PROCESS_FAMILIES = (CPU_SECONDS, MAX_FDS, OPEN_FDS, RESIDENT, START_TIME, VIRTUAL, MAX_VIRTUAL)
 
 _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
-"""Places in /proc/PID/stat, counted behind the command's name, which may have blanks and brackets in it."""
+"""Fields of /proc/PID/stat after the command's name, which may contain spaces and parentheses."""
 
 
 def process_families(proc: str) -> tuple[Family, ...]:
-    """Sorted by name, as dcgm-exporter prints them."""
-    found = dict(_of_process(Path(proc)))
-    return tuple(spec.of([Sample(NO_LABELS, found[spec])]) for spec in PROCESS_FAMILIES if spec in found)
+    """Sorted by name, as in dcgm-exporter. Values that cannot be read are left out."""
+    values = dict(_read_values(Path(proc)))
+    return tuple(spec.of([Sample(NO_LABELS, values[spec])]) for spec in PROCESS_FAMILIES if spec in values)
 
 
-def _of_process(proc: Path) -> Iterator[tuple[FamilySpec, float]]:
+def _read_values(proc: Path) -> Iterator[tuple[FamilySpec, float]]:
     with suppress(OSError, ValueError, IndexError):
         ticks, figures = os.sysconf("SC_CLK_TCK"), _stat(proc)
         yield CPU_SECONDS, (figures[_USER] + figures[_SYSTEM]) / ticks
         yield RESIDENT, figures[_RESIDENT] * os.sysconf("SC_PAGE_SIZE")
         yield VIRTUAL, figures[_VIRTUAL]
-        yield START_TIME, _booted_at(proc) + figures[_STARTED] / ticks
+        yield START_TIME, _read_boot_time(proc) + figures[_STARTED] / ticks
     with suppress(OSError):
-        yield OPEN_FDS, sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1  # one is for looking
+        yield OPEN_FDS, sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1  # one is open for this listing
     for spec, limit in ((MAX_FDS, resource.RLIMIT_NOFILE), (MAX_VIRTUAL, resource.RLIMIT_AS)):
         soft, _ = resource.getrlimit(limit)
         yield spec, 2**64 - 1 if soft == resource.RLIM_INFINITY else soft
@@ -60,7 +56,7 @@ def _stat(proc: Path) -> list[int]:
     return [0, *(int(number) for number in state_and_numbers[1:])]
 
 
-def _booted_at(proc: Path) -> int:
+def _read_boot_time(proc: Path) -> int:
     for line in (proc / "stat").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(" ")
         if name == "btime":

@@ -196,7 +196,7 @@ class DemoExporter(NamedTuple):
 
     def application(self) -> web.Application:
         """Closes connections while the node is down."""
-        app = application(self.agent, page=PageSources(self.recorder, self.prices, self.waste.statement))
+        app = application(self.agent, page=PageSources(self.recorder, self.prices, self.waste.answer))
 
         @web.middleware
         async def close_while_down(

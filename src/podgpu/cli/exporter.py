@@ -90,7 +90,7 @@ class AssembledExporter:
             self.protection,
             self.sockets,
             options["web_enable_lifecycle"],
-            page=PageSources(recorder, self.prices, waste.statement),
+            page=PageSources(recorder, self.prices, waste.answer),
             services=[recorder, waste],
             limits=RequestLimits(
                 options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]

@@ -24,7 +24,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
+from podgpu.cluster.waste import GroupBy, WasteAnswer, WasteLedger
 from podgpu.errors import SourceError, StartError
 from podgpu.history.queries import UsageRow
 from podgpu.metrics.encode import Exposition, Family, encode
@@ -177,7 +177,7 @@ class Cluster:
             self._rolling.add(wall, self.settings, state.used)
         rolling = self._rolling.means() if reading.rolling is None else reading.rolling
         published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
-        for name, at in self._requested.items():
+        for name, at in list(self._requested.items()):  # requests add to it
             if now - at <= _REQUESTED_SECONDS:
                 _ = published.page() if name == "page" else getattr(published, name)
         self.published = published
@@ -222,13 +222,13 @@ class Cluster:
 
     # Waste
 
-    def waste(self) -> tuple[WasteStatement, WasteSource]:
+    def waste(self, by: GroupBy) -> WasteAnswer:
         state = self.published.state
         offset = self._previous.clock_offset if self._previous else 0.0
         since = self._waste_since if self._waste_since is not None else self._counting_since
         with self._waste_lock:
-            statement = self._waste.statement(offset, None if since is None else since + offset)
-        return statement, WasteSource(state.prices.source, state.simulated)
+            counted_from = None if since is None else since + offset
+            return self._waste.answer(by, offset, counted_from, state.prices.source, state.simulated)
 
     def restore_waste(self, rows: Iterable[UsageRow], since: float | None) -> None:
         """Continues to count from the usage in a history file, which begins at the Unix time `since`."""

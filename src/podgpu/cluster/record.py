@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.parts import HeldPart
-from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
+from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.view import total_of
 from podgpu.cluster.waste import RESTORED, idle_seconds
 from podgpu.history.queries import UsageRow, read_first_usage, read_usage
@@ -31,9 +31,12 @@ _PartKey = tuple[str, int | None, WorkloadKey]
 class RoundReader:
     """Reads the present state as a `HistoryRound`. Remembers when each holder was read last."""
 
-    def __init__(self, read_state: Callable[[], ClusterState | None], longest_gap: float) -> None:
+    def __init__(
+        self, read_state: Callable[[], ClusterState | None], longest_gap: float, wall: Callable[[], float]
+    ) -> None:
         """`read_state` returns None if nothing current is known. Longer gaps in seconds are not charged."""
         self._read_state = read_state
+        self._wall = wall
         self._longest_gap = longest_gap
         self._before: dict[_PartKey, tuple[float, HolderUsage | None]] = {}
 
@@ -46,15 +49,13 @@ class RoundReader:
         self._before = seen
         sums = total_of(state)
         totals = RoundTotals(sums.gpus, sums.allocated, sums.used, sums.idle, sums.broken, sums.power_watts or 0.0)
-        return HistoryRound(state.taken_at, gpus, totals)
+        return HistoryRound(self._wall(), gpus, totals)
 
     def _read_node(
         self, node: NodeEntry, state: ClusterState, seen: dict[_PartKey, tuple[float, HolderUsage | None]]
     ) -> list[GpuSample]:
         """GPUs without a UUID cannot be distinguished from those of other nodes, so they are left out."""
-        held: dict[tuple[str, int | None], list[HeldPart]] = {}
-        for part in node.held:
-            held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+        held = node.held_by_slot()
         samples = []
         for gpu in node.gpus:
             if not gpu.uuid:
@@ -159,7 +160,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
         return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
 
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
-    recorder = HistoryRecorder(RoundReader(read_state, gap), cluster.clock, directory)
+    recorder = HistoryRecorder(RoundReader(read_state, gap, cluster.clock.wall), cluster.clock, directory)
     cluster.notes_beside = recorder.warnings
     if directory:
         restore_waste(recorder, cluster.restore_waste, cluster.clock.wall())

@@ -25,6 +25,7 @@ from podgpu.cluster.parts import (
     divide_gpu,
     gpu_utilization,
     is_lost,
+    slot_model,
     sum_held,
     sum_totals,
 )
@@ -37,6 +38,7 @@ from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import (
+    Condition,
     DeviceState,
     HolderUsage,
     MigInstance,
@@ -95,7 +97,7 @@ class SlotView(_Part, kw_only=True):
     holders: list[HolderView] = []
     conditions: list[ConditionView] = []
     absent: bool = False
-    last_holders: list[Workload] = []
+    last_holders: tuple[Workload, ...] = ()
     price_per_hour: float | None = None
 
 
@@ -310,9 +312,7 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
 
 
 def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
-    held: dict[tuple[str, int | None], list[HeldPart]] = {}
-    for part in node.held:
-        held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+    held = node.held_by_slot()
     return NodeView(
         name=node.name,
         old=node.stale,
@@ -326,7 +326,7 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
 
 def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
-    conditions = [_make_condition(gpu, number) for number in range(len(gpu.conditions))]
+    conditions = [_make_condition(condition) for condition in gpu.conditions]
     instances = [(instance, part) for instance, part in divide_gpu(gpu) if instance is not None]
     view = GpuView(
         uuid=uuid,
@@ -344,7 +344,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldP
     view.utilization_ratio = _rounded(gpu_utilization(gpu) if instances else gpu.utilization_ratio)
     view.power_watts = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
     view.temperature_celsius = gpu.temperature_celsius
-    view.last_holders = list(gpu.last_holders)
+    view.last_holders = gpu.last_holders
     view.price_per_hour = _price(prices, gpu.model)
     return view
 
@@ -365,7 +365,7 @@ def _make_instance(
         part=round(part, 6),
     )
     _fill_slot(view, instance, held, conditions, is_lost(gpu))
-    view.price_per_hour = _price(prices, f"{gpu.model} MIG {instance.profile}")
+    view.price_per_hour = _price(prices, slot_model(gpu, instance))
     return view
 
 
@@ -413,8 +413,7 @@ def _power(gpu: DeviceState, usage: HolderUsage) -> float | None:
     return round(gpu.power_mw * usage.power_ratio / 1000, 1)
 
 
-def _make_condition(gpu: DeviceState, number: int) -> ConditionView:
-    condition = gpu.conditions[number]
+def _make_condition(condition: Condition) -> ConditionView:
     says, do = describe_condition(condition)
     return ConditionView(condition=condition.name, since=_rounded(condition.since, 0), says=says, do=do)
 

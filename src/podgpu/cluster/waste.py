@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, get_args
@@ -37,45 +37,6 @@ class PodId(NamedTuple):
     job: str = ""
     uid: str = ""
     container_id: str = ""
-
-
-class WasteAmounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """GPU-hours and money since counting began. `wasted` is None if nothing had a price."""
-
-    allocated_hours: float = 0.0
-    idle_hours: float = 0.0
-    wasted: float | None = None
-
-
-class WastedPod(WasteAmounts, frozen=True, kw_only=True):
-    """What a pod (or a job, or a container that is not identified further) holds now, and what it wasted."""
-
-    namespace: str = ""
-    pod: str = ""
-    job: str = ""
-    uid: str = ""
-    container_id: str = ""
-    owner: WorkloadOwner | None = None
-    gpus: float = 0.0
-    idle_gpus: float = 0.0
-    cost_per_hour: float | None = None
-    wasted_per_hour: float | None = None
-    idle_since: float | None = None  # since when nothing that it holds is used
-    ended_at: float | None = None
-
-
-class EndedPods(WasteAmounts, frozen=True, kw_only=True):
-    """Sum over the pods of one owner that ended long ago."""
-
-    namespace: str = ""
-    owner: WorkloadOwner | None = None
-
-
-class WasteStatement(msgspec.Struct, frozen=True, kw_only=True):
-    counting_since: float | None = None
-    currency: str = ""
-    pods: tuple[WastedPod, ...] = ()
-    ended: tuple[EndedPods, ...] = ()
 
 
 @dataclass(slots=True)
@@ -137,22 +98,25 @@ class WasteLedger:
                 account.ended = now
         self._close_ended(now)
 
-    def statement(self, offset: float, counting_since: float | None) -> WasteStatement:
-        """`offset`: Unix time minus monotonic time."""
-        return WasteStatement(
+    def answer(
+        self, by: GroupBy, offset: float, counting_since: float | None, prices: str, simulated: bool
+    ) -> WasteAnswer:
+        """`offset`: Unix time minus monotonic time. Rows: the most expensive first, then the longest idle."""
+        groups: dict[tuple[PodId, WorkloadOwner | None], list[_Account]] = {}
+        for pod, account in self._accounts.items():
+            groups.setdefault(_group(pod, account.owner, by), []).append(account)
+        if by != "pod":
+            for (namespace, owner), account in self._ended.items():
+                groups.setdefault((PodId(namespace), owner if by == "owner" else None), []).append(account)
+        rows = [_row(name, owner, accounts, offset) for (name, owner), accounts in groups.items()]
+        rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, row.namespace, _name(row)))
+        return WasteAnswer(
             counting_since=counting_since,
             currency=self._currency or "",
-            pods=tuple(_state_pod(pod, account, offset) for pod, account in self._accounts.items()),
-            ended=tuple(
-                EndedPods(
-                    namespace=namespace,
-                    owner=owner,
-                    allocated_hours=account.allocated / 3600,
-                    idle_hours=account.idle / 3600,
-                    wasted=account.wasted,
-                )
-                for (namespace, owner), account in self._ended.items()
-            ),
+            prices=prices,
+            simulated=simulated,
+            by=by,
+            rows=rows,
         )
 
     def restore(self, rows: Iterable[UsageRow], now: float, wall: float) -> None:
@@ -202,25 +166,6 @@ def _pod_id(holder: Workload) -> PodId:
     return PodId(holder.namespace, "", holder.job, holder.uid, holder.container_id)
 
 
-def _state_pod(pod: PodId, account: _Account, offset: float) -> WastedPod:
-    idle = [part for part in account.held if part.use == "idle"]
-    since = [part.idle_since for part in idle if part.idle_since is not None]
-    costs = [part.cost_per_hour for part in account.held if part.cost_per_hour is not None]
-    return WastedPod(
-        **pod._asdict(),
-        owner=account.owner,
-        allocated_hours=account.allocated / 3600,
-        idle_hours=account.idle / 3600,
-        wasted=account.wasted,
-        gpus=sum(part.part for part in account.held),
-        idle_gpus=sum(part.part for part in idle),
-        cost_per_hour=sum(costs) if costs else None,
-        wasted_per_hour=sum(part.cost_per_hour or 0.0 for part in idle) if costs else None,
-        idle_since=max(since) if since and len(since) == len(account.held) else None,
-        ended_at=None if account.ended is None else account.ended + offset,
-    )
-
-
 # `/api/v1/waste`
 
 
@@ -253,35 +198,13 @@ class WasteAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     rows: list[WasteRow]
 
 
-class WasteSource(NamedTuple):
-    """What applies to all rows."""
-
-    prices: str = ""  # example or file; empty without prices
-    simulated: bool = False
+ReadWaste = Callable[[GroupBy], WasteAnswer]
 
 
-ReadWaste = Callable[[], tuple[WasteStatement, WasteSource]]
-
-
-def waste_rows(statement: WasteStatement, by: GroupBy) -> list[WasteRow]:
-    """The most expensive first, then the longest idle, then by name."""
-    groups: dict[tuple[PodId, WorkloadOwner | None], list[WasteAmounts]] = {}
-    for pod in statement.pods:
-        groups.setdefault(_group(pod, by), []).append(pod)
-    if by != "pod":
-        for ended in statement.ended:
-            owner = ended.owner if by == "owner" else None
-            groups.setdefault((PodId(ended.namespace), owner), []).append(ended)
-    rows = [_row(name, owner, members) for (name, owner), members in groups.items()]
-    return sorted(rows, key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, row.namespace, _name(row)))
-
-
-def _group(pod: WastedPod, by: GroupBy) -> tuple[PodId, WorkloadOwner | None]:
+def _group(pod: PodId, owner: WorkloadOwner | None, by: GroupBy) -> tuple[PodId, WorkloadOwner | None]:
     if by == "namespace":
         return PodId(pod.namespace), None
-    if by == "owner" and pod.owner is not None:
-        return PodId(pod.namespace), pod.owner
-    return PodId(pod.namespace, pod.pod, pod.job, pod.uid, pod.container_id), pod.owner
+    return (PodId(pod.namespace) if by == "owner" and owner is not None else pod), owner
 
 
 def _name(row: WasteRow) -> tuple[str, ...]:
@@ -289,38 +212,24 @@ def _name(row: WasteRow) -> tuple[str, ...]:
     return *owner, row.pod, row.job, row.uid, row.container_id
 
 
-def _row(name: PodId, owner: WorkloadOwner | None, members: Iterable[WasteAmounts]) -> WasteRow:
-    members = list(members)
-    pods = [member for member in members if isinstance(member, WastedPod)]
-    running = [pod for pod in pods if pod.ended_at is None]
-    since = [pod.idle_since for pod in running if pod.idle_since is not None]
-    ended = [pod.ended_at for pod in pods if pod.ended_at is not None]
-    wasted = [member.wasted for member in members if member.wasted is not None]
-    costs = [pod.cost_per_hour for pod in pods if pod.cost_per_hour is not None]
+def _row(name: PodId, owner: WorkloadOwner | None, accounts: Sequence[_Account], offset: float) -> WasteRow:
+    held = [part for account in accounts for part in account.held]
+    idle = [part for part in held if part.use == "idle"]
+    since = [part.idle_since for part in idle if part.idle_since is not None]
+    ended = [account.ended for account in accounts if account.ended is not None]
+    wasted = [account.wasted for account in accounts if account.wasted is not None]
+    costs = [part.cost_per_hour for part in held if part.cost_per_hour is not None]
     return WasteRow(
         **name._asdict(),
         owner=owner,
-        gpus=round(sum(pod.gpus for pod in pods), _DIGITS),
-        idle_gpus=round(sum(pod.idle_gpus for pod in pods), _DIGITS),
-        idle_hours=round(sum(member.idle_hours for member in members), _DIGITS),
-        allocated_hours=round(sum(member.allocated_hours for member in members), _DIGITS),
+        gpus=round(sum(part.part for part in held), _DIGITS),
+        idle_gpus=round(sum(part.part for part in idle), _DIGITS),
+        idle_hours=round(sum(account.idle for account in accounts) / 3600, _DIGITS),
+        allocated_hours=round(sum(account.allocated for account in accounts) / 3600, _DIGITS),
         wasted=round(sum(wasted), _DIGITS) if wasted else None,
         cost_per_hour=round(sum(costs), _DIGITS) if costs else None,
-        idle_since=round(max(since)) if since and len(since) == len(running) else None,
-        ended_at=round(max(ended)) if ended and len(ended) == len(pods) else None,
-    )
-
-
-def encode_waste(statement: WasteStatement, by: GroupBy, source: WasteSource) -> bytes:
-    return msgspec.json.encode(
-        WasteAnswer(
-            counting_since=statement.counting_since,
-            currency=statement.currency,
-            prices=source.prices,
-            simulated=source.simulated,
-            by=by,
-            rows=waste_rows(statement, by),
-        )
+        idle_since=round(max(since)) if since and len(since) == len(held) else None,
+        ended_at=round(max(ended) + offset) if ended and not held else None,
     )
 
 
@@ -331,14 +240,14 @@ _COLUMNS = (
 )
 
 
-def encode_waste_csv(statement: WasteStatement, by: GroupBy, source: WasteSource) -> bytes:
+def encode_waste_csv(answer: WasteAnswer) -> bytes:
     """With a header. Unknown values are empty cells, times are in UTC."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, restval="", lineterminator="\r\n", extrasaction="ignore")
     writer.writeheader()
-    for row in waste_rows(statement, by):
+    for row in answer.rows:
         cells = {name: value for name, value in msgspec.structs.asdict(row).items() if value is not None}
-        cells |= {"currency": statement.currency, "prices": source.prices}
+        cells |= {"currency": answer.currency, "prices": answer.prices}
         if row.owner is not None:
             cells |= {"owner_kind": row.owner.kind, "owner_name": row.owner.name}
         for column in ("idle_since", "ended_at"):
@@ -353,8 +262,8 @@ def escape_cell(text: str) -> str:
     return f"'{text}" if text.lstrip(" ").startswith(_FORMULA_STARTS) else text
 
 
-def csv_name(by: GroupBy, source: WasteSource) -> str:
-    return f"podgpu-waste-by-{by}{'-SIMULATED' if source.simulated else ''}.csv"
+def csv_name(answer: WasteAnswer) -> str:
+    return f"podgpu-waste-by-{answer.by}{'-SIMULATED' if answer.simulated else ''}.csv"
 
 
 def parse_waste_query(query: Mapping[str, str]) -> tuple[GroupBy, Format]:

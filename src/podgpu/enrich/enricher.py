@@ -178,7 +178,8 @@ class Enricher:
     def _complete_devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
         devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices.values())
-        return self._companion.complete(devices)
+        self._companion.update()
+        return tuple(self._companion.complete(device) for device in devices)
 
     def _write(self, content: bytes) -> None:
         try:

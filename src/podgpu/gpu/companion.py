@@ -6,7 +6,7 @@ A missing or hanging driver does not affect the feed: it is read in its own thre
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,17 +24,16 @@ class CompanionDriver:
         self._gpus: frozenset[str] = frozenset()
         self._update: threading.Thread | None = None
 
-    def complete(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        """Returns the devices with the driver's details. While an update hangs, the last known ones are used."""
+    def update(self) -> None:
+        """Reads the driver's details. While an update hangs, the last known ones are used."""
         if self._driver is not None and (self._update is None or not self._update.is_alive()):
             self._update = threading.Thread(
                 target=self._read_driver, args=(self._driver,), name="companion-driver", daemon=True
             )
             self._update.start()
             self._update.join(_WAIT_SECONDS)
-        return tuple(self._complete(device) for device in devices)
 
-    def _complete(self, device: Device) -> Device:
+    def complete(self, device: Device) -> Device:
         known = self._devices.get(device.key)
         if known is None:
             return device

@@ -72,7 +72,8 @@ class ExporterTelemetry(UsageFromCompanion):
         if self._device_name_ids:
             devices = tuple(replace(device, minor=device.index) for device in devices)
         self._read_values(exposition)
-        self._devices = {device.key: device for device in self._companion.complete(devices)}
+        self._companion.update()
+        self._devices = {device.key: self._companion.complete(device) for device in devices}
         self._record_xids()
         return Inventory(tuple(device for device in self._devices.values() if not device.is_instance))
 

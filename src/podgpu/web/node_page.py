@@ -17,7 +17,7 @@ from podgpu.cluster.record import LONGEST_GAP, RoundReader, restore_waste
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
+from podgpu.cluster.waste import GroupBy, WasteAnswer, WasteLedger
 from podgpu.errors import StartError
 from podgpu.history.queries import UsageRow
 from podgpu.history.recorder import HistoryRecorder
@@ -101,7 +101,7 @@ class NodeWaste:
         self._prices = prices or no_prices
         self._ledger = WasteLedger()
         self._since: float | None = None  # monotonic
-        self._source = WasteSource()
+        self._source = "", False  # of the prices; whether figures are simulated
         self._lock = threading.Lock()
         self._faults: FaultLog[str] = FaultLog(agent.clock.monotonic, _LOG_SECONDS)
         self._stopping = threading.Event()
@@ -114,18 +114,18 @@ class NodeWaste:
             state = build_state(agent, self._prices)
             now = agent.clock.monotonic()
             self._since = now if self._since is None else self._since
-            self._source = WasteSource(state.prices.source, state.simulated)
+            self._source = state.prices.source, state.simulated
             if not state.nodes[0].stale:
                 longest_gap = max(agent.settings.stale_after, _MAX_MISSED * WASTE_SECONDS)
                 self._ledger.update(state, now, longest_gap)
 
-    def statement(self) -> tuple[WasteStatement, WasteSource]:
+    def answer(self, by: GroupBy) -> WasteAnswer:
         if self._since is None:
             self.update()
         with self._lock:
             offset = self._agent.clock.wall() - self._agent.clock.monotonic()
             since = None if self._since is None else self._since + offset
-            return self._ledger.statement(offset, since), self._source
+            return self._ledger.answer(by, offset, since, *self._source)
 
     def restore(self, rows: Iterable[UsageRow], since: float | None) -> None:
         """Continues from the usage in a history file, which begins at the Unix time `since`."""
@@ -165,7 +165,7 @@ def node_recorder(
     def read_state() -> ClusterState | None:
         return build_state(agent, prices or no_prices) if agent.is_fresh(agent.published) else None
 
-    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP), agent.clock, directory)
+    recorder = HistoryRecorder(RoundReader(read_state, LONGEST_GAP, agent.clock.wall), agent.clock, directory)
     agent.notes_beside = recorder.warnings
     if directory and waste is not None:
         restore_waste(recorder, waste.restore, agent.clock.wall())

@@ -21,7 +21,6 @@ from podgpu.cluster.waste import (
     GroupBy,
     ReadWaste,
     csv_name,
-    encode_waste,
     encode_waste_csv,
     parse_waste_query,
 )
@@ -184,13 +183,13 @@ def _range(request: web.Request) -> int:
 
 def _waste(waste: ReadWaste) -> Handler:
     def make(by: GroupBy, form: Format) -> tuple[Body, dict[str, str]]:
-        statement, source = waste()
+        answer = waste(by)
         if form == "json":
-            content, headers = encode_waste(statement, by, source), JSON_HEADERS
+            content, headers = msgspec.json.encode(answer), JSON_HEADERS
         else:
-            content, headers = encode_waste_csv(statement, by, source), {**PAGE_HEADERS}
+            content, headers = encode_waste_csv(answer), {**PAGE_HEADERS}
             headers["Content-Type"] = "text/csv; charset=utf-8"
-            headers["Content-Disposition"] = f'attachment; filename="{csv_name(by, source)}"'
+            headers["Content-Disposition"] = f'attachment; filename="{csv_name(answer)}"'
         body, etag = _compress(content)
         return body, {**headers, "ETag": etag}
 

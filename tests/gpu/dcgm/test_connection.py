@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,34 +53,6 @@ def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
     bench.double.tick()
     bench.double.speak(0)
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
-
-
-def test_tries_are_spaced_from_one_second_to_thirty(bench: Bench) -> None:
-    bench.telemetry.inventory()
-    bench.double.call("disconnect")
-    refusal(bench)
-    bench.double.call("connect_code", -21)
-    tries = []
-    began = bench.clock.monotonic()
-    before = _tries(bench)
-    for _ in range(1300):
-        assert refusal(bench).reason == "host_engine_unreachable"
-        if _tries(bench) != before:
-            tries.append(round(bench.clock.monotonic() - began, 1))
-            before = _tries(bench)
-        bench.pass_time(0.1)
-    gaps = [round(b - a) for a, b in pairwise(tries)]
-    assert tries[0] == 0.0
-    assert gaps[:6] == [1, 2, 4, 8, 16, 30]
-    assert set(gaps[5:]) == {30}
-    bench.double.call("connect_code", 0)
-    bench.pass_time(30.0)
-    assert len(bench.telemetry.inventory().gpus) == 2
-
-
-def _tries(bench: Bench) -> int:
-    """Times that connecting was tried."""
-    return bench.double.told("tries")
 
 
 def test_a_call_in_flight_keeps_the_connection(bench: Bench) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from podgpu.gpu.dcgm.values import substitute_fields
 from podgpu.metrics.fields import fields
-from podgpu.metrics.names import successors
 from tests.gpu.dcgm.double import FB_USED, GPU, UTIL, Bench, of_gpu
 
 UTIL_RATIO, FB_BYTES, CLOCK, CLOCK_HERTZ, ENERGY, JOULES = 1613, 1627, 100, 1603, 156, 1611
@@ -53,15 +51,3 @@ def test_an_older_engine_is_asked_for_the_old_ones(bench: Bench, version: str) -
         JOULES: 12,
     }
     assert watched(bench) == set(OLD)
-
-
-@pytest.mark.parametrize("version", [(), (3, 3, 9), (4, 6, 1), (4, 7, 0)])
-def test_nothing_wanted_is_forgotten_and_nothing_asked_twice(version: tuple[int, ...]) -> None:
-    wanted = [f for f in fields().values() if f.recipe is not None]
-    asked = substitute_fields(version, wanted)
-    numbers = [f.id for f in asked.fields]
-    assert len(numbers) == len(set(numbers))
-    assert {f.id for f in wanted} <= set(numbers) | {f.id for f, _, _ in asked.substitutes}
-    assert all(number in numbers for _, number, _ in asked.substitutes)
-    assert (version >= (4, 7)) == (not asked.substitutes)
-    assert len(successors()) >= len(asked.substitutes)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
@@ -18,7 +16,6 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, Usag
 from podgpu.gpu.dcgm import structs as s
 from podgpu.workers import DriverLock
 
-_log = logging.getLogger(__name__)
 SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
 _MAJORS = (3, 4)
@@ -177,7 +174,6 @@ def translate(code: int, what: str) -> SourceError:
 DEFAULT_PORT = 5555
 LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
 _CONNECT_MS = 2000
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
 _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
 
@@ -223,13 +219,11 @@ class DcgmConnection:
         address: EngineAddress | None = None,
         library_path: str = "",
         log_level: str = "",
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Without an address an engine runs inside this process. Without `log_level` DCGM logs nothing."""
         self._address = address
         self._library_path = library_path
         self._log_level = log_level
-        self._clock = clock
         self._library: DcgmLibrary | None = None
         self.engine_version: Version = ()
         self._handle = 0
@@ -238,10 +232,6 @@ class DcgmConnection:
         self._lock = DriverLock("DCGM")
         self.hold = self._lock.hold
         """Encloses every group of calls, so that `close` does not disconnect during a call."""
-        self._retry_seconds = _MIN_RETRY_SECONDS
-        self._retry_at = float("-inf")
-        self._error: SourceError | None = None
-        self._warned_about: Version = ()
 
     @property
     def is_open(self) -> bool:
@@ -258,20 +248,8 @@ class DcgmConnection:
         return self._library.version if self._library is not None else ()
 
     def open(self) -> None:
-        """Connects, or starts the engine. Raises SourceError, also while backing off after a failure."""
-        self._lock.open(self._start)
-
-    def _start(self) -> None:
-        if self._error is not None and self._clock() < self._retry_at:
-            raise DriverGone(str(self._error), self._error.reason)
-        try:
-            self._connect()
-        except SourceError as e:
-            self._error = e
-            self._retry_at = self._clock() + self._retry_seconds
-            self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
-            raise
-        self._error, self._retry_seconds, self.lost = None, _MIN_RETRY_SECONDS, False
+        """Connects, or starts the engine. Raises SourceError."""
+        self._lock.open(self._connect)
 
     def _connect(self) -> None:
         if self._library is None:
@@ -293,6 +271,7 @@ class DcgmConnection:
             if e.reason == "version_mismatch":
                 raise self._make_mismatch_error() from e
             raise
+        self.lost = False
 
     def _start_embedded(self) -> int:
         parameters = s.make_struct(s.StartEmbeddedV2Params)
@@ -322,18 +301,8 @@ class DcgmConnection:
         self.library.call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
         ours = self.library.version
-        if not ours or not self.engine_version:
-            return
-        if ours[0] != self.engine_version[0]:
+        if ours and self.engine_version and ours[0] != self.engine_version[0]:
             raise self._make_mismatch_error()
-        if ours < self.engine_version and self._warned_about != self.engine_version:
-            self._warned_about = self.engine_version
-            _log.warning(
-                "libdcgm %s is older than the host engine %s: its new fields have no series; "
-                "update datacenter-gpu-manager in podgpu's image",
-                format_version(ours),
-                format_version(self.engine_version),
-            )
 
     def _make_mismatch_error(self) -> DriverGone:
         engine = f"has version {format_version(self.engine_version)}" if self.engine_version else "has another version"

@@ -124,9 +124,12 @@ class XidReader:
         self._events: list[ErrorEvent] = []
 
     def read(
-        self, connection: DcgmConnection, groups: Sequence[tuple[int, Sequence[int]]], devices: Mapping[Entity, str]
+        self, connection: DcgmConnection, groups: Sequence[tuple[int, int]], devices: Mapping[Entity, str]
     ) -> None:
-        """`devices`: device keys by entity. Samples from before the first call are ignored."""
+        """`groups`: pairs of entity group and field group. `devices`: device keys by entity.
+
+        Samples from before the first call are ignored.
+        """
         if not groups:
             return
         samples: list[tuple[int, Entity, int]] = []
@@ -139,9 +142,8 @@ class XidReader:
 
         callback = s.OnValues(add_values)
         since = max(max(self._last.values(), default=0) - _OVERLAP_US, 0)
-        for group, field_groups in groups:
-            for field_group in field_groups:
-                connection.call("dcgmGetValuesSince_v2", group, field_group, since, byref(c_int64()), callback, None)
+        for group, field_group in groups:
+            connection.call("dcgmGetValuesSince_v2", group, field_group, since, byref(c_int64()), callback, None)
         for timestamp, entity, xid in sorted(samples):
             if timestamp > self._last.get(entity, 0):
                 self._last[entity] = timestamp

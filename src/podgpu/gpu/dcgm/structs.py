@@ -24,7 +24,7 @@ from ctypes import (
     sizeof,
 )
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 Handle = c_size_t
 """dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t have the size of a pointer."""
@@ -64,165 +64,97 @@ class FieldType(IntEnum):
     TIME = ord("t")
 
 
-class EntityStatus(IntEnum):
-    LOST = 4
-    DISABLED = 6
-    DETACHED = 7
+def _struct(number: int = 0, /, **members: Any) -> Any:
+    """Makes a structure of these members. `number`: its version; 0: it has no version word."""
+    version = {"version": c_uint32} if number else {}
+    return type("Struct", (Structure,), {"_fields_": list((version | members).items()), "STRUCT_VERSION": number})
+
+
+def make_struct(kind: Any) -> Any:
+    """Returns an empty structure with the version word that libdcgm requires."""
+    return kind(version=version_word(kind))
+
+
+def version_word(kind: Any) -> int:
+    return sizeof(kind) | int(kind.STRUCT_VERSION) << 24
+
+
+def make_link_id(owner: EntityGroup, owner_id: int, index: int) -> int:
+    """Returns the entity id of an NVLink (dcgm_link_t, DCGM 4)."""
+    return owner | index << 8 | owner_id << 24
 
 
 _Text = c_char * 256
-_VERSION = ("version", c_uint32)
-_S = TypeVar("_S", bound=Structure)
-
-
-def _uint32(*names: str) -> list[tuple[str, type]]:
-    return [(name, c_uint32) for name in names]
-
-
-class EntityPair(Structure):
-    _fields_ = [("group", c_int32), ("id", c_uint32)]
-
-
-class ConnectV2Params(Structure):
-    STRUCT_VERSION = 2
-    _fields_ = _uint32("version", "persistAfterDisconnect", "timeoutMs", "addressIsUnixSocket")
-
-
-class StartEmbeddedV2Params(Structure):
-    STRUCT_VERSION = 1  # accepted by every library since 2.x
-    _fields_ = [
-        *(_VERSION, ("opMode", c_int), ("dcgmHandle", Handle), ("logFile", c_char_p)),
-        *(("severity", c_int), ("denyListCount", c_uint32), ("denyList", c_uint32 * 10)),
-    ]
-
-
-class VersionInfo(Structure):
-    STRUCT_VERSION = 2
-    _fields_ = [_VERSION, ("text", c_char * 512)]
+EntityPair = _struct(group=c_int32, id=c_uint32)
+ConnectV2Params = _struct(2, persistAfterDisconnect=c_uint32, timeoutMs=c_uint32, addressIsUnixSocket=c_uint32)
+StartEmbeddedV2Params = _struct(  # version 1 is accepted by every library since 2.x
+    1,
+    opMode=c_int,
+    dcgmHandle=Handle,
+    logFile=c_char_p,
+    severity=c_int,
+    denyListCount=c_uint32,
+    denyList=c_uint32 * 10,
+)
+VersionInfo = _struct(2, text=c_char * 512)
 
 
 class FieldPayload(Union):
     _fields_ = [("i64", c_int64), ("dbl", c_double), ("str", _Text), ("blob", c_char * 4096)]
 
 
-class FieldValueV1(Structure):
-    STRUCT_VERSION = 1
-    _fields_ = [
-        *(_VERSION, ("fieldId", c_uint16), ("fieldType", c_uint16), ("status", c_int32)),
-        *(("ts", c_int64), ("value", FieldPayload)),
-    ]
-
-
-class FieldValueV2(Structure):
-    STRUCT_VERSION = 2
-    _fields_ = [
-        *(_VERSION, ("entityGroupId", c_int32), ("entityId", c_uint32), ("fieldId", c_uint16), ("fieldType", c_uint16)),
-        *(("status", c_int32), ("unused", c_uint32), ("ts", c_int64), ("value", FieldPayload)),
-    ]
-
-
+_FIELD: dict[str, Any] = {"fieldId": c_uint16, "fieldType": c_uint16, "status": c_int32}
+_VALUE: dict[str, Any] = {"ts": c_int64, "value": FieldPayload}
+FieldValueV1 = _struct(1, **_FIELD, **_VALUE)
+FieldValueV2 = _struct(2, entityGroupId=c_int32, entityId=c_uint32, **_FIELD, unused=c_uint32, **_VALUE)
 OnValues = CFUNCTYPE(c_int, c_int32, c_uint32, POINTER(FieldValueV1), c_int32, c_void_p)
 
-
-class MigEntry(Structure):
-    _fields_ = [
-        *(("entity", EntityPair), ("parent", EntityPair), ("gpuUuid", c_char * 128)),
-        *_uint32("nvmlGpuIndex", "nvmlInstanceId", "nvmlComputeInstanceId", "nvmlMigProfileId", "nvmlProfileSlices"),
-    ]
-
-
-class MigHierarchy(Structure):
-    STRUCT_VERSION = 2
-    _fields_ = [_VERSION, ("count", c_uint32), ("entries", MigEntry * 448)]
-
-
-class Identifiers(Structure):
-    _fields_ = [
-        *(_VERSION, ("brandName", _Text), ("deviceName", _Text), ("pciBusId", _Text), ("serial", _Text)),
-        *(("uuid", _Text), ("vbios", _Text), ("inforomImageVersion", _Text)),
-        *(*_uint32("pciDeviceId", "pciSubSystemId"), ("driverVersion", _Text), ("virtualizationMode", c_uint32)),
-    ]
-
-
-class DeviceAttributes(Structure):
-    STRUCT_VERSION = 3
-    _fields_ = [
-        *(_VERSION, ("clockSets", c_char * 3080), ("thermal", c_uint32 * 3), ("powerLimits", c_uint32 * 6)),
-        *(("identifiers", Identifiers), ("memoryUsage", c_uint32 * 5), ("settings", c_uint32 * 4)),
-    ]
-
-    @property
-    def mig_enabled(self) -> bool:
-        return bool(self.settings[2] == 1)
-
-
-class Incident(Structure):
-    _fields_ = [
-        *(("system", c_uint32), ("health", c_int32), ("message", c_char * 1024)),
-        *(("code", c_uint32), ("entity", EntityPair)),
-    ]
-
-
-class HealthResponseV4(Structure):
-    STRUCT_VERSION = 4
-    _fields_ = [_VERSION, ("overallHealth", c_int32), ("incidentCount", c_uint32), ("incidents", Incident * 64)]
-
-
-class HealthResponseV5(Structure):
-    STRUCT_VERSION = 5
-    _fields_ = [_VERSION, ("overallHealth", c_int32), ("incidentCount", c_uint32), ("incidents", Incident * 1024)]
-
-
-class GpuLinks(Structure):
-    _fields_ = [("entityId", c_uint32), ("linkState", c_int32 * 18)]
-
-
-class SwitchLinks(Structure):
-    _fields_ = [("entityId", c_uint32), ("linkState", c_int32 * 256)]
-
-
-class NvLinkStatus(Structure):
-    STRUCT_VERSION = 4  # accepted by every DCGM 4; 4.6 also has a wider one
-    _fields_ = [
-        *(_VERSION, ("numGpus", c_uint32), ("gpus", GpuLinks * MAX_GPUS)),
-        *(("numNvSwitches", c_uint32), ("nvSwitches", SwitchLinks * 12)),
-    ]
-
-
-class GpuPeers(Structure):
-    _fields_ = [("entityId", c_uint32), ("linkStatus", c_int32 * MAX_GPUS)]
-
-
-class NvLinkP2PStatus(Structure):
-    STRUCT_VERSION = 1
-    _fields_ = [_VERSION, ("numGpus", c_uint32), ("gpus", GpuPeers * MAX_GPUS)]
-
-
-class OwnedCores(Structure):
-    _fields_ = [_VERSION, ("bitmask", c_uint64 * 16)]
-
-
-class CpuCores(Structure):
-    _fields_ = [("cpuId", c_uint32), ("cores", OwnedCores)]
-
-
-class CpuHierarchy(Structure):
-    STRUCT_VERSION = 1
-    _fields_ = [_VERSION, ("numCpus", c_uint32), ("cpus", CpuCores * 8)]
-
-
-def make_struct(kind: type[_S]) -> _S:
-    """Returns an empty structure with the version word that libdcgm requires."""
-    struct = kind()
-    struct.version = version_word(kind)
-    return struct
-
-
-def version_word(kind: type[Structure]) -> int:
-    version: Any = kind.STRUCT_VERSION
-    return sizeof(kind) | int(version) << 24
-
-
-def make_link_id(owner: EntityGroup, owner_id: int, index: int) -> int:
-    """Returns the entity id of an NVLink (dcgm_link_t, DCGM 4)."""
-    return owner | index << 8 | owner_id << 24
+MigEntry = _struct(
+    entity=EntityPair,
+    parent=EntityPair,
+    gpuUuid=c_char * 128,
+    nvmlGpuIndex=c_uint32,
+    nvmlInstanceId=c_uint32,
+    nvmlComputeInstanceId=c_uint32,
+    nvmlMigProfileId=c_uint32,
+    nvmlProfileSlices=c_uint32,
+)
+MigHierarchy = _struct(2, count=c_uint32, entries=MigEntry * 448)
+Identifiers = _struct(
+    version=c_uint32,
+    brandName=_Text,
+    deviceName=_Text,
+    pciBusId=_Text,
+    serial=_Text,
+    uuid=_Text,
+    vbios=_Text,
+    inforomImageVersion=_Text,
+    pciDeviceId=c_uint32,
+    pciSubSystemId=c_uint32,
+    driverVersion=_Text,
+    virtualizationMode=c_uint32,
+)
+DeviceAttributes = _struct(
+    3,
+    clockSets=c_char * 3080,
+    thermal=c_uint32 * 3,
+    powerLimits=c_uint32 * 6,
+    identifiers=Identifiers,
+    memoryUsage=c_uint32 * 5,
+    settings=c_uint32 * 4,  # the third is the MIG mode
+)
+Incident = _struct(system=c_uint32, health=c_int32, message=c_char * 1024, code=c_uint32, entity=EntityPair)
+HealthResponseV4, HealthResponseV5 = (
+    _struct(number, overallHealth=c_int32, incidentCount=c_uint32, incidents=Incident * incidents)
+    for number, incidents in ((4, 64), (5, 1024))
+)
+GpuLinks = _struct(entityId=c_uint32, linkState=c_int32 * 18)
+SwitchLinks = _struct(entityId=c_uint32, linkState=c_int32 * 256)
+NvLinkStatus = _struct(  # version 4 is accepted by every DCGM 4; 4.6 also has a wider one
+    4, numGpus=c_uint32, gpus=GpuLinks * MAX_GPUS, numNvSwitches=c_uint32, nvSwitches=SwitchLinks * 12
+)
+GpuPeers = _struct(entityId=c_uint32, linkStatus=c_int32 * MAX_GPUS)
+NvLinkP2PStatus = _struct(1, numGpus=c_uint32, gpus=GpuPeers * MAX_GPUS)
+OwnedCores = _struct(version=c_uint32, bitmask=c_uint64 * 16)
+CpuCores = _struct(cpuId=c_uint32, cores=OwnedCores)
+CpuHierarchy = _struct(1, numCpus=c_uint32, cpus=CpuCores * 8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.device_selection import Selection
@@ -23,25 +23,23 @@ from podgpu.gpu.dcgm.values import (
     Entity,
     FieldSubstitution,
     LatestValues,
-    StalenessCheck,
+    ValueReader,
     Watch,
     Watches,
-    read_latest,
     substitute_fields,
 )
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
-from podgpu.model import Device, Reading
+from podgpu.model import Device, OtherReading, Reading, Value
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
 """Changes that the outline does not show, such as a link that came up, are seen after this time."""
-_BUS_SECONDS = 10.0
 _CLOSE_WAIT = 2.0
 _STALE_INTERVALS = 3
 _EXPORTER_FIELDS = 9000
 """Fields from here on are dcgm-exporter's, not DCGM's."""
-_XID, _MIG_XID = "XID", "XID of MIG"
+_XID_WATCHES = "XID", "XID of MIG"
 """Separate watches, because an engine may refuse one of them."""
 _XID_KEEP_SECONDS = 600.0
 
@@ -74,14 +72,11 @@ class DcgmTelemetry(UsageFromCompanion):
         `count_expected`: number of GPUs on the PCI bus, None if unknown.
         """
         self._settings = settings or DcgmSettings()
-        self._connection = DcgmConnection(
-            self._settings.address, self._settings.library, self._settings.log_level, clock
-        )
+        self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
         self._companion = CompanionDriver(driver)
         self._count_expected = count_expected
         self._clock = clock
         self.expected: int | None = None
-        self._bus_read_at = float("-inf")
         self._outline: Outline | None = None
         self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
@@ -89,7 +84,7 @@ class DcgmTelemetry(UsageFromCompanion):
         self._watch_lock = threading.Lock()
         self._watches = Watches(self._connection)
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
-        self._staleness: dict[tuple[str, float], StalenessCheck] = {}
+        self._values = ValueReader(self._connection, clock)
         self._xids = XidReader()
         self._health = HealthReader()
 
@@ -112,8 +107,6 @@ class DcgmTelemetry(UsageFromCompanion):
         return lane
 
     def inventory(self) -> Inventory:
-        if self._clock() - self._bus_read_at >= _BUS_SECONDS:
-            self.expected, self._bus_read_at = self._count_expected(), self._clock()
         if self._connection.lost and not self._close(_CLOSE_WAIT):
             raise SourceError("connection_lost", "the connection to DCGM was lost, and a call over it has not returned")
         if not self._connection.is_open:
@@ -122,20 +115,19 @@ class DcgmTelemetry(UsageFromCompanion):
         with self._connection.hold():
             self._follow_layout()
             self._read_health()
-        self._companion.complete(())
+        self._companion.update()
         layout = self._layout
-        return Inventory(tuple(gpu.device for gpu in layout.gpus.values()), dict(layout.unreachable))
+        gpus = tuple(self._companion.complete(gpu.device) for gpu in layout.gpus.values())
+        return Inventory(gpus, dict(layout.unreachable))
 
     def _follow_layout(self) -> None:
         outline, now = read_outline(self._connection), self._clock()
         if outline == self._outline and now - self._layout_read_at < _LAYOUT_SECONDS:
             return
-        layout = read_layout(self._connection, outline)
-        devices = [d for gpu in layout.gpus.values() for d in gpu.devices.values()]
-        complete = {old.key: new for old, new in zip(devices, self._companion.complete(devices), strict=True)}
-        layout = replace(layout, gpus={uuid: gpu.replace_devices(complete) for uuid, gpu in layout.gpus.items()})
+        layout = read_layout(self._connection, outline, self._settings.switches, self._settings.cpus)
         if outline != self._outline:
             _log.info("dcgm: %d GPUs, %d of them unreachable", len(outline.states), len(layout.unreachable))
+        self.expected = self._count_expected()
         self._outline, self._layout, self._layout_read_at = outline, layout, now
 
     def _read_health(self) -> None:
@@ -150,31 +142,33 @@ class DcgmTelemetry(UsageFromCompanion):
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
-            layout = self._layout
-            entities = layout.gpus.get(gpu.uuid)
+            entities = self._layout.gpus.get(gpu.uuid)
             if entities is None:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
             lane = self._find_lane(fields)
-            self._update_watches(layout)
+            self._update_watches()
             return self._read_gpu(entities, lane)
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
-            others = list(self._layout.select_others(self._settings.switches, self._settings.cpus))
+            others = self._layout.others
             if not any(_select_fields(fields, other.kind) for other in others):
                 return GpuAnswer(())
             lane = self._find_lane(fields)
-            self._update_watches(self._layout)
-            latest = self._read_latest("node", {other.entity: other.kind for other in others}, lane)
-        readings = tuple(other.make_reading(latest.values[other.entity]) for other in others)
+            self._update_watches()
+            latest = self._read_latest({other.entity: other.kind for other in others}, lane)
+        readings = tuple(
+            OtherReading("LINK" if other.kind == SWITCH_LINK else other.kind, other.labels, latest.values[other.entity])
+            for other in others
+        )
         return GpuAnswer((), dropped=tuple(latest.dropped), errors=_deduplicate(latest.errors), others=readings)
 
     def _read_gpu(self, gpu: GpuEntities, lane: Lane) -> GpuAnswer:
-        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.link_entities, "LINK")
-        latest = self._read_latest(gpu.device.uuid, kinds, lane)
+        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.links, "LINK")
+        latest = self._read_latest(kinds, lane)
         if gpu.entity in latest.lost:
             raise latest.lost[gpu.entity]
-        devices = gpu.devices
+        devices = {entity: self._companion.complete(device) for entity, device in gpu.devices.items()}
         readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
         readings[0] = replace(readings[0], details=self._health.details.get(gpu.id, ()))
         failed = self._health.errors
@@ -186,32 +180,30 @@ class DcgmTelemetry(UsageFromCompanion):
             unsupported=tuple(sorted(unsupported)),
             dropped=tuple(latest.dropped),
             errors=_deduplicate([*latest.errors, *errors]),
-            others=tuple(gpu.make_link_readings(latest.values)),
-            reports_errors=not self._watches.refused(_XID),
+            others=tuple(_make_link_readings(devices[gpu.entity], gpu.links, latest.values)),
+            reports_errors=not self._watches.find(_XID_WATCHES[0]).refused,
             links_up=len(gpu.links) or None,
         )
 
-    def _read_latest(self, owner: str, kinds: Mapping[Entity, str], lane: Lane) -> LatestValues:
-        max_age = _STALE_INTERVALS * lane.interval
-        staleness = self._staleness.setdefault((owner, max_age), StalenessCheck(max_age, self._clock))
+    def _read_latest(self, kinds: Mapping[Entity, str], lane: Lane) -> LatestValues:
         latest = LatestValues({entity: {} for entity in kinds})
         substitution = self._substitute(lane)
         for kind in dict.fromkeys(kinds.values()):
             entities = [e for e, k in kinds.items() if k == kind]
-            refused = self._watches.refused(_name_watch(kind, lane, self._lanes))
+            refused = self._watches.find((kind, id(lane))).refused
             latest.unsupported += [(entity, i) for entity in entities for i in refused]
             watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in refused]
             if watched:
-                read_latest(self._connection, entities, watched, staleness, latest)
+                self._values.read(entities, watched, _STALE_INTERVALS * lane.interval, latest)
         substitution.apply(latest)
         return latest
 
     def _substitute(self, lane: Lane) -> FieldSubstitution:
         return substitute_fields(min(self.versions), lane.fields)
 
-    def _update_watches(self, layout: NodeLayout) -> None:
+    def _update_watches(self) -> None:
         with self._watch_lock:
-            lanes = self._lanes
+            layout, lanes = self._layout, self._lanes
             if self._watched is not None and self._watched[0] is layout and self._watched[1] is lanes:
                 return
             self._watches.update(self._make_watches(layout, lanes))
@@ -221,36 +213,36 @@ class DcgmTelemetry(UsageFromCompanion):
             # The first reading finds the XIDs from before podgpu started, so it must not wait for the next turn.
             self._read_xids(layout)
 
-    def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[str, Watch]:
+    def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[Hashable, Watch]:
         gpus = layout.gpus.values()
         entities: dict[str, list[Entity]] = {
             "GPU": [gpu.entity for gpu in gpus],
             "GPU_I": [e for gpu in gpus for e in gpu.instances],
-            "LINK": [e for gpu in gpus for e in gpu.link_entities],
+            "LINK": [e for gpu in gpus for e in gpu.links],
         }
-        for other in layout.select_others(self._settings.switches, self._settings.cpus):
+        for other in layout.others:
             entities.setdefault(other.kind, []).append(other.entity)
-        watches: dict[str, Watch] = {}
+        watches: dict[Hashable, Watch] = {}
         for lane in lanes:
             read = self._substitute(lane).fields
             for kind, some in entities.items():
-                watches[_name_watch(kind, lane, lanes)] = Watch(
+                watches[kind, id(lane)] = Watch(
                     tuple(some), _select_fields(read, kind), lane.keep_age, lane.interval, lane.keep_samples
                 )
-        xid, interval = (fields()[XID_FIELD],), self._settings.interval
-        migs = tuple(e for e in layout.xid_entities if e.group != EntityGroup.GPU)
-        watches[_XID] = Watch(tuple(entities["GPU"]), xid, _XID_KEEP_SECONDS, interval)
-        watches[_MIG_XID] = Watch(migs, xid, _XID_KEEP_SECONDS, interval)
-        return {kind: watch for kind, watch in watches.items() if watch.entities and watch.fields}
+        migs = [e for e in layout.xid_entities if e.group != EntityGroup.GPU]
+        for name, some in zip(_XID_WATCHES, (entities["GPU"], migs), strict=True):
+            watches[name] = Watch(tuple(some), (fields()[XID_FIELD],), _XID_KEEP_SECONDS, self._settings.interval)
+        return {name: watch for name, watch in watches.items() if watch.entities and watch.fields}
 
     def _read_xids(self, layout: NodeLayout) -> None:
-        groups = [*self._watches.groups(_XID), *self._watches.groups(_MIG_XID)]
-        self._xids.read(self._connection, groups, layout.xid_entities)
+        watches = [self._watches.find(name) for name in _XID_WATCHES]
+        pairs = [(group, fields) for watch in watches for group in watch.groups for fields in watch.field_groups]
+        self._xids.read(self._connection, pairs, layout.xid_entities)
 
     def _find_gpu_groups(self, lanes: Sequence[Lane]) -> list[int]:
         """Returns groups with all GPUs: those of the first lane that reads any GPU field."""
-        groups = (self._watches.groups(_name_watch("GPU", lane, lanes)) for lane in lanes)
-        return [group for group, _ in next(filter(None, groups), ())]
+        groups = (self._watches.find(("GPU", id(lane))).groups for lane in lanes)
+        return next(filter(None, groups), [])
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
@@ -272,9 +264,20 @@ class DcgmTelemetry(UsageFromCompanion):
         return True
 
 
-def _name_watch(kind: str, lane: Lane, lanes: Sequence[Lane]) -> str:
-    number = next((n for n, other in enumerate(lanes) if other is lane), 0)
-    return f"{kind} every {lane.interval:g} s ({number})" if number else kind
+def _make_link_readings(
+    gpu: Device, links: Mapping[Entity, int], values: Mapping[Entity, Mapping[int, Value]]
+) -> Iterator[OtherReading]:
+    """Links are numbered from 1 as in dcgm-exporter, but a link that is down keeps its number."""
+    labels = (
+        ("gpu", str(gpu.index)),
+        ("gpu_uuid", gpu.uuid),
+        ("pci_bus_id", gpu.pci_bus_id),
+        ("device", gpu.name),
+        ("model_name", gpu.model),
+    )
+    for entity, link in links.items():
+        if values.get(entity):
+            yield OtherReading("LINK", (("nvlink", str(link + 1)), *labels), values[entity])
 
 
 def _field_ids(lanes: Sequence[Lane]) -> set[int]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes import byref, c_uint16
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
 from podgpu.gpu.dcgm import structs as s
@@ -51,75 +50,78 @@ class Watch:
     fields: tuple[Field, ...]
     keep_seconds: float
     """How long the engine keeps a sample; 0: no limit."""
-    interval: float = 30.0
+    interval: float
     keep_samples: int = 0
     """How many samples the engine keeps; 0: no limit."""
 
 
+@dataclass(slots=True)
+class ActiveWatch:
+    groups: list[int] = field(default_factory=list)
+    """Groups of entities."""
+    field_groups: list[int] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    """Field id -> reason word, of fields that the engine does not watch."""
+
+
+_INACTIVE = ActiveWatch()
+
+
 class Watches:
-    """The watches of one connection, by kind of entity. The engine removes them with the connection."""
+    """The watches of one connection. The engine removes them with the connection."""
 
     def __init__(self, connection: DcgmConnection) -> None:
         self._connection = connection
-        self._names = (f"podgpu-{uuid.uuid4().hex[:12]}-{n}" for n in count())
-        self._active: dict[str, _ActiveWatch] = {}
+        self._watches: Mapping[Hashable, Watch] = {}
+        self._active: dict[Hashable, ActiveWatch] = {}
 
-    def update(self, watches: Mapping[str, Watch]) -> None:
+    def update(self, watches: Mapping[Hashable, Watch]) -> None:
         """Watches exactly these. Raises SourceError; fields that cannot be watched are only refused."""
-        changed = {k: w for k, w in watches.items() if k not in self._active or w != self._active[k].watch}
-        for kind in [k for k in self._active if k in changed or k not in watches]:
-            self._active.pop(kind).remove()
-        for kind, watch in changed.items():
-            active = _ActiveWatch(self._connection, self._names, watch)
-            try:
-                active.create()
-            except SourceError:
-                active.remove()
-                raise
-            self._active[kind] = active
-            for reason in sorted(set(active.refused.values())):
-                ids = few_of(i for i, why in active.refused.items() if why == reason)
-                _log.warning("DCGM does not watch these fields of %s (%s): %s", kind, reason, ids)
-        if changed:
-            self._connection.call("dcgmUpdateAllFields", 1)
+        if watches == self._watches:
+            return
+        self.close()
+        try:
+            for name, watch in watches.items():
+                self._start(watch, self._active.setdefault(name, ActiveWatch()))
+        except SourceError:
+            self.close()
+            raise
+        self._watches = watches
+        self._log_refused()
+        self._connection.call("dcgmUpdateAllFields", 1)
 
-    def groups(self, kind: str) -> Sequence[tuple[int, Sequence[int]]]:
-        """Returns each entity group of a kind with its field groups."""
-        active = self._active.get(kind)
-        return [] if active is None else [(group, active.field_groups) for group in active.groups]
-
-    def refused(self, kind: str) -> Mapping[int, str]:
-        """Returns field id -> reason word, of fields that the engine does not watch."""
-        active = self._active.get(kind)
-        return {} if active is None else active.refused
+    def find(self, name: Hashable) -> ActiveWatch:
+        return self._active.get(name, _INACTIVE)
 
     def close(self) -> None:
         for active in self._active.values():
-            active.remove()
-        self._active = {}
+            for field_group in active.field_groups:
+                self._remove_fields(active, field_group)
+            for group in active.groups:
+                with suppress(SourceError):
+                    self._connection.call("dcgmGroupDestroy", group)
+        self._watches, self._active = {}, {}
 
+    def _log_refused(self) -> None:
+        reasons: dict[str, set[int]] = {}
+        for active in self._active.values():
+            for field_id, reason in active.refused.items():
+                reasons.setdefault(reason, set()).add(field_id)
+        for reason, ids in sorted(reasons.items()):
+            _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
 
-class _ActiveWatch:
-    def __init__(self, connection: DcgmConnection, names: Iterator[str], watch: Watch) -> None:
-        self._connection = connection
-        self._names = names
-        self.watch = watch
-        self.groups: list[int] = []
-        self.field_groups: list[int] = []
-        self.refused: dict[int, str] = {}
-
-    def create(self) -> None:
-        for entities in _chunks(self.watch.entities, s.MAX_ENTITIES):
-            self.groups.append(self._create_group(entities))
+    def _start(self, watch: Watch, active: ActiveWatch) -> None:
+        for entities in _chunks(watch.entities, s.MAX_ENTITIES):
+            active.groups.append(self._create_group(entities))
         # Profiling is a module of its own that may refuse; the other fields must not be affected.
-        plain = [f.id for f in self.watch.fields if f.id not in _PROFILING]
-        profiling = [f.id for f in self.watch.fields if f.id in _PROFILING]
+        plain = [f.id for f in watch.fields if f.id not in _PROFILING]
+        profiling = [f.id for f in watch.fields if f.id in _PROFILING]
         for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
-            self._watch_fields(ids)
+            self._watch_fields(watch, active, ids)
 
     def _create_group(self, entities: Sequence[Entity]) -> int:
         group = s.Handle()
-        self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, next(self._names).encode(), byref(group))
+        self._connection.call("dcgmGroupCreate", s.GROUP_EMPTY, _make_name(), byref(group))
         for entity in entities:
             try:
                 self._connection.call("dcgmGroupAddEntity", group, *entity)
@@ -129,49 +131,44 @@ class _ActiveWatch:
                 _log.debug("%s cannot be watched: %s", entity, e)
         return group.value
 
-    def _watch_fields(self, ids: Sequence[int]) -> None:
+    def _watch_fields(self, watch: Watch, active: ActiveWatch, ids: Sequence[int]) -> None:
         """One refused field makes the engine refuse the whole group, so bisect until that field is alone."""
         try:
-            self._watch_group(ids)
+            self._watch_group(watch, active, ids)
         except (DriverGone, DeviceLost):
             raise
         except SourceError as e:
             if e.reason in _NOT_CAUSED_BY_A_FIELD:
                 raise
             if len(ids) == 1:
-                self.refused[ids[0]] = e.reason
+                active.refused[ids[0]] = e.reason
                 return
             middle = len(ids) // 2
-            self._watch_fields(ids[:middle])
-            self._watch_fields(ids[middle:])
+            self._watch_fields(watch, active, ids[:middle])
+            self._watch_fields(watch, active, ids[middle:])
 
-    def _watch_group(self, ids: Sequence[int]) -> None:
-        numbers, group = (c_uint16 * len(ids))(*ids), s.Handle()
-        self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, next(self._names).encode(), byref(group))
-        watch = self.watch
-        interval_us = round(watch.interval * 1_000_000)
+    def _watch_group(self, watch: Watch, active: ActiveWatch, ids: Sequence[int]) -> None:
+        group = s.Handle()
+        self._connection.call("dcgmFieldGroupCreate", len(ids), (c_uint16 * len(ids))(*ids), _make_name(), byref(group))
+        options = round(watch.interval * 1_000_000), watch.keep_seconds, watch.keep_samples
         try:
-            for entities in self.groups:
-                how = (interval_us, watch.keep_seconds, watch.keep_samples)
-                self._connection.call("dcgmWatchFields", entities, group, *how)
+            for entities in active.groups:
+                self._connection.call("dcgmWatchFields", entities, group, *options)
         except SourceError:
-            self._remove_fields(group.value)
+            self._remove_fields(active, group.value)
             raise
-        self.field_groups.append(group.value)
+        active.field_groups.append(group.value)
 
-    def _remove_fields(self, field_group: int) -> None:
-        for group in self.groups:
+    def _remove_fields(self, active: ActiveWatch, field_group: int) -> None:
+        for group in active.groups:
             with suppress(SourceError):
                 self._connection.call("dcgmUnwatchFields", group, field_group)
         with suppress(SourceError):
             self._connection.call("dcgmFieldGroupDestroy", field_group)
 
-    def remove(self) -> None:
-        for field_group in self.field_groups:
-            self._remove_fields(field_group)
-        for group in self.groups:
-            with suppress(SourceError):
-                self._connection.call("dcgmGroupDestroy", group)
+
+def _make_name() -> bytes:
+    return f"podgpu-{uuid.uuid4().hex[:16]}".encode()
 
 
 # Values
@@ -186,36 +183,46 @@ class LatestValues:
     lost: dict[Entity, DeviceLost] = field(default_factory=dict)
 
 
-class StalenessCheck:
-    """Detects values whose timestamp no longer changes."""
+class ValueReader:
+    """Reads values from the engine's cache. A value whose timestamp no longer changes is stale."""
 
-    def __init__(self, max_age: float, clock: Callable[[], float]) -> None:
-        self._max_age = max_age
+    def __init__(self, connection: DcgmConnection, clock: Callable[[], float]) -> None:
+        self._connection = connection
         self._clock = clock
         self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
 
-    def is_fresh(self, entity: Entity, field_id: int, timestamp: int) -> bool:
+    def read(self, entities: Sequence[Entity], fields: Sequence[Field], max_age: float, latest: LatestValues) -> None:
+        """Adds the values to `latest`. Raises SourceError if the call itself fails."""
+        wanted = {f.id: f for f in fields}
+        for raw in _read_raw(self._connection, entities, list(wanted)):
+            entity = Entity(raw.entityGroupId, raw.entityId)
+            if entity in latest.values and raw.fieldId in wanted:
+                self._accept(latest, entity, wanted[raw.fieldId], raw, max_age)
+
+    def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any, max_age: float) -> None:
+        try:
+            value = decode(wanted, raw)
+        except Blank:
+            latest.dropped.append(wanted.id)
+        except Unsupported:
+            latest.unsupported.append((entity, wanted.id))
+        except DeviceLost as e:
+            latest.lost[entity] = e
+        except SourceError as e:
+            latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
+        else:
+            if wanted.once or self._is_fresh(entity, wanted.id, raw.ts, max_age):  # constants keep their timestamp
+                latest.values[entity][wanted.id] = value
+            else:
+                latest.errors.append("stale_data")
+
+    def _is_fresh(self, entity: Entity, field_id: int, timestamp: int, max_age: float) -> bool:
         now = self._clock()
         seen = self._seen.get((entity, field_id))
         if seen is None or seen[0] != timestamp:
             self._seen[entity, field_id] = timestamp, now
             return True
-        return now - seen[1] < self._max_age
-
-
-def read_latest(
-    connection: DcgmConnection,
-    entities: Sequence[Entity],
-    fields: Sequence[Field],
-    staleness: StalenessCheck,
-    latest: LatestValues,
-) -> None:
-    """Adds values from the engine's cache to `latest`. Raises SourceError if the call itself fails."""
-    wanted = {f.id: f for f in fields}
-    for raw in _read_raw(connection, entities, list(wanted)):
-        entity = Entity(raw.entityGroupId, raw.entityId)
-        if entity in latest.values and raw.fieldId in wanted:
-            _accept(latest, entity, wanted[raw.fieldId], raw, staleness)
+        return now - seen[1] < max_age
 
 
 def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
@@ -234,7 +241,7 @@ def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Fi
 
 def _read_raw(
     connection: DcgmConnection, entities: Sequence[Entity], field_ids: Sequence[int], flags: int = 0
-) -> Iterator[s.FieldValueV2]:
+) -> Iterator[Any]:
     for ids in _chunks(field_ids, s.MAX_FIELDS):
         for some in _chunks(entities, max(1, min(s.MAX_ENTITIES, _MAX_VALUES // len(ids)))):
             pairs = (s.EntityPair * len(some))(*(s.EntityPair(*entity) for entity in some))
@@ -244,27 +251,7 @@ def _read_raw(
             yield from values
 
 
-def _accept(
-    latest: LatestValues, entity: Entity, wanted: Field, raw: s.FieldValueV2, staleness: StalenessCheck
-) -> None:
-    try:
-        value = decode(wanted, raw)
-    except Blank:
-        latest.dropped.append(wanted.id)
-    except Unsupported:
-        latest.unsupported.append((entity, wanted.id))
-    except DeviceLost as e:
-        latest.lost[entity] = e
-    except SourceError as e:
-        latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
-    else:
-        if wanted.once or staleness.is_fresh(entity, wanted.id, raw.ts):  # constants keep their timestamp
-            latest.values[entity][wanted.id] = value
-        else:
-            latest.errors.append("stale_data")
-
-
-def decode(wanted: Field, raw: s.FieldValueV2 | s.FieldValueV1) -> Value:
+def decode(wanted: Field, raw: Any) -> Value:
     """Returns the value. Raises Blank if there is none, Unsupported or SourceError if DCGM reports a reason."""
     if raw.status:
         raise translate(raw.status, wanted.name)
@@ -349,11 +336,8 @@ def substitute_fields(version: Version, wanted: Sequence[Field]) -> FieldSubstit
     for want in wanted:
         first_version = (4, 7) if want.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
         is_known = want.legacy is None or version >= first_version
-        other = None if is_known else counterpart(want)
-        if other is None:
-            read[want.id] = want
-        else:
-            older, factor = other
-            read[older.id] = older
+        older, factor = (None if is_known else counterpart(want)) or (want, 1.0)
+        read[older.id] = older
+        if older is not want:
             substitutes.append((want, older.id, factor))
     return FieldSubstitution(tuple(read.values()), tuple(substitutes))

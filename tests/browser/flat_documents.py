@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from podgpu.metrics.fields import fields
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, Workload, WorkloadOwner
 
 
@@ -50,9 +49,6 @@ class DeviceFigures:
     memory_total: int | None = None
     power_watts: float | None = None
     temperature: float | None = None
-    energy_joules: float | None = None
-    measured: float | None = None  # --used-field
-    beside: tuple[tuple[int, float], ...] = ()
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[ConditionWords, ...] = ()
     present: bool = True
@@ -60,17 +56,14 @@ class DeviceFigures:
     price_per_hour: float | None = None
 
 
-def documents_of(devices: Iterable[DeviceFigures], used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL") -> list[DeviceState]:
+def documents_of(devices: Iterable[DeviceFigures]) -> list[DeviceState]:
     whole: dict[str, DeviceState] = {}
     for device in devices:
-        values: dict[str, Any] = {fields()[number].name: value for number, value in device.beside}
-        if device.measured is not None:
-            values[used_field] = device.measured
         slot: dict[str, Any] = {
             "utilization_ratio": device.utilization,
             "memory_used_bytes": device.memory_used,
             "memory_total_bytes": device.memory_total,
-            "fields": values,
+            "fields": {},
             "holders": tuple(map(_holder, device.holders)),
         }
         index = device.index if device.index >= 0 else None

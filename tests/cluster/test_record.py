@@ -1,0 +1,65 @@
+"""What history stores of the cluster's state: figures, holders with what they used, conditions."""
+
+from __future__ import annotations
+
+import pytest
+
+from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.record import RoundReader
+from podgpu.cluster.state import ClusterState
+from podgpu.history.store import Amounts, Figures
+from podgpu.model import DeviceState, WorkloadOwner
+from tests.cluster.states import H100, World, gpu, holder, lost, mig, node
+
+PRICES = Prices("EUR", {H100: Price(7.0)})
+
+
+class Recorded:
+    def __init__(self) -> None:
+        self.world, self.at = World(), 0.0
+        self.state: ClusterState | None = None
+        self.read = RoundReader(lambda: self.state, 45.0, lambda: 1000.0 + self.at)
+
+    def round(self, *gpus: DeviceState, seconds: float = 15.0) -> None:
+        self.at += seconds
+        owners = {("ml", "train"): WorkloadOwner("Job", "train")}
+        self.state = self.world.round(node("n1", *gpus, read_at=self.at), at=self.at, prices=PRICES, owners=owners)
+
+
+def test_nothing_is_stored_before_the_first_state() -> None:
+    assert Recorded().read() is None
+
+
+def test_figures_holders_and_conditions() -> None:
+    recorded = Recorded()
+    working = holder(utilization_ratio=0.5, memory_used_bytes=7)
+    cut = gpu(1, instances=(mig(3, holder("m"), busy=0.2),))
+    recorded.round(gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40), cut, lost(2), gpu(3, uuid=""))
+    stored = recorded.read()
+    assert stored is not None
+    whole, parent, instance, missing = stored.gpus
+    assert (stored.time, stored.totals.gpus, stored.totals.broken) == (1015.0, 4, 1)
+    assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, None, 300.0, 40))
+    (sample,) = whole.holders
+    assert (sample.account.pod, sample.account.owner_name, sample.account.currency) == ("train", "train", "EUR")
+    assert (sample.container, sample.amounts, sample.figures) == ("main", Amounts(), None)
+    assert (parent.figures, instance.instance, instance.figures) == (None, "3", Figures(0.2))
+    assert [name for name, _ in missing.conditions] == ["lost"]
+
+
+def test_amounts_since_the_last_round() -> None:
+    recorded = Recorded()
+    for busy in (10, 16):
+        one = holder("a", share=0.5, utilization_ratio=0.4, busy_ns=busy * 10**9, energy_mj=busy * 1000)
+        two = holder("b", share=0.5, utilization_ratio=0.0)
+        recorded.round(gpu(0, one, two, busy=0.4), seconds=36.0)
+        stored = recorded.read()
+    assert stored is not None
+    first, second = stored.gpus[0].holders
+    assert first.amounts == pytest.approx(Amounts(18.0, 6.0, 0.0, 6.0, 0.035, 0.0))
+    assert second.amounts == pytest.approx(Amounts(18.0, 0.0, 18.0, 0.0, 0.035, 0.035))
+    assert (first.figures, second.figures) == (Figures(0.4), Figures(0.0)), "a shared GPU has figures of each holder"
+    recorded.round(gpu(0, two), seconds=46.0)
+    late = recorded.read()
+    assert late is not None
+    assert late.gpus[0].holders[0].amounts == Amounts(), "the gap is too long"
