@@ -49,6 +49,7 @@ class DeviceFigures:
     memory_total: int | None = None
     power_watts: float | None = None
     temperature: float | None = None
+    energy_joules: float | None = None
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[ConditionWords, ...] = ()
     present: bool = True
