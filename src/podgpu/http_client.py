@@ -181,7 +181,7 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str) -> bytes:
+async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large") -> bytes:
     """Reads the body, decompressed as it arrives. Raises SourceError once it is too large. `shown`: the URL."""
     chunks, size = [], 0
     is_too_large = (response.content_length or 0) > max_bytes
@@ -190,7 +190,7 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str
         size += len(chunk)
         is_too_large = size > max_bytes
     if is_too_large:
-        raise SourceError("too_large", f"{shown} answers with more than {max_bytes} bytes: is it the right URL?")
+        raise SourceError(reason, f"{shown} answers with more than {max_bytes} bytes: is it the right URL?")
     return b"".join(chunks)
 
 

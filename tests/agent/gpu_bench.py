@@ -15,7 +15,7 @@ from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.machine import FaultInjector
+from podgpu.simulate.driver import FaultInjector
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
@@ -73,7 +73,7 @@ class GpuBench(SimulatedNode):
         self._holders = PodPerGpu()
         settings = Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h"))
         super().__init__(gpus, settings, sources=[self._holders], proc=proc, identities=lambda: NAMES)
-        for gpu in self.driver.machine.gpus:
+        for gpu in self.driver.gpus:
             proc.add(41 + gpu.number, container_cgroup(UID.format(gpu.number), f"{gpu.number:x}" * 64))
             if not gpu.mig_enabled:
                 self.driver.place(SimulatedLoad(gpu.number, 41 + gpu.number, duty=0.5, memory=GIB))
@@ -88,7 +88,7 @@ class GpuBench(SimulatedNode):
     def leap(self, seconds: float) -> None:
         """The wall clock is set, and the driver's timestamps, which follow it."""
         self.leapt += seconds
-        for gpu in self.driver.machine.gpus:
+        for gpu in self.driver.gpus:
             gpu.epoch += seconds
 
     def turn(self, *well: int, seconds: float = 1.0) -> str:  # type: ignore[override]
@@ -118,12 +118,12 @@ class GpuBench(SimulatedNode):
         """Joules by which podgpu's sum differs from what the driver itself counted since the first call of this."""
         told = self.value("podgpu_device_energy_joules_total", gpu)
         assert told is not None
-        counted = self.driver.machine.gpu(gpu).energy_mj
+        counted = self.driver.gpu(gpu).energy_mj
         first = self._energy.setdefault(gpu, (counted, told))
         return told - first[1] - (counted - first[0]) / 1000
 
     def _check_device(self, number: int) -> None:
-        gpu = self.driver.machine.gpu(number)
+        gpu = self.driver.gpu(number)
         assert self.value("DCGM_FI_DEV_POWER_USAGE", number) == gpu.milliwatts / 1000
         assert self.value("DCGM_FI_DEV_GPU_TEMP", number) == round(gpu.celsius)
         assert self.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", number) == gpu.energy_mj

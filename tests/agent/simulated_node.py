@@ -47,7 +47,7 @@ class SimulatedNode:
         self.time, self.leapt = 1000.0, 0.0
         self.driver = SimulatedNvml(gpus, clock=self.monotonic, wall=self.wall, unrest=0)
         self.faults = self.driver.faults
-        self.expected = len(self.driver.machine.gpus)
+        self.expected = len(self.driver.gpus)
         self.holders = Holders()
         if proc is not None:
             agent["containers"] = ContainerFinder(str(proc.root), self.monotonic)
@@ -66,7 +66,7 @@ class SimulatedNode:
         return 1_700_000_000 + self.time + self.leapt
 
     def uuid(self, gpu: int) -> str:
-        return self.driver.machine.gpu(gpu).uuid
+        return self.driver.gpu(gpu).uuid
 
     def turn(self, seconds: float = 1.0) -> str:
         """Runs all three cadences once and returns the metrics text."""

@@ -38,7 +38,7 @@ def node() -> Iterator[Node]:
 
 def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_interval(node: Node) -> None:
     node.turn()
-    uuid = node.driver.machine.gpus[0].uuid
+    uuid = node.driver.gpus[0].uuid
     node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "kubelet")]
     node.agent.read_allocation()
     assert 'pod="p"' in node.exposition
@@ -74,7 +74,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     seen = ""
     while 'xid="31"' not in seen:  # events come through a thread
         seen = node.turn(0.0)
-    key = f'UUID="{node.driver.machine.gpus[0].uuid}"'
+    key = f'UUID="{node.driver.gpus[0].uuid}"'
     lines = [line for line in seen.splitlines() if key in line]
     assert any(line.startswith("podgpu_xid_errors_total{") and 'xid="79"} 2' in line for line in lines)
     assert any(line.startswith("podgpu_device_xid_errors_total{") and line.endswith(" 3") for line in lines)

@@ -368,7 +368,7 @@ class Restarted(SimulatedNode):
         self.kubelet = SimulatedKubelet(str(folder / "k.sock"))
         source = KubeletAllocation(self.kubelet.socket, clock=self.monotonic)
         super().__init__("3xH100", Settings(interval=2.0, policy=Policy(hostname="h")), sources=[source])
-        self.uuids = [gpu.uuid for gpu in self.driver.machine.gpus]
+        self.uuids = [gpu.uuid for gpu in self.driver.gpus]
         self.faults.lose(1, enumerated=False)
         self.client: Client
 

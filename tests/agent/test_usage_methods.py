@@ -70,7 +70,7 @@ class Node(SimulatedNode):
         telemetry = {"switch_logs": None if usage_from == "samples" else switch_logs}
         settings = Settings(interval=5.0)  # the deadline of a turn, for slow machines
         super().__init__(spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES)
-        self.gpu = self.driver.machine.gpus[0]
+        self.gpu = self.driver.gpus[0]
         for number, burst in enumerate(loads):
             self.start(number, burst)
 

@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
-from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
@@ -32,12 +32,8 @@ NODE = (
 )
 
 
-def offer(name: str, number: int) -> SliceDevice:
-    return SliceDevice(NVIDIA_DRIVER, POOL, name, "gpu", uuid(number))
-
-
-def offer_mig(name: str, mig: str, profile: str, parent: int = 3) -> SliceDevice:
-    return SliceDevice(NVIDIA_DRIVER, POOL, name, "mig", mig, uuid(parent), profile)
+def offer(name: str, number: int) -> tuple[str, str]:
+    return name, uuid(number)
 
 
 # Numbers in names are minors and need not be the driver's indices.
@@ -46,11 +42,11 @@ OFFERED = (
     offer("gpu-1", 0),
     offer("gpu-2", 2),
     offer("gone", 9),
-    offer_mig("small-c", mig_uuid("c"), "1g.5gb"),
-    offer_mig("small-d", mig_uuid("d"), "1g.5gb"),
-    offer_mig("big-a", mig_uuid("a"), "3g.20gb"),
-    offer_mig("big-b", mig_uuid("b"), "3g.20gb"),
-    SliceDevice(NVIDIA_DRIVER, POOL, "mute"),
+    ("small-c", mig_uuid("c")),
+    ("small-d", mig_uuid("d")),
+    ("big-a", mig_uuid("a")),
+    ("big-b", mig_uuid("b")),
+    ("mute", ""),
 )
 
 
@@ -65,8 +61,8 @@ class GivenSlices:
         return self.slices
 
 
-def feed_of(*devices: SliceDevice) -> GivenSlices:
-    return GivenSlices((PoolSlice(NVIDIA_DRIVER, POOL, 1, devices),))
+def feed_of(*devices: tuple[str, str]) -> GivenSlices:
+    return GivenSlices((PoolSlice(POOL, 1, devices),))
 
 
 def claim(name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVER) -> SimulatedClaim:
@@ -180,9 +176,9 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed = feed_of(offer("gpu-0", 0), offer("gpu-1", 1))
     claims, answer = DraClaims(feed), decode_list(list_answer([pod("a", claim("x", "gpu-0")), pod("b")]))
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(0), "a")]
-    feed.slices += (PoolSlice(NVIDIA_DRIVER, POOL, 2, (offer("gpu-0", 1),)),)
+    feed.slices += (PoolSlice(POOL, 2, (offer("gpu-0", 1),)),)
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")]
-    feed.slices += (PoolSlice(NVIDIA_DRIVER, POOL, 3),)
+    feed.slices += (PoolSlice(POOL, 3),)
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], "held, it stays what it was"
     later = decode_list(list_answer([pod("c", claim("z", "gpu-1"))]))
     assert reasons(claims.held(later, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")]
@@ -193,9 +189,9 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
 
 
 DYNAMIC = feed_of(
-    *(offer_mig(f"gpu-3-mig-1g5gb-19-{place}", "", "1g.5gb") for place in range(7)),
-    *(offer_mig(f"gpu-3-mig-2g10gb-14-{place}", "", "2g.10gb") for place in (0, 2)),
-    offer_mig("gpu-2-mig-2g10gb-14-0", "", "2g.10gb", parent=2),
+    *((f"gpu-3-mig-1g5gb-19-{place}", "") for place in range(7)),
+    *((f"gpu-3-mig-2g10gb-14-{place}", "") for place in (0, 2)),
+    ("gpu-2-mig-2g10gb-14-0", ""),
 )
 
 

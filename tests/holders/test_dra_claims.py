@@ -101,7 +101,7 @@ def test_holders_stay_while_the_driver_is_away(kubelet: SimulatedKubelet, make_s
     kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
     before = source.assignments(NODE)
     assert pods_by_device(before) == [(uuid(1), "a"), (f"{uuid(3)}/gi11", "b")]
-    for feed.slices, feed.synced in (((), True), ((), False), ((PoolSlice(NVIDIA_DRIVER, POOL, 2, ()),), True)):
+    for feed.slices, feed.synced in (((), True), ((), False), ((PoolSlice(POOL, 2, ()),), True)):
         assert source.assignments(NODE) == before
     feed.slices, feed.synced = (), True
     held, kubelet.pods = kubelet.pods, ()

@@ -53,16 +53,6 @@ def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
     assert token_of(credentials) == "three"
 
 
-def test_a_token_file_is_read_again_when_refused(tmp_path: Path) -> None:
-    file, clock = tmp_path / "token", Clock()
-    file.write_text("one")
-    credentials = from_file(file, clock)
-    assert token_of(credentials) == "one"
-    credentials.invalidate()
-    file.write_text("two")
-    assert token_of(credentials) == "two"
-
-
 def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, clock = tmp_path / "token", Clock()
     file.write_text("one-secret")
@@ -137,18 +127,11 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (
-            "import sys\nprint('secret')\nprint('first\\nlast words', file=sys.stderr)\nsys.exit(3)",
-            "code 3: last words",
-        ),
+        ("import sys\nprint('secret')\nprint('first\\nlast', file=sys.stderr)\nsys.exit(3)", "code 3: last"),
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
-        ("print('secret')", "is not JSON"),
-        ("print('[]')", "is not an ExecCredential"),
-        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "is not of the version"),
-        (printing("None"), "neither a token nor a certificate"),
-        (printing("{}"), "neither a token nor a certificate"),
+        ("print('secret')", "is not an ExecCredential in JSON"),
+        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "of the version"),
         (printing("{'clientKeyData': 'secret'}"), "neither a token nor a certificate"),
-        (printing("{'token': 7}"), "is not an ExecCredential"),
         (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not an ExecCredential"),
     ],
 )

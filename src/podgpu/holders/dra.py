@@ -23,14 +23,7 @@ from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocat
 from podgpu.holders.kubelet import SOURCE
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import (
-    NVIDIA_DRIVER,
-    RESOURCE_GROUP,
-    PoolSlice,
-    SliceDevice,
-    current_devices,
-    find_resource_version,
-)
+from podgpu.kube.objects import NVIDIA_DRIVER, RESOURCE_GROUP, PoolSlice, current_devices, find_resource_version
 from podgpu.kube.reflector import REFUSALS, Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
@@ -71,9 +64,9 @@ class DraClaims:
         self._checkpoint = checkpoint
         self._reader = reader
         self._pools: frozenset[str] = frozenset()
-        self._devices: dict[DeviceName, SliceDevice] = {}
-        """Devices of this node. Includes devices of removed pools and held ones that a pool no longer has: a driver
-        that stops removes its slices, and a kubelet that starts without the driver deletes them."""
+        self._uuids: dict[DeviceName, str] = {}
+        """Includes devices of removed pools and held ones that a pool no longer has: a driver that stops removes its
+        slices, and a kubelet that starts without the driver deletes them."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
@@ -85,8 +78,8 @@ class DraClaims:
         held: dict[tuple[str, Workload], Attributes] = {}
         unmapped: set[Unmapped] = set()
         for claim in claimed:
-            offered = self._devices.get((claim.pool, claim.device))
-            uuid = (offered.uuid if offered else "") or prepared.uuids.get((claim.pool, claim.device), "")
+            offered = self._uuids.get((claim.pool, claim.device))
+            uuid = offered or prepared.uuids.get((claim.pool, claim.device), "")
             device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
             device = next(iter(index.find(device_id)), None) if device_id else None
             if device is None:
@@ -99,15 +92,13 @@ class DraClaims:
         return sort_allocation(assignments, unmapped)
 
     def _update_devices(self, slices: tuple[PoolSlice, ...], claimed: Iterable[ClaimedDevice]) -> None:
-        current = current_devices(entry for entry in slices if entry.driver == NVIDIA_DRIVER)
+        current = current_devices(slices)
         held = {(claim.pool, claim.device) for claim in claimed}
-        self._pools = frozenset(pool for _, pool in current)
-        kept = {name: device for name, device in self._devices.items() if name in held or name[0] not in self._pools}
-        self._devices = kept | {
-            (pool, device.name): device for (_, pool), devices in current.items() for device in devices
-        }
+        self._pools = frozenset(current)
+        kept = {name: uuid for name, uuid in self._uuids.items() if name in held or name[0] not in self._pools}
+        self._uuids = kept | {(pool, name): uuid for pool, devices in current.items() for name, uuid in devices}
 
-    def _explain(self, claim: ClaimedDevice, offered: SliceDevice | None, is_synced: bool) -> str:
+    def _explain(self, claim: ClaimedDevice, offered: str | None, is_synced: bool) -> str:
         if offered is not None:
             return "claim_device_without_uuid"
         if not is_synced:

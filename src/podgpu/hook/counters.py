@@ -62,7 +62,7 @@ class HookCounters:
             (families.HOOK_CONTAINERS, state.containers),
             (families.HOOK_GPU_CONTAINERS, state.gpu_containers),
             (families.HOOK_DISAGREEING, state.disagreeing),
-            (families.HOOK_IS_TRUE, int(state.is_up_to_date)),
+            (families.HOOK_UP_TO_DATE, int(state.is_up_to_date)),
         )
         counters = (families.HOOK_SYNCHRONISATIONS, families.HOOK_ADJUSTMENTS, families.HOOK_WRITES)
         return [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -27,6 +25,20 @@ _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _MAX_RETRY_AFTER = 300.0
 _TLS_ADVICE = "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"
+_FAILURES = {
+    "tls": ("tls", _TLS_ADVICE),
+    "timeout": ("timeout", "the API server hangs, or a firewall drops packets"),
+    "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
+    "not_http": ("bad_answer", "check the address of the API server"),
+}
+"""Reason of a failure -> reason of the error, and advice. Others: `unreachable`."""
+_STATUSES = {
+    401: ("unauthorized", "renew the credentials"),
+    403: ("forbidden", ""),
+    404: ("not_found", ""),
+    410: ("gone", "podgpu lists it again"),
+    429: ("throttled", "podgpu retries"),
+}
 
 
 class ApiError(SourceError):
@@ -47,7 +59,6 @@ class ApiClient:
         *,
         deadline: float = 30.0,
         max_bytes: int = MAX_BYTES,
-        credentials: Credentials | None = None,
         verbs: Sequence[str] = ("list",),
         metadata_only: bool = False,
     ) -> None:
@@ -58,7 +69,7 @@ class ApiClient:
         self.config = config
         self.deadline = deadline
         self._max_bytes = max_bytes
-        self._credentials = credentials or Credentials(config)
+        self._credentials = Credentials(config)
         self._verbs = verbs
         self._metadata_only = metadata_only
         self._session: aiohttp.ClientSession | None = None
@@ -66,34 +77,31 @@ class ApiClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
         """Returns the object or list at a path."""
-        return parse_object(await self.read(path, params), path)
+        return _parse_object(await self.read(path, params), path)
 
     async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Returns the body of the answer."""
-        return await self._exchange("GET", path, params, self._accept("PartialObjectMetadataList"))
+        return await self._exchange("GET", path, params, headers=self._accept("PartialObjectMetadataList"))
 
     async def submit(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
         """Sends a review (POST), a change (PATCH) or a DELETE, and returns the answer."""
-        headers = {"Content-Type": content_type}
-        return parse_object(await self._exchange(method, path, None, headers, json.dumps(body).encode()), path)
+        content, headers = msgspec.json.encode(body), {"Content-Type": content_type}
+        return _parse_object(await self._exchange(method, path, data=content, headers=headers), path)
 
     @asynccontextmanager
     async def watch(self, path: str, params: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Opens a watch and yields its lines. `silence` seconds without a byte raise SourceError `timeout`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence)
-        async with self._open("GET", path, params, timeout, self._accept("PartialObjectMetadata")) as response:
+        headers = self._accept("PartialObjectMetadata")
+        async with self._open("GET", path, timeout, headers, params=params) as response:
             yield self._lines(response, path)
 
     async def _lines(self, response: aiohttp.ClientResponse, path: str) -> AsyncIterator[bytes]:
@@ -113,24 +121,19 @@ class ApiClient:
         self,
         method: str,
         path: str,
-        params: Mapping[str, str] | None,
+        params: Mapping[str, str] | None = None,
+        *,
         headers: Mapping[str, str],
-        body: bytes | None = None,
+        data: bytes | None = None,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
-        async with self._open(method, path, params or {}, timeout, headers, body) as response:
+        async with self._open(method, path, timeout, headers, params=params, data=data) as response:
             with explain_errors(lambda failure: self._explain(failure, path)):
-                return await self._read_body(response, path, self._max_bytes)
+                return await read_body(response, self._max_bytes, self.config.server + path, "bad_answer")
 
     @asynccontextmanager
     async def _open(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout,
-        headers: Mapping[str, str],
-        body: bytes | None = None,
+        self, method: str, path: str, timeout: aiohttp.ClientTimeout, headers: Mapping[str, str], **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request and yields a successful response. Raises SourceError."""
         token, tls = await self._credentials.current()
@@ -145,18 +148,17 @@ class ApiClient:
                 response = await self._session.request(
                     method,
                     self.config.server + path,
-                    params=params,
-                    data=body,
                     headers=headers,
                     ssl=tls if tls is not None else True,
                     server_hostname=self.config.tls_server_name or None if tls is not None else None,
                     timeout=timeout,
                     allow_redirects=False,
                     read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp's limit of a line is twice this
+                    **content,
                 )
         try:
             if response.status not in (200, 201):
-                raise await self._explain_status(response, path)
+                raise await self._read_error(response, path)
             yield response
         finally:
             response.close()
@@ -166,78 +168,42 @@ class ApiClient:
             return {}
         return {"Accept": f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"}
 
-    async def _read_body(self, response: aiohttp.ClientResponse, path: str, limit: int) -> bytes:
-        try:
-            return await read_body(response, limit, self.config.server + path)
-        except SourceError as error:
-            raise SourceError("bad_answer", str(error)) from error
-
-    async def _explain_status(self, response: aiohttp.ClientResponse, path: str) -> ApiError:
+    async def _read_error(self, response: aiohttp.ClientResponse, path: str) -> ApiError:
         body = b""
-        with suppress(SourceError), explain_errors(lambda failure: self._explain(failure, path)):
+        with suppress(SourceError, aiohttp.ClientError, OSError, ValueError):
             async with asyncio.timeout(self.deadline):
-                body = await self._read_body(response, path, _MAX_ERROR_BYTES)
+                body = await read_body(response, _MAX_ERROR_BYTES, path)
         if response.status == 401:
             self._credentials.invalidate()
-        retry_after = parse_retry_after(response.headers.get("Retry-After", ""))
+        seconds = response.headers.get("Retry-After", "").strip()  # HTTP also allows a date; API servers send seconds
+        retry_after = min(float(seconds[:9]), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
         return explain_status(response.status, body, path, self.config.origin, self._verbs, retry_after)
 
     def _explain(self, failure: Failure, path: str) -> SourceError:
-        server = self.config.server
         if failure.reason == "tls":
             self._credentials.invalidate()
-            return SourceError("tls", f"no TLS connection to {server} ({failure.why}): {_TLS_ADVICE}")
-        if failure.reason == "timeout":
-            return SourceError(
-                "timeout", f"{server} did not answer {path} in time: it hangs, or a firewall drops packets"
-            )
-        if failure.reason == "bad_url":
-            return SourceError("bad_kubeconfig", f"{server} is not a valid URL: check clusters[].cluster.server")
-        if failure.reason == "not_http":
-            return SourceError("bad_answer", f"the answer of {server} is not HTTP: check the address of the API server")
-        if failure.reason in ("truncated", "malformed"):
-            return SourceError("unreachable", f"the connection to {server} broke while reading {path} ({failure.why})")
-        return SourceError(
-            "unreachable", f"cannot connect to {server} ({failure.why}): it is down, or a network policy blocks it"
-        )
+        other = "unreachable", "the API server is down, or a network policy blocks it"
+        reason, advice = _FAILURES.get(failure.reason, other)
+        return SourceError(reason, f"no answer from {self.config.server} to {path} ({failure.why}): {advice}")
 
 
-def parse_object(body: bytes, path: str) -> Object:
+def _parse_object(body: bytes, path: str) -> Object:
     try:
         return msgspec.json.decode(body, type=Object)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError("bad_answer", f"the answer to {path} is not a JSON object: is this an API server?") from error
 
 
-def parse_retry_after(text: str) -> float:
-    """API servers send seconds. A date, which HTTP also allows, is ignored."""
-    seconds = text.strip()
-    return min(float(seconds[:9]), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
-
-
 def explain_status(
     status: int, body: bytes, path: str, origin: str, verbs: Sequence[str], retry_after: float = 0.0
 ) -> ApiError:
     """Explains a response other than 200 and 201. A 403 names the missing RBAC rule."""
-    message = status_message(body)
-    quoted = f" ({message})" if message else ""
-    if status == 401:
-        reason, text = "unauthorized", f"the API server rejects the credentials of {origin}{quoted}: renew them"
-    elif status == 403:
-        reason, text = "forbidden", f"{message or f'not allowed to read {path}'}: {missing_rule(path, verbs)}"
-    elif status == 404:
-        reason, text = "not_found", f"the API server has no {path}{quoted}"
-    elif status == 410:
-        reason, text = "gone", f"the API server no longer has this version of {path}{quoted}: podgpu lists it again"
-    elif status == 429:
-        reason, text = "throttled", f"the API server is too busy for {path}{quoted}: podgpu retries"
-    elif status >= 500:
-        reason, text = "server_error", f"the API server failed on {path} with status {status}{quoted}"
-    elif 300 <= status < 400:
-        reason, text = "bad_answer", f"{path} is redirected, which podgpu does not follow: configure the API server"
-    else:
-        reason, text = "bad_answer", f"the API server answered {path} with status {status}{quoted}"
-    return ApiError(reason, text, status, retry_after)
+    message = status_message(body) or "no message"
+    reason, advice = _STATUSES.get(status, ("server_error" if status >= 500 else "bad_answer", ""))
+    if status == 403:
+        advice = missing_rule(path, verbs)
+    text = f"the API server answered {path} with status {status} ({message}), credentials from {origin}"
+    return ApiError(reason, f"{text}: {advice}" if advice else text, status, retry_after)
 
 
 def status_message(body: bytes) -> str:
@@ -259,7 +225,6 @@ def missing_rule(path: str, verbs: Sequence[str]) -> str:
         role, rest = f"Role in namespace {rest[1]}", rest[2:]
     if not rest:
         return f'add to podgpu\'s ClusterRole the rule {{nonResourceURLs: ["{path}"], verbs: ["get"]}}'
-    allowed = ("get",) if len(rest) > 1 else verbs
-    listed = ", ".join(f'"{verb}"' for verb in allowed)
+    listed = ", ".join(f'"{verb}"' for verb in (("get",) if len(rest) > 1 else verbs))
     resource = "/".join([rest[0], *rest[2:]])
     return f'add to podgpu\'s {role} the rule {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{listed}]}}'

@@ -25,16 +25,11 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 EXEC_API = "client.authentication.k8s.io"
 EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")
 _MAX_BYTES = 8 * 1024 * 1024
-_NO_PASSWORDS = "is not supported: API servers dropped passwords in Kubernetes 1.19; use a token or a certificate"
-_NO_IMPERSONATION = "is not supported: podgpu does not impersonate; give it a user of its own"
 _UNSUPPORTED = {
-    "username": _NO_PASSWORDS,
-    "password": _NO_PASSWORDS,
-    "auth-provider": "is not supported: kubectl dropped it in 1.26; use an exec plugin, see your provider's docs",
-    "as": _NO_IMPERSONATION,
-    "as-uid": _NO_IMPERSONATION,
-    "as-groups": _NO_IMPERSONATION,
-    "as-user-extra": _NO_IMPERSONATION,
+    "username": "API servers dropped passwords in Kubernetes 1.19; use a token or a certificate",
+    "password": "API servers dropped passwords in Kubernetes 1.19; use a token or a certificate",
+    "auth-provider": "kubectl dropped it in 1.26; use an exec plugin, see your provider's docs",
+    "as": "podgpu does not impersonate; give it a user of its own",
 }
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,43 +44,36 @@ class ExecPlugin:
     args: tuple[str, ...] = field(default=(), repr=False)
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     install_hint: str = ""
-    cluster: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Passed to the command if `provideClusterInfo` is set."""
+    cluster: Mapping[str, Any] | None = field(default=None, repr=False)  # passed if `provideClusterInfo` is set
 
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
     """One API server and the credentials to use with it."""
 
-    server: str
-    """URL without a trailing slash."""
-    origin: str
-    """Where this was read, for messages: `the pod's service account`, `/root/.kube/config (context kind)`."""
-    namespace: str = "default"
-    ca: Pem = NO_PEM
-    """Without one, the system's certificate authorities are used."""
+    server: str  # URL without a trailing slash
+    origin: str  # for messages: `the pod's service account`, `/root/.kube/config (context kind)`
+    ca: Pem = NO_PEM  # empty: the system's certificate authorities
     verify: bool = True
     tls_server_name: str = ""
     certificate: Pem = NO_PEM
     key: Pem = NO_PEM
     token: str = field(default="", repr=False)
-    token_file: str = ""
-    """Overrides `token` if it is readable."""
+    token_file: str = ""  # overrides `token` if it is readable
     plugin: ExecPlugin | None = None
 
 
 def load_config(
     kubeconfig: str | None = None,
-    context: str | None = None,
     *,
     environ: Mapping[str, str] = os.environ,
     service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
-    """Returns the API server to use. A given kubeconfig or context overrides the service account.
+    """Returns the API server to use. A given kubeconfig overrides the service account.
 
     Raises SourceError: `no_api_config` if there is none, `bad_kubeconfig` if it cannot be used.
     """
-    config = _find_config(kubeconfig, context, environ, service_account)
+    config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
         _log.warning(
             "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to any server at %s without checking it",
@@ -110,49 +98,28 @@ def require_config(kubeconfig: str) -> ApiConfig:
         raise UsageError(f"the API server cannot be used: {error}") from error
 
 
-def _find_config(
-    kubeconfig: str | None, context: str | None, environ: Mapping[str, str], service_account: str
-) -> ApiConfig:
+def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_account: str) -> ApiConfig:
     if kubeconfig:
-        return read_kubeconfig([kubeconfig], context)
-    if not context and (config := _read_service_account(environ, service_account)) is not None:
-        return config
+        return _read_kubeconfig([kubeconfig])
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    token, ca = os.path.join(service_account, "token"), os.path.join(service_account, "ca.crt")
+    if host and port and os.path.exists(token) and os.path.exists(ca):
+        server = f"https://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+        return ApiConfig(server, "the pod's service account", ca=Pem(file=ca), token_file=token)
     files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     if not files:
         files = [os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".kube", "config")]
     existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
     if existing:
-        return read_kubeconfig(existing, context)
-    if environ.get("KUBERNETES_SERVICE_HOST"):
-        raise SourceError(
-            "no_api_config",
-            f"this pod has no service-account token in {service_account}: set automountServiceAccountToken: true"
-            " in its spec, or name a kubeconfig in $KUBECONFIG",
-        )
-    raise SourceError(
-        "no_api_config",
-        f"no Kubernetes API server is configured: podgpu does not run in a pod, and {' and '.join(files)} does not"
-        " exist: run it in the cluster, or name a kubeconfig in $KUBECONFIG",
+        return _read_kubeconfig(existing)
+    problem = (
+        f"this pod has no service-account token in {service_account}: set automountServiceAccountToken: true in its"
+        " spec, or name a kubeconfig in $KUBECONFIG"
+        if host
+        else f"no Kubernetes API server is configured: podgpu does not run in a pod, and {' and '.join(files)} does not"
+        " exist: run it in the cluster, or name a kubeconfig in $KUBECONFIG"
     )
-
-
-def _read_service_account(environ: Mapping[str, str], folder: str) -> ApiConfig | None:
-    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    token, ca, namespace_file = (os.path.join(folder, name) for name in ("token", "ca.crt", "namespace"))
-    if not host or not port or not os.path.exists(token) or not os.path.exists(ca):
-        return None
-    try:
-        with open(namespace_file, encoding="utf-8") as file:
-            namespace = file.read(300).strip()
-    except (OSError, UnicodeDecodeError):
-        namespace = ""
-    return ApiConfig(
-        server=f"https://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}",
-        origin="the pod's service account",
-        namespace=namespace or "default",
-        ca=Pem(file=ca),
-        token_file=token,
-    )
+    raise SourceError("no_api_config", problem)
 
 
 def _is_loopback(host: str) -> bool:
@@ -215,15 +182,11 @@ class _User(_Section):
     password: Any = None
     auth_provider: Any = None
     as_: Any = msgspec.field(default=None, name="as")
-    as_uid: Any = None
-    as_groups: Any = None
-    as_user_extra: Any = None
 
 
 class _Context(_Section):
     cluster: str | None = None
     user: str | None = None
-    namespace: str | None = None
 
 
 class _Named(_Section):
@@ -270,43 +233,41 @@ class _Entry(Generic[T]):
         return Pem(text=text, origin=f"{self.file}: {self.where}.{name}-data")
 
 
-def read_kubeconfig(files: Sequence[str], context: str | None = None) -> ApiConfig:
-    """Reads server and user of one context: the given one, else the files' `current-context`."""
-    return parse_kubeconfig({file: _read_file(file) for file in files}, context)
-
-
-def _read_file(file: str) -> bytes:
-    try:
-        with open(file, "rb") as opened:  # may be a pipe, as for kubectl
-            content = opened.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise _bad(f"cannot read the kubeconfig {file}: {reason}") from error
-    if len(content) > _MAX_BYTES:
-        raise _bad(f"{file} is larger than 8 MiB: it is not a kubeconfig")
-    return content
-
-
-def parse_kubeconfig(contents: Mapping[str, bytes], context: str | None = None) -> ApiConfig:
-    files: dict[str, _Kubeconfig] = {}
-    for name, content in contents.items():
+def _read_kubeconfig(files: Sequence[str]) -> ApiConfig:
+    contents = {}
+    for file in files:
         try:
-            files[name] = decode_yaml(content, name, _Kubeconfig)
-        except UsageError as error:
-            raise _bad(str(error)) from None
+            with open(file, "rb") as opened:  # may be a pipe, as for kubectl
+                contents[file] = opened.read(_MAX_BYTES + 1)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise _bad(f"cannot read the kubeconfig {file}: {reason}") from error
+        if len(contents[file]) > _MAX_BYTES:
+            raise _bad(f"{file} is larger than 8 MiB: it is not a kubeconfig")
+    return parse_kubeconfig(contents)
+
+
+def parse_kubeconfig(contents: Mapping[str, bytes]) -> ApiConfig:
+    """Merges the files and uses the first `current-context`."""
+    try:
+        files = {name: decode_yaml(content, name, _Kubeconfig) for name, content in contents.items()}
+    except UsageError as error:
+        raise _bad(str(error)) from None
     names = ", ".join(files)
-    chosen = context or next((file.current_context for file in files.values() if file.current_context), None)
+    chosen = next((file.current_context for file in files.values() if file.current_context), None)
     if not chosen:
-        raise _bad(f"{names}: current-context is not set: run kubectl config use-context, or name a context")
+        raise _bad(f"{names}: current-context is not set: run kubectl config use-context")
     contexts = _merge_entries(files, "contexts", "context", _Context)
     if chosen not in contexts:
         raise _bad(f"{names}: contexts has no {chosen!r} (it has: {few_of(map(repr, sorted(contexts)), 10)})")
-    entry = contexts[chosen]
-    cluster = _find_entry(entry, "cluster", entry.value.cluster, _merge_entries(files, "clusters", "cluster", _Cluster))
-    user = _Entry(entry.file, "user", _User())
-    if entry.value.user:
-        user = _find_entry(entry, "user", entry.value.user, _merge_entries(files, "users", "user", _User))
-    return _make_config(entry, cluster, user, origin=f"{entry.file} (context {chosen})")
+    context = contexts[chosen]
+    cluster = _find_entry(
+        context, "cluster", context.value.cluster, _merge_entries(files, "clusters", "cluster", _Cluster)
+    )
+    user = _Entry(context.file, "user", _User())
+    if context.value.user:
+        user = _find_entry(context, "user", context.value.user, _merge_entries(files, "users", "user", _User))
+    return _make_config(cluster, user, origin=f"{context.file} (context {chosen})")
 
 
 def _merge_entries(files: Mapping[str, _Kubeconfig], many: str, one: str, kind: type[T]) -> dict[str, _Entry[T]]:
@@ -327,10 +288,10 @@ def _find_entry(context: _Entry[_Context], kind: str, name: str | None, entries:
     return entries[name]
 
 
-def _make_config(context: _Entry[_Context], cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) -> ApiConfig:
+def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) -> ApiConfig:
     for name, why in _UNSUPPORTED.items():
         if getattr(user.value, "as_" if name == "as" else name.replace("-", "_")):
-            raise user.error(name, why)
+            raise user.error(name, f"is not supported: {why}")
     if cluster.value.proxy_url:
         raise cluster.error("proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy")
     ca, verify = cluster.pem("certificate-authority"), not cluster.value.insecure_skip_tls_verify
@@ -342,7 +303,6 @@ def _make_config(context: _Entry[_Context], cluster: _Entry[_Cluster], user: _En
     return ApiConfig(
         server=_check_server(cluster),
         origin=origin,
-        namespace=context.value.namespace or "default",
         ca=ca,
         verify=verify,
         tls_server_name=cluster.value.tls_server_name or "",

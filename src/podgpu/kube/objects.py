@@ -33,18 +33,14 @@ _HASH_LABEL = "pod-template-hash"
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
     name: str
-    requests: Pairs = ()
-    """Extended resources and quantities; limits override requests."""
-    container_id: str = ""
-    """Without the runtime's prefix; empty before the container is created."""
-    finished: bool = False
-    """True for an init container that has succeeded."""
+    requests: Pairs = ()  # extended resources and quantities; limits override requests
+    container_id: str = ""  # without the runtime's prefix; empty before the container is created
+    finished: bool = False  # an init container that has succeeded
 
     def amount(self, resource: str) -> Fraction:
         """Returns the requested quantity of a resource, or 0."""
-        quantity = dict(self.requests).get(resource, "")
         try:
-            return parse_quantity(quantity)
+            return parse_quantity(dict(self.requests).get(resource, ""))
         except ValueError:
             return Fraction(0)
 
@@ -53,17 +49,14 @@ class ContainerRecord:
 class PodRecord:
     namespace: str
     name: str
-    uid: str
-    """The kubelet's uid, which differs from the API server's for static pods."""
+    uid: str  # the kubelet's, which differs from the API server's for static pods
     node: str = ""
     phase: str = ""
     labels: Pairs = ()
-    annotations: Pairs = ()
-    """Only those selected in `parse_pod`."""
+    annotations: Pairs = ()  # only those selected in `parse_pod`
     init_containers: tuple[ContainerRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
-    api_uid: str = ""
-    """The API server's uid, if it differs."""
+    api_uid: str = ""  # the API server's, if it differs
 
     @property
     def is_finished(self) -> bool:
@@ -167,19 +160,14 @@ class SlicePort(NamedTuple):
 
 class EndpointRecord(NamedTuple):
     address: str
-    uid: str
-    """Usually a pod's; may be empty."""
-    name: str
-    node: str
+    uid: str  # usually a pod's; may be empty
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSliceRecord:
+class EndpointSliceRecord(NamedTuple):
     namespace: str
     service: str
     ports: tuple[SlicePort, ...]
-    endpoints: tuple[EndpointRecord, ...]
-    """Includes endpoints that are not ready: a failing exporter is still scraped."""
+    endpoints: tuple[EndpointRecord, ...]  # also those that are not ready: a failing exporter is still scraped
 
 
 def endpoint_slices_path(namespace: str = "") -> str:
@@ -193,9 +181,7 @@ def parse_endpoint_slice(body: Object) -> EndpointSliceRecord:
     for endpoint in body.get("endpoints") or ():
         address = next((address for address in endpoint.get("addresses") or () if _is_address(address)), None)
         if address is not None:
-            target = endpoint.get("targetRef") or {}
-            place = address, target.get("uid", ""), target.get("name", ""), endpoint.get("nodeName") or ""
-            endpoints.append(EndpointRecord(*place))
+            endpoints.append(EndpointRecord(address, (endpoint.get("targetRef") or {}).get("uid", "")))
     ports = []
     for port in body.get("ports") or ():
         if port.get("port") and port.get("protocol") in (None, "TCP"):
@@ -250,29 +236,13 @@ RESOURCE_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 
 
 @dataclass(frozen=True, slots=True)
-class SliceDevice:
-    """A device of a DRA driver. Unknown attributes are empty or None."""
-
-    driver: str
-    pool: str
-    name: str
-    type: str = ""
-    """`gpu`, `mig`, or `vfio` for a GPU that is passed through to virtual machines."""
-    uuid: str = ""
-    """Empty for a MIG device that the driver creates when it is claimed (DynamicMIG)."""
-    parent_uuid: str = ""
-    profile: str = ""
-    minor: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PoolSlice:
     """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
 
-    driver: str
     pool: str
     generation: int
-    devices: tuple[SliceDevice, ...] = ()
+    devices: Pairs = ()
+    """Names and UUIDs. The UUID is empty for a MIG device that is created when it is claimed (DynamicMIG)."""
 
 
 async def find_slices_path(client: ApiClient) -> str:
@@ -285,69 +255,52 @@ def slices_path(version: str) -> str:
 
 async def find_resource_version(client: ApiClient) -> str:
     """Returns the newest known version of DRA that the server has. Raises SourceError (`not_found`)."""
-    problem = "no known version"
+    offered: set[str] = set()
     try:
-        version = choose_version(await client.get(RESOURCE_GROUP))
+        group = await client.get(RESOURCE_GROUP)
+        offered = {version["version"] for version in group.get("versions") or ()}
     except SourceError as error:
-        if error.reason not in ("forbidden", "not_found"):
+        if error.reason == "forbidden":  # reading the slices may be allowed even if discovery is not
+            return RESOURCE_VERSIONS[0]
+        if error.reason != "not_found":
             raise
-        # Reading the slices may be allowed even if discovery is not.
-        version = RESOURCE_VERSIONS[0] if error.reason == "forbidden" else None
-        problem = "no such group"
-    if version is None:
-        raise SourceError(
-            "not_found",
-            f"the API server has {problem} at {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled before"
-            " 1.34; podgpu keeps trying",
-        )
-    return version
-
-
-def choose_version(group: Object) -> str | None:
-    offered = {version["version"] for version in group.get("versions") or ()}
-    return next((version for version in RESOURCE_VERSIONS if version in offered), None)
-
-
-def slices_params(node: str = "", driver: str = NVIDIA_DRIVER) -> dict[str, str]:
-    """Selects the driver's slices, on one node if given."""
-    selector = f"spec.driver={driver}"
-    return {"fieldSelector": f"{selector},spec.nodeName={node}" if node else selector}
-
-
-def parse_slice(body: Object, driver: str = NVIDIA_DRIVER) -> PoolSlice | None:
-    """Returns None for slices of other drivers."""
-    spec = body["spec"]
-    if spec.get("driver") != driver:
-        return None
-    pool = spec["pool"]
-    devices = tuple(_read_device(device, driver, pool["name"]) for device in spec.get("devices") or ())
-    return PoolSlice(driver, pool["name"], pool.get("generation", 0), devices)
-
-
-def _read_device(device: Object, driver: str, pool: str) -> SliceDevice:
-    body = device.get("basic") or device  # v1beta1 and v1alpha3 nest the attributes
-    attributes = body.get("attributes") or {}
-
-    def read(name: str, kind: str) -> Any:
-        # An attribute without a domain is in its driver's domain.
-        return (attributes.get(name) or attributes.get(f"{driver}/{name}") or {}).get(kind)
-
-    def text(name: str) -> str:
-        return read(name, "string") or ""
-
-    minor = read("minor", "int")
-    return SliceDevice(
-        driver, pool, device["name"], text("type"), text("uuid"), text("parentUUID"), text("profile"), minor
+    for version in RESOURCE_VERSIONS:
+        if version in offered:
+            return version
+    raise SourceError(
+        "not_found",
+        f"the API server has no known version of {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
+        " before 1.34; podgpu keeps trying",
     )
 
 
-def current_devices(slices: Iterable[PoolSlice]) -> dict[tuple[str, str], tuple[SliceDevice, ...]]:
-    """Returns the devices of the newest generation by (driver, pool). Incomplete pools are used as they are."""
-    newest: dict[tuple[str, str], list[PoolSlice]] = {}
-    for part in slices:
-        parts = newest.setdefault((part.driver, part.pool), [])
-        if parts and part.generation > parts[0].generation:
-            parts.clear()
-        if not parts or part.generation == parts[0].generation:
-            parts.append(part)
-    return {pool: tuple(device for part in parts for device in part.devices) for pool, parts in newest.items()}
+def slices_params(node: str) -> dict[str, str]:
+    return {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={node}"}
+
+
+def parse_slice(body: Object) -> PoolSlice | None:
+    """Returns None for slices of other drivers."""
+    spec = body["spec"]
+    if spec.get("driver") != NVIDIA_DRIVER:
+        return None
+    devices = tuple((device["name"], _read_uuid(device)) for device in spec.get("devices") or ())
+    return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
+
+
+def _read_uuid(device: Object) -> str:
+    attributes = (device.get("basic") or device).get("attributes") or {}  # v1beta1 and v1alpha3 nest them
+    # An attribute without a domain is in its driver's domain.
+    uuid = attributes.get("uuid") or attributes.get(f"{NVIDIA_DRIVER}/uuid") or {}
+    return uuid.get("string") or ""
+
+
+def current_devices(slices: Iterable[PoolSlice]) -> dict[str, Pairs]:
+    """Returns the devices of the newest generation by pool. Incomplete pools are used as they are."""
+    slices = tuple(slices)
+    newest = {part.pool: part.generation for part in sorted(slices, key=lambda part: part.generation)}
+    return {
+        pool: tuple(
+            device for part in slices if part.pool == pool and part.generation == generation for device in part.devices
+        )
+        for pool, generation in newest.items()
+    }
