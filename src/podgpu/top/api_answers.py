@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import math
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any
 
 from podgpu.cluster.view import decode_details
 from podgpu.errors import SourceError
-from podgpu.json_shape import number_in
 
 FULL = 200
 """One byte a point: so much is a utilisation of 1."""
@@ -70,7 +70,7 @@ class GpuFacts:
 def parse_history(body: bytes) -> ServerHistory:
     """Of `/api/v1/history`. Raises SourceError."""
     document = _document(body)
-    step, devices = number_in(document.get("step_seconds")), document.get("devices")
+    step, devices = _read_number(document.get("step_seconds")), document.get("devices")
     if step is None or not 0 < step <= _LONGEST_STEP or not isinstance(devices, dict):
         raise SourceError("malformed", "answers without a history")
     found = ((_device_key(name), _points(text)) for name, text in devices.items())
@@ -107,7 +107,7 @@ def _value(value: object) -> str:
     """As it is read: a whole number without a point."""
     if isinstance(value, str):
         return value
-    number = number_in(value)
+    number = _read_number(value)
     return "" if number is None else f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
 
@@ -119,3 +119,13 @@ def _document(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
         raise SourceError("malformed", "does not answer as podgpu does")
     return document
+
+
+def _read_number(value: object) -> float | None:
+    """Returns None for anything else, also for infinite numbers and `true`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
