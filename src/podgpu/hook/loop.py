@@ -51,8 +51,7 @@ class Hook:
         self._plugin: Plugin | None = None  # of the open connection; changes of earlier ones are ignored
         self._logged = ""
         self._thread: threading.Thread | None = None
-        self.fatal: StartError | None = None
-        """Why the inherited connection failed."""
+        self.fatal: StartError | None = None  # why the inherited connection failed
 
     @property
     def is_alive(self) -> bool:

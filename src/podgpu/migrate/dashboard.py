@@ -160,8 +160,7 @@ def _rewrite_pattern(value: str, direction: Direction) -> RewriteResult:
 def _find_strings(text: str) -> list[_JsonString]:
     """Finds all strings of valid JSON with their positions."""
     strings: list[_JsonString] = []
-    path: list[str | int | None] = []
-    """Key or index in each open container; None where a key is expected."""
+    path: list[str | int | None] = []  # key or index in each open container; None where a key is expected
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token in "{[":

@@ -49,8 +49,7 @@ class PromqlError(PodgpuError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    kind: str
-    """Group of _TOKEN, or `end`."""
+    kind: str  # group of _TOKEN, or `end`
     text: str
     start: int
 
@@ -72,8 +71,7 @@ class Word:
 class LabelMatcher:
     label: Word
     operator: str
-    value: Word
-    """With its quotes."""
+    value: Word  # with its quotes
 
 
 @dataclass(slots=True)
@@ -94,8 +92,7 @@ class Literal(Node):
 class VectorSelector(Node):
     name: Word | None
     matchers: tuple[LabelMatcher, ...] = ()
-    is_variable: bool = False
-    """The name is a Grafana variable, in whole or in part."""
+    is_variable: bool = False  # the name is a Grafana variable, in whole or in part
     is_range: bool = False
 
 
@@ -117,8 +114,7 @@ class Binary(Node):
     operator: str
     left: Node
     right: Node
-    labels: tuple[Word, ...] = ()
-    """Of on, ignoring, group_left and group_right."""
+    labels: tuple[Word, ...] = ()  # of on, ignoring, group_left and group_right
 
 
 @dataclass(slots=True)

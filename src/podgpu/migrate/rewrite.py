@@ -69,12 +69,9 @@ _UNITLESS_INSTANT = frozenset({"absent", "timestamp", "count", "group"})
 @dataclass(frozen=True, slots=True)
 class RenamedMetric:
     name: str
-    factor: Fraction
-    """Old value = new value * factor."""
-    is_default: bool
-    """dcgm-exporter exports it without a custom counter file."""
-    is_inferred: bool
-    """The new name was not seen in a release yet."""
+    factor: Fraction  # old value = new value * factor
+    is_default: bool  # dcgm-exporter exports it without a custom counter file
+    is_inferred: bool  # the new name was not seen in a release yet
 
 
 @dataclass(frozen=True)
@@ -132,17 +129,12 @@ def _renamed_labels(to: Generation) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    text: str
-    """Unchanged if a part could not be rewritten."""
-    left: tuple[str, ...] = ()
-    """Messages about parts that could not be rewritten."""
+    text: str  # unchanged if a part could not be rewritten
+    left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
     notes: tuple[str, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """Changes by position in the old text."""
-    reads_both: bool = False
-    """It already reads both names and stays unchanged."""
-    is_exporter: bool = False
-    """It reads the exporter's series, so labels beside it are the exporter's."""
+    edits: tuple[Edit, ...] = ()  # changes by position in the old text
+    reads_both: bool = False  # it already reads both names and stays unchanged
+    is_exporter: bool = False  # it reads the exporter's series, so labels beside it are the exporter's
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +142,14 @@ class FileChange:
     start: int
     end: int
     text: str
-    place: str
-    """Position in the file, for messages."""
+    place: str  # position in the file, for messages
     result: RewriteResult
 
 
 @dataclass(frozen=True, slots=True)
 class MigratedFile:
     text: str
-    changed: int = 0
-    """Number of rewritten parts."""
+    changed: int = 0  # number of rewritten parts
     left: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -39,10 +39,8 @@ _USES = ("expr", "record")
 class _Scalar:
     node: yaml.ScalarNode
     path: str
-    use: str
-    """expr, template, record, or empty."""
-    rule: str = ""
-    """The rule that contains it."""
+    use: str  # expr, template, record, or empty
+    rule: str = ""  # the rule that contains it
 
 
 def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
