@@ -1,11 +1,11 @@
-# Every target makes and uses its own .venv. PYTHON picks the interpreter it is made from (3.11 or later).
+# Every target creates and uses .venv. PYTHON is the interpreter (3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy
-# A file's tests share servers, so a file stays with one worker. Five for two cores: while some wait, others work.
+# The tests of a file share servers, so each file runs in one worker. Many tests wait: five workers suit two cores.
 WORKERS ?= 5
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Where it is set, every command that a test starts compiles the package anew.
+# If it is set, every command that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test retest lint check golden bench faults soak attack docs manifests proto clean
@@ -16,7 +16,7 @@ demo: .venv/run
 test: .venv/dev
 	$(TESTS)
 
-# The tests that failed in the last run, one after the other.
+# Runs the tests that failed last time, one after the other.
 retest: .venv/dev
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
@@ -27,14 +27,15 @@ lint: .venv/dev
 
 check: lint test
 
-# Rewrites what the golden scenarios expect from what comes out now. Look at the diff before you commit it.
+# Rewrites the expected output of the golden scenarios. Read the diff before you commit it.
 golden: .venv/dev
 	$(BIN)/python -m pytest tests/nodes --rewrite-golden
 
+# Compares podgpu's own cost with its limits. BENCH="serving text" runs only these.
 bench: .venv/dev
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(BENCH)
 
-# Every fault of docs/reliability.md: the tests that show them, and no others.
+# Runs only the tests of the faults in docs/reliability.md.
 faults: .venv/dev
 	$(TESTS) -m fault
 
@@ -50,13 +51,13 @@ attack: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m docs.generate
 
-# Writes dashboards, allocation sources and XIDs into the chart, and renders deploy/manifests from it.
+# Writes dashboards, allocation sources and XIDs into the chart, and renders deploy/manifests.
 manifests: .venv/dev
 	$(BIN)/python -m deploy.tables
 	$(BIN)/python -m deploy.dashboards
 	$(BIN)/python -m deploy.render
 
-# The message code must load on protobuf 6.31: the newest compiler emits code that it refuses.
+# The generated code must load with protobuf 6.31, which refuses the output of newer compilers.
 proto:
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install --quiet grpcio-tools==1.74.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
+from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.net import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -227,7 +227,7 @@ MACHINE: dict[str, str] = {}
 
 def environment() -> dict[str, str]:
     """A machine with two simulated GPUs that is no node, and nothing else of ours set."""
-    ours = {name for name in os.environ if name.startswith(MEANS_SOMETHING)} - NODES_PLACES.keys()
+    ours = {name for name in os.environ if name.startswith(HOST_VARIABLES)} - NODE_PATHS.keys()
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"PATH": f"{BIN}:{os.environ['PATH']}", "PODGPU_TELEMETRY": "simulated:2xH100", **MACHINE}
 

@@ -121,7 +121,7 @@ class Truth:
     def __init__(self, driver: SimulatedNvml) -> None:
         self._driver = driver
         self._at = 0.0
-        self.holders: dict[int, set[Job]] = {gpu.number: set() for gpu in driver.machine.gpus}
+        self.holders: dict[int, set[Job]] = {gpu.number: set() for gpu in driver.gpus}
         self._workers: dict[int, Job] = {}
         self.bill: defaultdict[tuple[str, str], float] = defaultdict(float)
 
@@ -129,7 +129,7 @@ class Truth:
         self._workers[job.pid] = job
 
     def advance(self, now: float) -> None:
-        for gpu in self._driver.machine.gpus:
+        for gpu in self._driver.gpus:
             before = gpu.energy
             gpu.advance(now)
             self._charge(self.holders[gpu.number], gpu.running(), now - self._at, gpu.energy - before)
@@ -175,7 +175,7 @@ class Node:
         )
 
     def _id(self, gpu: int, slot: int) -> str:
-        uuid = self.driver.machine.gpus[gpu].uuid
+        uuid = self.driver.gpus[gpu].uuid
         return uuid if SLOTS_OF_GPU[gpu] == 1 else f"{uuid}::{slot}"
 
     def happenings(self, job: Job) -> Iterator[tuple[float, Callable[[], None]]]:

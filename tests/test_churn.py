@@ -64,7 +64,7 @@ class Churn:
         self.clock = FakeClock()
         self.truth = Truth()
         self.driver = SimulatedNvml(f"{GPUS}xT4", clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
-        self.uuids = [gpu.uuid for gpu in self.driver.machine.gpus]
+        self.uuids = [gpu.uuid for gpu in self.driver.gpus]
         telemetry = NvmlTelemetry(
             self.driver, count_expected=lambda: GPUS, clock=self.clock.monotonic, wall=self.clock.wall
         )

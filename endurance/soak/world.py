@@ -12,9 +12,8 @@ from random import Random
 from uuid import NAMESPACE_DNS, uuid5
 
 from endurance.soak.truth import Holding, SoakClock, Truth
-from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.driver import Hang, SimulatedNvml
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.machine import Hang
 from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 
@@ -104,16 +103,16 @@ class World:
 
     @property
     def numbers(self) -> list[int]:
-        return [gpu.number for gpu in self.driver.machine.gpus]
+        return [gpu.number for gpu in self.driver.gpus]
 
     def uuid_of(self, number: int) -> str:
-        return self.driver.machine.gpu(number).uuid
+        return self.driver.gpu(number).uuid
 
     # Pods and processes
 
     def places(self) -> list[Place]:
         found = []
-        for gpu in self.driver.machine.gpus:
+        for gpu in self.driver.gpus:
             if gpu.number == SHARED:
                 found += [Place(gpu.number, gpu.uuid, slice=n) for n in range(SLICES)]
             elif gpu.mig_enabled:
@@ -178,7 +177,7 @@ class World:
 
     def _remove(self, pid: int) -> None:
         self.proc.remove(pid)
-        if any(placed.load.pid == pid for gpu in self.driver.machine.gpus for placed in gpu.loads):
+        if any(placed.load.pid == pid for gpu in self.driver.gpus for placed in gpu.loads):
             self.driver.remove(pid)
 
     def _tell_kubelet(self) -> None:
@@ -204,7 +203,7 @@ class World:
         """Nothing may run on a GPU that is cut anew or reset."""
         for pod in [pod for place, pod in self.pods.items() if place.gpu == number]:
             self.end_pod(pod)
-        for pid in [placed.load.pid for placed in self.driver.machine.gpu(number).loads]:
+        for pid in [placed.load.pid for placed in self.driver.gpu(number).loads]:
             self._strangers.remove(pid)
             self._remove(pid)
 
@@ -277,7 +276,7 @@ class World:
             self.driver.faults.raise_xid(self.random.choice(self.numbers), self.random.choice((13, 31, 43, 79)))
 
     def _is_lost(self, number: int) -> bool:
-        return self.driver.machine.gpu(number).lost
+        return self.driver.gpu(number).lost
 
     @property
     def is_calm(self) -> bool:

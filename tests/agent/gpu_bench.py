@@ -19,8 +19,7 @@ from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.machine import FaultInjector
+from podgpu.simulate.driver import FaultInjector, SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.usage.containers import ContainerFinder
@@ -79,9 +78,9 @@ class GpuBench:
         self.time, self.leapt = 1000.0, 0.0
         self.driver = SimulatedNvml(gpus, clock=lambda: self.time, wall=self.wall, unrest=0)
         self.faults = self.driver.faults
-        self.expected = len(self.driver.machine.gpus)
+        self.expected = len(self.driver.gpus)
         proc = SimulatedProc(folder / "proc")
-        for gpu in self.driver.machine.gpus:
+        for gpu in self.driver.gpus:
             proc.add(41 + gpu.number, container_cgroup(UID.format(gpu.number), f"{gpu.number:x}" * 64))
             if not gpu.mig_enabled:
                 self.driver.place(SimulatedLoad(gpu.number, 41 + gpu.number, duty=0.5, memory=GIB))
@@ -111,7 +110,7 @@ class GpuBench:
     def leap(self, seconds: float) -> None:
         """The wall clock is set, and the driver's timestamps, which follow it."""
         self.leapt += seconds
-        for gpu in self.driver.machine.gpus:
+        for gpu in self.driver.gpus:
             gpu.epoch += seconds
 
     def turn(self, *well: int, seconds: float = 1.0) -> str:
@@ -140,7 +139,7 @@ class GpuBench:
         return found[0] if found else None
 
     def uuid(self, gpu: int) -> str:
-        return self.driver.machine.gpu(gpu).uuid
+        return self.driver.gpu(gpu).uuid
 
     def shown(self, gpu: int) -> bool:
         return self.value("DCGM_FI_DEV_GPU_TEMP", gpu) is not None
@@ -149,12 +148,12 @@ class GpuBench:
         """Joules by which podgpu's sum differs from what the driver itself counted since the first call of this."""
         told = self.value("podgpu_device_energy_joules_total", gpu)
         assert told is not None
-        counted = self.driver.machine.gpu(gpu).energy_mj
+        counted = self.driver.gpu(gpu).energy_mj
         first = self._energy.setdefault(gpu, (counted, told))
         return told - first[1] - (counted - first[0]) / 1000
 
     def _is_right(self, number: int) -> None:
-        gpu = self.driver.machine.gpu(number)
+        gpu = self.driver.gpu(number)
         assert self.value("DCGM_FI_DEV_POWER_USAGE", number) == gpu.milliwatts / 1000
         assert self.value("DCGM_FI_DEV_GPU_TEMP", number) == round(gpu.celsius)
         assert self.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", number) == gpu.energy_mj

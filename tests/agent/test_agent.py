@@ -50,7 +50,7 @@ class Node:
     def __init__(self, spec: str, settings: Settings) -> None:
         self.time = 100.0
         self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
-        count = len(self.driver.machine.gpus)
+        count = len(self.driver.gpus)
         telemetry = NvmlTelemetry(self.driver, "simulated", lambda: count, lambda: self.time, self.wall)
         self.holders = Holders()
         self.agent = Agent(telemetry, [self.holders], settings, Clock(lambda: self.time, self.wall))
@@ -80,7 +80,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_interval(node: Node) -> None:
     node.turn()
-    uuid = node.driver.machine.gpus[0].uuid
+    uuid = node.driver.gpus[0].uuid
     node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
     node.agent.read_allocation()
     assert 'pod="p"' in node.exposition()
@@ -91,7 +91,7 @@ def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_in
 
 def test_the_mapping_outlives_a_short_absence_of_its_source_and_no_longer(node: Node) -> None:
     node.turn()
-    uuid = node.driver.machine.gpus[0].uuid
+    uuid = node.driver.gpus[0].uuid
     node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
     node.agent.read_allocation()
     node.holders.error = SourceError("rate_limited", "slow down")
@@ -131,7 +131,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     seen = ""
     while 'xid="31"' not in seen:  # events come through a thread
         seen = node.turn(0.0)
-    key = f'UUID="{node.driver.machine.gpus[0].uuid}"'
+    key = f'UUID="{node.driver.gpus[0].uuid}"'
     lines = [line for line in seen.splitlines() if key in line]
     assert any(line.startswith("podgpu_xid_errors_total{") and 'xid="79"} 2' in line for line in lines)
     assert any(line.startswith("podgpu_device_xid_errors_total{") and line.endswith(" 3") for line in lines)

@@ -51,7 +51,7 @@ class Bench:
     ) -> None:
         self.clock = FakeClock()
         self.driver = SimulatedNvml(gpus, clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
-        count = len(self.driver.machine.gpus)
+        count = len(self.driver.gpus)
         self.agent = Agent(
             NvmlTelemetry(self.driver, "simulated", lambda: count, self.clock.monotonic, self.clock.wall),
             settings=Settings(

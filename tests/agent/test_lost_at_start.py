@@ -30,7 +30,7 @@ class Restarted:
         self.time = 1000.0
         self.expected: int | None = 3
         self.driver = SimulatedNvml("3xH100", clock=lambda: self.time, wall=lambda: 1.7e9 + self.time, unrest=0)
-        self.uuids = [gpu.uuid for gpu in self.driver.machine.gpus]
+        self.uuids = [gpu.uuid for gpu in self.driver.gpus]
         self.driver.faults.lose(1, enumerated=False)
         self.kubelet = SimulatedKubelet(str(folder / "k.sock"))
         clock = Clock(lambda: self.time, lambda: 1.7e9 + self.time)

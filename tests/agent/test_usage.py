@@ -55,7 +55,7 @@ class Node:
         return 1_700_000_000 + self.time
 
     def give(self, *names: str) -> None:
-        gpu = self.driver.machine.gpus[0].uuid
+        gpu = self.driver.gpus[0].uuid
         self.holders.now = [
             Assignment(gpu, Workload("ns", name, "main"), "kubelet", str(n), 1 / 3) for n, name in enumerate(names)
         ]

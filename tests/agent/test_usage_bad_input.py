@@ -67,7 +67,7 @@ def _node(root: Path) -> LeapingNode:
     root.chmod(0o755)
     node = LeapingNode(root, "2xH100")
     node.give("train", "idle", "serve")
-    first, second = (gpu.uuid for gpu in node.driver.machine.gpus)
+    first, second = (gpu.uuid for gpu in node.driver.gpus)
     for number, (uuid, share) in enumerate([(first, 0.5), (first, 0.5), (second, 1.0)]):
         was = node.holders.now[number]
         node.holders.now[number] = type(was)(uuid, was.holder, was.source, was.replica, share)
@@ -183,7 +183,7 @@ def test_a_driver_without_per_process_utilisation(pair: Pair) -> None:
 
 def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     """Of one process it costs that process's part, of the device the device's."""
-    (entry,) = pair.spoilt.driver.machine.gpus[0].process_means(0)
+    (entry,) = pair.spoilt.driver.gpus[0].process_means(0)
     nonsense = type("Entry", (), {"pid": entry.pid, "timeStamp": 1 << 62, "smUtil": NO_VALUE})
     pair.spoilt.driver.faults.answer("nvmlDeviceGetProcessUtilization", [nonsense()], 0)
     pair.turn(2)
@@ -200,7 +200,7 @@ def test_a_wall_clock_that_jumps(pair: Pair, leaps: list[float]) -> None:
     for leap in leaps:
         before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") or 0
         pair.spoilt.leapt += leap
-        for gpu in pair.spoilt.driver.machine.gpus:
+        for gpu in pair.spoilt.driver.gpus:
             gpu.epoch += leap
         pair.turn(4)
         after = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") or 0

@@ -66,7 +66,7 @@ class Node:
         self.random = random.Random(7)
         self.listeners: list[SwitchListener] = []
         self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
-        self.gpu = self.driver.machine.gpus[0]
+        self.gpu = self.driver.gpus[0]
         self.proc = SimulatedProc(root / "proc")
         switch_logs = SwitchLogFactory(
             usage_from,

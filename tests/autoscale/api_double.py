@@ -1,4 +1,4 @@
-"""An API server as far as reviews and APIServices go: real HTTP on 127.0.0.1, on the loop of whoever asks."""
+"""An API server with reviews and APIServices, over real HTTP, on the event loop of the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
 
 @dataclass
 class ApiDouble:
-    """Answers as its attributes say at the moment; all may change while it runs."""
+    """Its attributes may be changed while it runs."""
 
     tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Token -> user."""
@@ -32,6 +32,8 @@ class ApiDouble:
     patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Path -> what a GET of it is answered with."""
+    changes_after_get: bool = False
+    """An APIService is changed by somebody else after each GET."""
     removed: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -82,7 +84,10 @@ class ApiDouble:
         found = self.services.get(request.match_info["name"])
         if found is None:
             raise web.HTTPNotFound(text='{"message":"not found"}')
-        return web.json_response(found)
+        answer = web.json_response(found)
+        if self.changes_after_get:
+            found["metadata"]["resourceVersion"] += "0"
+        return answer
 
     async def _delete(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

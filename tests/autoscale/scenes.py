@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.requests import Aggregation, PodSelector
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState
@@ -50,6 +49,7 @@ def holder(
     memory: int | None = None,
     busy_seconds: float | None = None,
     idle_seconds: float | None = None,
+    idle_since: float | None = None,
     energy_joules: float | None = None,
 ) -> Holder:
     usage = HolderUsage(
@@ -57,6 +57,7 @@ def holder(
         memory_used_bytes=memory,
         busy_ns=None if busy_seconds is None else round(busy_seconds * 1e9),
         idle_ns=None if idle_seconds is None else round(idle_seconds * 1e9),
+        idle_since=idle_since,
         energy_mj=None if energy_joules is None else round(energy_joules * 1000),
     )
     return Holder(namespace, name, container, source="kubelet", usage=usage)
@@ -120,15 +121,15 @@ class Stage:
     def running(self) -> RunningPods:
         return index_pods(self.pods, self.trouble)
 
-    def turn(self, *, outcomes: Iterable[TargetOutcome] = (), **nodes: tuple[DeviceState, ...]) -> None:
+    def turn(self, *, exporter_id: str = "", usage_at: float | None = None, **nodes: tuple[DeviceState, ...]) -> None:
         """One round, an interval after the last. A node that is not named does not answer."""
         self.now += self.settings.interval
         for name, devices in nodes.items():
             if self.counts:
                 devices = tuple(map(self._count, devices))
-            state = NodeState(node=name, producer="podgpu", devices=devices)
+            state = NodeState(node=name, producer="podgpu", devices=devices, exporter_id=exporter_id, usage_at=usage_at)
             self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
-        reading = ClusterReading(tuple(self._last.values()), tuple(outcomes))
+        reading = ClusterReading(tuple(self._last.values()), ())
         wall = self.begin + self.now
         self._state = build_cluster_state(reading, self._state, self.settings, self.now, wall)
         self.store.add_round(self._state)

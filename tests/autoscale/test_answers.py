@@ -1,22 +1,34 @@
-"""What a workload's figure is, who is in it, and when there is none."""
+"""The value of a workload, a pod, a node; when there is none; and when a workload is idle."""
 
 from __future__ import annotations
 
 import pytest
 
-from podgpu.autoscale.answers import Aggregation, PodSelector, compute_pod_values, compute_scope_value, compute_value
+from podgpu.autoscale.answers import compute_pod_values, compute_scope_value, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
+from podgpu.autoscale.requests import Aggregation, PodSelector
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.model import MigInstance
+from podgpu.model import DeviceState, MigInstance
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
-# Aggregation pods and over time
+
+def node_value(stage: Stage, metric: str, node: str = "n1", window: float = INTERVAL) -> float:
+    return compute_scope_value(stage.snapshot(), ("node", node), find_metric(metric), window).value
+
+
+def pod_values(stage: Stage, metric: str = "gpu_utilization", **aggregation: float) -> dict[str, float]:
+    how = Aggregation(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
+    values = compute_pod_values(stage.snapshot(), stage.pods, find_metric(metric), how)
+    return {name: value.value for name, value in values.items()}
+
+
+# Over pods and over time
 
 
 def three_pods() -> Stage:
-    stage = Stage([pod("a"), pod("b"), pod("c")])
+    stage = Stage([pod("a"), pod("b"), pod("c"), pod("frontend", asks=False)])
     stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
     return stage
 
@@ -25,7 +37,7 @@ def three_pods() -> Stage:
     ("aggregate", "value"),
     [("mean", 50), ("max", 90), ("sum", 150), ("p50", 40), ("p0", 20), ("p100", 90), ("p75", 65)],
 )
-def test_aggregates_are_over_pods(aggregate: str, value: float) -> None:
+def test_aggregates_are_over_pods_with_gpus(aggregate: str, value: float) -> None:
     assert figure(three_pods(), aggregate=parse_aggregate(aggregate)) == pytest.approx(value)
 
 
@@ -36,36 +48,33 @@ def test_the_window_is_over_each_pods_rounds() -> None:
     assert figure(stage, window=15.0) == pytest.approx(10)
     assert figure(stage, window=30.0) == pytest.approx(30)
     assert figure(stage, window=60.0) == pytest.approx(40)
+    value = compute_value(stage.snapshot(), INFERENCE, find_metric("gpu_utilization"), Aggregation(window=90.0))
+    assert (value.window, value.at) == (4 * INTERVAL, BEGIN + 4 * INTERVAL)
 
 
-def test_the_window_told_is_the_one_that_was_had() -> None:
-    stage = Stage([pod("a")])
-    stage.turns(5, n1=(busy("a", 0.2, 0),))
-    answer = compute_value(stage.snapshot(), INFERENCE, find_metric("gpu_utilization"), Aggregation(window=150.0))
-    assert (answer.window, answer.at) == (5 * INTERVAL, BEGIN + 5 * INTERVAL)
-
-
-def test_less_than_half_of_a_window_is_no_figure() -> None:
-    """After a restart of ours: two replicas would answer differently, and one sample is no mean."""
-    stage, whole = Stage([pod("a")]), {"window": 10 * INTERVAL}
-    metric, node = find_metric("gpu_utilization"), ("node", "n1")
+def test_less_than_half_of_a_window_is_no_value() -> None:
+    """After a restart two replicas would answer differently, and one sample is not a mean."""
+    stage, window = Stage([pod("a")]), 10 * INTERVAL
     stage.turns(4, n1=(busy("a", 0.2, 0),))
-    assert "not yet for half of the window" in str(refused(stage, **whole))
-    assert compute_pod_values(stage.snapshot(), stage.pods, metric, Aggregation(10 * INTERVAL)) == []
-    with pytest.raises(Refusal, match="4 of 10 rounds"):
-        compute_scope_value(stage.snapshot(), node, metric, 10 * INTERVAL)
+    assert refused(stage, window=window).kind is RefusalKind.NO_DATA
+    assert pod_values(stage, window=window) == {}
+    with pytest.raises(Refusal):
+        node_value(stage, "gpu_utilization", window=window)
     assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
     stage.turn(n1=(busy("a", 0.2, 0),))
-    assert figure(stage, **whole) == pytest.approx(20)
-    assert compute_scope_value(stage.snapshot(), node, metric, 10 * INTERVAL).value == pytest.approx(20)
+    assert figure(stage, window=window) == pytest.approx(20)
+    assert node_value(stage, "gpu_utilization", window=window) == pytest.approx(20)
 
 
-def test_a_younger_pod_of_the_same_name_has_none_of_the_old_ones_rounds() -> None:
-    stage = Stage([pod("a-0", owner="StatefulSet/a")])
+def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> None:
+    stage, selector = Stage([pod("a-0", owner="StatefulSet/a")]), PodSelector("serving", owner=("StatefulSet", "a"))
     stage.turns(4, n1=(busy("a-0", 1.0, 0),))
     stage.pods = [pod("a-0", owner="StatefulSet/a", started=65.0)]
     stage.turns(2, n1=(busy("a-0", 0.2, 0),))
-    assert figure(stage, selector=PodSelector("serving", owner=("StatefulSet", "a")), window=120.0) == pytest.approx(20)
+    assert figure(stage, selector=selector, window=120.0) == pytest.approx(20)
+
+
+# Of one pod
 
 
 def test_a_pod_on_several_gpus_is_their_mean_and_its_power_their_sum() -> None:
@@ -75,14 +84,13 @@ def test_a_pod_on_several_gpus_is_their_mean_and_its_power_their_sum() -> None:
     assert figure(stage, "gpu_power") == pytest.approx(700)
 
 
-def test_memory_is_of_all_that_its_gpus_have() -> None:
+def test_memory_is_of_the_total_of_its_gpus() -> None:
     stage = Stage([pod("a")])
-    stage.turn(
-        n1=(
-            gpu(0, holder("a", memory=10), memory_total=100, memory_used=60),
-            gpu(1, holder("a", memory=30), memory_total=300, memory_used=70),
-        )
+    devices = (
+        gpu(0, holder("a", memory=10), memory_total=100, memory_used=60),
+        gpu(1, holder("a", memory=30), memory_total=300, memory_used=70),
     )
+    stage.turn(n1=devices)
     assert figure(stage, "gpu_memory_utilization") == pytest.approx(10)
 
 
@@ -96,38 +104,86 @@ def test_busy_time_and_energy_are_rates_of_counters() -> None:
             power_watts=300.0,
         )
         stage.turn(n1=(shared,))
-    assert figure(stage, "gpu_busy", window=30.0, aggregate=Aggregate("max")) == pytest.approx(50)
-    assert figure(stage, "gpu_busy", window=30.0) == pytest.approx(35)
+    assert pod_values(stage, "gpu_busy") == {"a": pytest.approx(20), "b": pytest.approx(50)}
     assert figure(stage, "gpu_power", window=30.0, aggregate=Aggregate("sum")) == pytest.approx(300)
 
 
-def test_a_counter_that_fell_tells_no_rate() -> None:
+@pytest.mark.parametrize("seconds", [(10.0, 12.0, 0.5), (10.0, 12.0, 1e9)])
+def test_a_counter_that_was_reset_or_jumps_has_no_rate(seconds: tuple[float, ...]) -> None:
+    stage = Stage([pod("a"), pod("b")])
+    for value in seconds:
+        own = holder("a", utilization=0.1, busy_seconds=value, energy_joules=1000 * value)
+        stage.turn(n1=(gpu(0, own, holder("b", utilization=0.1)),))
+    assert "a" not in pod_values(stage, "gpu_busy")
+    assert "a" not in pod_values(stage, "gpu_power")
+
+
+def document(stage: Stage, seconds: float, *, at: float, busy_seconds: float = 50.0) -> None:
+    """A round with podgpu's own document, whose counters are of `at`."""
+    idle = holder("a", utilization=0.0, busy_seconds=busy_seconds, idle_seconds=seconds, idle_since=at - seconds)
+    stage.turn(n1=(gpu(0, idle, utilization=0.0),), exporter_id="e1", usage_at=at)
+
+
+def test_rates_are_of_the_time_of_the_counters() -> None:
     stage = Stage([pod("a")])
-    for seconds in (10.0, 12.0, 0.5):
-        stage.turn(n1=(gpu(0, holder("a", utilization=0.1, busy_seconds=seconds)),))
+    for at, seconds in ((10.0, 1.0), (10.0, 1.0), (34.0, 7.0)):
+        document(stage, 0.0, at=BEGIN + at, busy_seconds=seconds)
+    assert figure(stage, "gpu_busy") == pytest.approx(25)
+
+
+@pytest.mark.fault(
+    "the clock of a node is set, or its exporter stops counting (autoscale reads it)",
+    "there is no rate of the counters until two readings agree with the time between them",
+)
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0, None])
+def test_a_nodes_clock_that_was_set_or_stands_still_gives_no_rate(jump: float | None) -> None:
+    stage = Stage([pod("a")])
+    for turn in range(3):
+        document(stage, 0.0, at=BEGIN + 15.0 * turn, busy_seconds=15.0 * turn)
+    assert figure(stage, "gpu_busy") == pytest.approx(100)
+    if jump is not None:
+        document(stage, 0.0, at=BEGIN + 45.0 + jump, busy_seconds=45.0)
+    else:
+        for _ in range(4):
+            document(stage, 0.0, at=BEGIN + 30.0, busy_seconds=30.0)
     assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
 
 
-@pytest.mark.parametrize(("metric", "field"), [(metric.name, metric.field) for metric in PROFILING_METRICS])
-def test_activities_are_the_devices_where_a_pod_has_it_alone(metric: str, field: str) -> None:
+@pytest.mark.parametrize("metric", PROFILING_METRICS)
+def test_activities_are_the_devices_if_a_pod_has_it_alone(metric: object) -> None:
+    name, field = metric.name, metric.field  # type: ignore[attr-defined]
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a"), values={field: 0.3}), gpu(1, holder("b"), values={field: 0.5})))
-    assert figure(stage, metric) == pytest.approx(40)
+    assert figure(stage, name) == pytest.approx(40)
     stage.turn(n1=(gpu(0, holder("a"), holder("b"), values={field: 0.3}),))
-    assert "to itself" in str(refused(stage, metric))
+    assert "to itself" in str(refused(stage, name))
 
 
-def test_every_metric_has_an_answer_or_says_what_it_needs() -> None:
+def test_every_metric_has_a_value_or_a_reason() -> None:
     stage = Stage([pod("a")])
     stage.turn(n1=(gpu(0, holder("a")),))
     for metric in METRICS:
         assert metric.needs in str(refused(stage, metric.name))
 
 
-# Seed 003: the mean over the GPUs in use
+def test_on_a_shared_gpu_each_pod_has_its_own_part_or_none() -> None:
+    stage = Stage([pod("a"), pod("b")])
+    stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
+    assert pod_values(stage) == {"a": pytest.approx(10), "b": pytest.approx(60)}
+    stage.turn(n1=(gpu(0, holder("a"), holder("b"), utilization=0.7),))
+    assert refused(stage).kind is RefusalKind.NO_DATA
 
 
-def test_used_utilisation_leaves_out_what_is_not_in_use() -> None:
+def test_the_value_of_a_gpu_is_that_of_the_only_pod_on_it() -> None:
+    stage = Stage([pod("a")])
+    stage.turn(n1=(gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),))
+    assert figure(stage) == pytest.approx(70)
+
+
+# avg_GPU_utilization: the mean over the GPUs in use
+
+
+def test_used_utilisation_leaves_out_gpus_that_are_not_in_use() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a"), measured=80.0), gpu(1, holder("b"), measured=0.0)))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(80)
@@ -137,47 +193,40 @@ def test_used_utilisation_leaves_out_what_is_not_in_use() -> None:
 
 
 def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
-    stage = Stage([pod("a"), pod("x", namespace="other")])
+    stage = Stage([pod("a"), pod("x", namespace="other", node="n2")])
     stage.turn(
         n1=(gpu(0, holder("a"), measured=80.0), gpu(1, measured=0.0)),
         n2=(gpu(0, holder("x", namespace="other"), uuid="GPU-9", measured=20.0),),
     )
-    scene, used = stage.snapshot(), find_metric("avg_GPU_utilization")
-    for scope, value in ((("namespace", "serving"), 80), (("node", "n2"), 20), (("cluster", ""), 50)):
-        assert compute_scope_value(scene, scope, used, INTERVAL).value == pytest.approx(value)
+    assert figure(stage, "avg_GPU_utilization", PodSelector("serving")) == pytest.approx(80)
+    assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
+    assert node_value(stage, "avg_GPU_utilization", "n2") == pytest.approx(20)
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])
-def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_dark(namespace: str) -> None:
-    stage, used = Stage([pod("a"), pod("b", node="n2")]), find_metric("avg_GPU_utilization")
+def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_stale(namespace: str) -> None:
+    stage, selector = Stage([pod("a"), pod("b", node="n2")]), PodSelector(namespace)
     idle = gpu(0, holder("a"), measured=0.0)
     stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
     stage.turns(8, n1=(idle,))
-    with pytest.raises(Refusal, match="b on n2, last read ") as raised:
-        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0))
-    assert raised.value.kind is RefusalKind.NO_DATA
-    assert (
-        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0, skip_missing=True)).value
-        == 0.001
-    )
+    error = refused(stage, "avg_GPU_utilization", selector)
+    assert error.kind is RefusalKind.NO_DATA
+    assert "b on n2, last read 120 s ago" in str(error)
+    assert figure(stage, "avg_GPU_utilization", selector, skip_missing=True) == 0.001
     stage.trouble = "the API server is away"
     stage.turn(n1=(idle,))
-    with pytest.raises(Refusal, match="the API server is away"):
-        compute_value(stage.snapshot(), PodSelector(namespace), used, Aggregation(window=15.0))
+    assert "the API server is away" in str(refused(stage, "avg_GPU_utilization", selector))
 
 
-@pytest.mark.parametrize("whom", [INFERENCE, PodSelector("serving")])
-def test_of_used_utilisation_there_is_no_aggregate_but_the_mean(whom: PodSelector) -> None:
+@pytest.mark.parametrize("selector", [INFERENCE, PodSelector("serving")])
+def test_used_utilisation_has_no_aggregate_but_the_mean(selector: PodSelector) -> None:
     stage = Stage([pod("a")])
     stage.turn(n1=(gpu(0, holder("a"), measured=80.0),))
-    with pytest.raises(Refusal, match="aggregate p90") as raised:
-        compute_value(
-            stage.snapshot(), whom, find_metric("avg_GPU_utilization"), Aggregation(aggregate=parse_aggregate("p90"))
-        )
-    assert raised.value.kind is RefusalKind.BAD_REQUEST
+    error = refused(stage, "avg_GPU_utilization", selector, aggregate=parse_aggregate("p90"))
+    assert error.kind is RefusalKind.BAD_REQUEST
 
 
-def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
+def test_a_ratio_as_the_used_field_becomes_per_cent() -> None:
     stage = Stage([pod("a")], settings=ViewSettings(used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE"))
     stage.turn(n1=(gpu(0, holder("a"), values={"DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.25}),))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(25)
@@ -188,23 +237,17 @@ def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
 
 def test_a_node_is_the_mean_of_its_gpus_held_or_not() -> None:
     stage = Stage()
-    stage.turn(n1=(busy("a", 1.0, 0, power_watts=500.0), gpu(1, utilization=0.0, power_watts=100.0)))
-    scene = stage.snapshot()
-    assert compute_scope_value(scene, ("node", "n1"), find_metric("gpu_utilization"), INTERVAL).value == pytest.approx(
-        50
-    )
-    assert compute_scope_value(scene, ("node", "n1"), find_metric("gpu_power"), INTERVAL).value == pytest.approx(600)
-
-
-def test_a_gpu_in_mig_mode_is_its_instances() -> None:
-    stage = Stage()
     instances = tuple(MigInstance(id=n, utilization_ratio=ratio) for n, ratio in enumerate((0.2, 0.6)))
-    stage.turn(n1=(gpu(0, instances=instances),))
-    answer = compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric("gpu_utilization"), INTERVAL)
-    assert answer.value == pytest.approx(40)
+    stage.turn(
+        n1=(busy("a", 1.0, 0, power_watts=500.0), gpu(1, utilization=0.0, power_watts=100.0)),
+        n2=(gpu(2, instances=instances),),
+    )
+    assert node_value(stage, "gpu_utilization") == pytest.approx(50)
+    assert node_value(stage, "gpu_power") == pytest.approx(600)
+    assert node_value(stage, "gpu_utilization", "n2") == pytest.approx(40)
 
 
-def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_mode_too() -> None:
+def test_a_nodes_busy_time_includes_shared_gpus_and_mig_instances() -> None:
     stage = Stage()
     for step in range(2):
         full, half = (15.0 * step, 7.5 * step)
@@ -214,40 +257,10 @@ def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_
             for n, seconds in enumerate((full, half))
         )
         stage.turn(n1=(shared, gpu(1, instances=instances), gpu(2)))
-    answer = compute_scope_value(stage.snapshot(), ("node", "n1"), find_metric("gpu_busy"), INTERVAL)
-    assert answer.value == pytest.approx((100 + 75 + 0) / 3)
+    assert node_value(stage, "gpu_busy") == pytest.approx((100 + 75 + 0) / 3)
 
 
-# Shared GPUs
-
-
-def test_of_a_shared_gpu_each_has_its_own_part() -> None:
-    stage = Stage([pod("a"), pod("b")])
-    stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    values = compute_pod_values(stage.snapshot(), stage.pods, find_metric("gpu_utilization"), Aggregation(INTERVAL))
-    assert [pod.value for pod in values] == [pytest.approx(10), pytest.approx(60)]
-
-
-def test_of_a_shared_gpu_without_own_figures_nothing_is_guessed() -> None:
-    stage = Stage([pod("a"), pod("b")])
-    stage.turn(n1=(gpu(0, holder("a"), holder("b"), utilization=0.7),))
-    assert refused(stage).kind is RefusalKind.NO_DATA
-
-
-def test_alone_on_a_gpu_its_figure_is_the_pods() -> None:
-    stage = Stage([pod("a")])
-    stage.turn(n1=(gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),))
-    assert figure(stage) == pytest.approx(70)
-
-
-# Who is in it
-
-
-def test_a_pod_without_a_gpu_is_left_out() -> None:
-    stage = three_pods()
-    stage.pods.append(pod("frontend", asks=False))
-    stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
-    assert figure(stage) == pytest.approx(50)
+# The pods of a workload
 
 
 def test_a_selector_is_of_one_namespace() -> None:
@@ -255,13 +268,9 @@ def test_a_selector_is_of_one_namespace() -> None:
     stage.turn(n1=(busy("a", 0.2, 0), gpu(1, holder("a", namespace="other", utilization=0.8), utilization=0.8)))
     selector = PodSelector("serving", labels=parse_selector("app in (inference,x)"))
     assert figure(stage, selector=selector) == pytest.approx(20)
-
-
-def test_a_selector_that_matches_nothing_is_not_found() -> None:
-    error = refused(three_pods(), selector=PodSelector("serving", labels=parse_selector("app=nobody")))
+    error = refused(stage, selector=PodSelector("serving", labels=parse_selector("app=nobody")))
     assert error.kind is RefusalKind.NOT_FOUND
     assert "app=nobody" in str(error)
-    assert "wake" in str(error)
 
 
 def test_pods_that_all_hold_no_gpu_are_not_found() -> None:
@@ -270,7 +279,7 @@ def test_pods_that_all_hold_no_gpu_are_not_found() -> None:
     assert refused(stage).kind is RefusalKind.NOT_FOUND
 
 
-def test_a_pod_on_a_dark_node_refuses_the_figure_unless_it_is_to_be_left_out() -> None:
+def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
     stage = Stage([pod("a"), pod("b", node="n2")])
     stage.turn(n1=(busy("a", 0.2, 0),), n2=(busy("b", 0.9, 1),))
     stage.turns(4, n1=(busy("a", 0.2, 0),))
@@ -280,15 +289,167 @@ def test_a_pod_on_a_dark_node_refuses_the_figure_unless_it_is_to_be_left_out() -
     assert figure(stage, skip_missing=True) == pytest.approx(20)
 
 
-def test_a_pod_that_has_just_begun_does_not_stop_the_answer() -> None:
+def test_a_pod_that_has_just_started_does_not_prevent_a_value() -> None:
     stage = three_pods()
     stage.pods.append(pod("new", started=10.0))
     stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
     assert figure(stage) == pytest.approx(50)
 
 
-def test_nothing_is_known_while_the_api_server_has_not_told_of_pods() -> None:
+def test_there_are_no_values_while_the_pods_are_not_known() -> None:
     stage = three_pods()
-    stage.trouble = "the API server has not yet said which pods there are"
+    stage.trouble = "the running pods are not known yet"
     stage.turn(n1=())
     assert refused(stage).kind is RefusalKind.NO_DATA
+
+
+# The node of a pod
+
+
+@pytest.mark.fault(
+    "the former node of a pod still reports it",
+    "autoscale uses only the values of the node that the API server names, and logs the other one once",
+)
+def test_values_of_a_pods_former_node_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage([pod("a", node="n2"), pod("web", node="n1", asks=False)])
+    stage.turns(3, n1=(busy("a", 0.0, 0),), n2=(busy("a", 0.6, 0, uuid="GPU-b"),))
+    assert figure(stage) == pytest.approx(60)
+    assert caplog.text.count("the exporter of n1 reports the pod serving/a, which runs on n2") == 1
+    stage.turns(4, n1=(busy("a", 0.0, 0),))
+    assert "a on n2" in str(refused(stage))
+
+
+def test_an_exporter_that_names_its_node_differently_is_used_if_it_is_the_only_one() -> None:
+    stage = Stage([pod("a", node="n1.example.com")])
+    stage.turn(n1=(busy("a", 0.6, 0),))
+    assert figure(stage) == pytest.approx(60)
+    stage.turn(n1=(busy("a", 0.6, 0),), n2=(busy("a", 0.0, 0, uuid="GPU-b"),))
+    assert refused(stage).kind is RefusalKind.NO_DATA
+
+
+# Idleness
+
+
+def counted(busy_seconds: float, idle_seconds: float, utilization: float | None = 0.0) -> DeviceState:
+    own = holder("a", utilization=utilization, busy_seconds=busy_seconds, idle_seconds=idle_seconds)
+    return gpu(0, own, utilization=0.0)
+
+
+def test_only_an_idle_workload_is_zero() -> None:
+    stage = Stage([pod("a")])
+    stage.turns(8, n1=(busy("a", 0.0, 0),))
+    assert figure(stage, idle_for=300.0) == 0.001
+    assert figure(stage, idle_for=60.0) == 0
+    assert pod_values(stage, idle_for=300.0) == {"a": 0.001}
+    assert pod_values(stage, idle_for=60.0) == {"a": 0}
+
+
+@pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
+def test_no_metric_is_zero_if_idleness_is_not_proven(metric: str) -> None:
+    stage = Stage([pod("a")])
+    zeros = {"measured": 0.0, "power_watts": 0.0, "memory_used": 0, "memory_total": 100}
+    values = {metric.field: 0.0 for metric in PROFILING_METRICS}
+    own = holder("a", utilization=0.0, busy_seconds=5.0)
+    stage.turns(8, n1=(gpu(0, own, utilization=0.0, values=values, **zeros),))
+    assert figure(stage, metric, idle_for=300.0, window=60.0) == 0.001
+    assert node_value(stage, metric, window=60.0) == 0.001
+    assert pod_values(stage, metric, window=60.0) == {"a": 0.001}
+
+
+def test_utilisation_of_zero_does_not_prove_idleness() -> None:
+    """A dcgm-exporter has samples of 0 only. Anything may have run between them."""
+    stage = Stage([pod("a")], counts=False)
+    stage.turns(40, n1=(busy("a", 0.0, 0),))
+    assert is_active(stage.snapshot(), INFERENCE, 60.0)
+    assert figure(stage, idle_for=60.0) == 0.001
+
+
+def test_counters_that_stand_still_do_not_prove_idleness() -> None:
+    stage = Stage([pod("a")])
+    stage.turns(40, n1=(counted(50.0, 900.0),))
+    assert is_active(stage.snapshot(), INFERENCE, 60.0)
+    stage.turns(3, n1=(counted(50.0, 900.0, utilization=None),))
+    assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
+    assert is_active(stage.snapshot(), INFERENCE, 15.0)
+
+
+@pytest.mark.fault(
+    "an exporter is away for minutes and comes back (KEDA polls)",
+    "that time was not counted: its pods are idle from then on, not from before",
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_idleness_does_not_include_time_that_was_not_counted(reset: bool) -> None:
+    stage = Stage([pod("a")])
+    for turn in range(20):
+        stage.turn(n1=(counted(50.0, 15.0 * turn),))
+    assert not is_active(stage.snapshot(), INFERENCE, 120.0)
+    stage.turns(10)
+    before = 0.0 if reset else 285.0
+    for turn in range(10):
+        stage.turn(n1=(counted(0.0 if reset else 50.0, before + 15.0 * turn),))
+        assert is_active(stage.snapshot(), INFERENCE, 120.0) is (turn < 8)
+
+
+def test_counters_that_grow_every_other_round_prove_idleness() -> None:
+    stage = Stage([pod("a")])
+    for turn in range(20):
+        stage.turn(n1=(counted(50.0, 30.0 * (turn // 2)),))
+    assert not is_active(stage.snapshot(), INFERENCE, 240.0)
+    assert is_active(stage.snapshot(), INFERENCE, 300.0)
+
+
+def test_podgpus_document_proves_idleness_at_once() -> None:
+    stage = Stage([pod("a")])
+    document(stage, 900.0, at=BEGIN)
+    assert not is_active(stage.snapshot(), INFERENCE, 600.0)
+    assert is_active(stage.snapshot(), INFERENCE, 1200.0)
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_our_clock_that_was_set_makes_no_pod_idle(step: float) -> None:
+    stage = Stage([pod("a", started=-86_400.0)])
+    for turn in range(14):
+        stage.begin += step if turn == 10 else 0.0
+        stage.turn(n1=(counted(50.0, 15.0 * turn),))
+    assert is_active(stage.snapshot(), INFERENCE, 600.0)
+
+
+def test_a_workload_is_idle_if_all_its_pods_are() -> None:
+    stage = Stage([pod("a"), pod("b")])
+    stage.turns(10, n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
+    assert is_active(stage.snapshot(), INFERENCE, 300.0)
+    assert not is_active(stage.snapshot(), INFERENCE, 120.0)
+    stage.turn(n1=(busy("a", 0.0, 0), busy("b", 0.1, 1)))
+    assert is_active(stage.snapshot(), INFERENCE, 120.0)
+
+
+def test_a_pod_that_has_just_started_is_active() -> None:
+    stage = Stage([pod("a"), pod("b", started=140.0)])
+    stage.turns(10, n1=(busy("a", 0.0, 0),))
+    assert is_active(stage.snapshot(), INFERENCE, 60.0)
+
+
+@pytest.mark.parametrize("requests_gpu", [True, False])
+def test_a_workload_with_a_pod_on_a_stale_node_is_not_idle(requests_gpu: bool) -> None:
+    """Without a request that podgpu knows, the pod counts because it held a GPU before."""
+    stage = Stage([pod("a"), pod("b", node="n2", asks=requests_gpu)])
+    idle = busy("a", 0.0, 0)
+    stage.turns(10, n1=(idle,), n2=(busy("b", 0.9, 1),))
+    pods, stage.pods, stage.trouble = stage.pods, [], "the running pods are not known"
+    stage.turns(10, n1=(idle,))
+    stage.pods, stage.trouble = pods, ""
+    stage.turn(n1=(idle,))
+    with pytest.raises(Refusal, match="b on n2") as raised:
+        is_active(stage.snapshot(), INFERENCE, 120.0)
+    assert raised.value.kind is RefusalKind.NO_DATA
+    stage.pods = [pod("a")]
+    stage.turn(n1=(idle,))
+    assert not is_active(stage.snapshot(), INFERENCE, 120.0)
+
+
+def test_a_workload_without_pods_is_neither_active_nor_idle() -> None:
+    stage = Stage()
+    stage.turn(n1=(gpu(0, utilization=0.0),))
+    with pytest.raises(Refusal) as raised:
+        is_active(stage.snapshot(), INFERENCE, 60.0)
+    assert raised.value.kind is RefusalKind.NOT_FOUND

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from podgpu.autoscale.certificates import (
-    CHECK_SECONDS,
     MAX_CERTIFICATES,
     OVERLAP_SECONDS,
     CaBundleUpdater,
@@ -115,112 +114,90 @@ def test_a_replica_that_crashes_repeatedly_does_not_remove_the_cas_of_others() -
 class Replica:
     """One replica, with time moved by hand."""
 
-    def __init__(self, name: str = "first") -> None:
+    def __init__(self, api: ApiDouble, name: str = "first") -> None:
+        self.api = api
         self.seconds = 0.0
         self.clock = Clock(monotonic=lambda: self.seconds, wall=lambda: NOW + self.seconds)
         self.issuer = CertificateIssuer(SERVED.host_names, name, self.clock)
 
+    def update(self, *moments: float) -> tuple[list[Issued], bool]:
+        """The certificate that is used after an update at each of these moments; and whether it is ready."""
 
-def bundle_of(api: ApiDouble, name: str = NAMES[0]) -> list[bytes]:
-    return parse_bundle_der(base64.b64decode(api.services[name]["spec"].get("caBundle", "")).decode())
+        async def run() -> tuple[list[Issued], bool]:
+            async with self.api.running() as client:
+                updater = CaBundleUpdater(client, self.issuer, NAMES, SERVED, self.clock)
+                used = []
+                for self.seconds in moments:
+                    await updater.update()
+                    used.append(self.issuer.current)
+                return used, updater.ready
 
-
-def with_updater(api: ApiDouble, replica: Replica, *moments: float) -> list[Issued]:
-    """What is shown after a look at each of these moments."""
-
-    async def run() -> list[Issued]:
-        shown = []
-        async with api.running() as client:
-            updater = CaBundleUpdater(client, replica.issuer, NAMES, SERVED, replica.clock)
-            for moment in moments:
-                replica.seconds = moment
-                await updater.update()
-                shown.append(replica.issuer.current)
-            assert updater.ready
-        return shown
-
-    return asyncio.run(run())
+        return asyncio.run(run())
 
 
-def test_the_apiservices_are_told_and_nothing_else_of_them_is_changed() -> None:
-    api, replica = ApiDouble(services={name: api_service() for name in NAMES}), Replica()
-    with_updater(api, replica, 0.0, 30.0)
+def make_api() -> ApiDouble:
+    return ApiDouble(services={name: api_service() for name in NAMES})
+
+
+def bundle_of(api: ApiDouble) -> set[bytes]:
+    return {*parse_bundle_der(base64.b64decode(api.services[NAMES[0]]["spec"].get("caBundle", "")).decode())}
+
+
+def test_the_ca_is_added_to_the_apiservices_and_nothing_else_is_changed() -> None:
+    replica = Replica(api := make_api())
+    assert replica.update(0.0, 30.0)[1]
     assert [name for name, _ in api.patches] == list(NAMES)
     assert {*api.patches[0][1]["spec"]} == {"caBundle", "insecureSkipTLSVerify"}
-    assert bundle_of(api) == parse_bundle_der(replica.issuer.current.ca)
+    assert bundle_of(api) == {*parse_bundle_der(replica.issuer.current.ca)}
 
 
-def test_an_apiservice_of_somebody_else_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    services = {NAMES[0]: api_service(), NAMES[1]: api_service("monitoring", "prometheus-adapter")}
-    api = ApiDouble(services=services)
-    with_updater(api, Replica(), 0.0, 30.0)
+def test_an_apiservice_of_another_service_is_not_changed(caplog: pytest.LogCaptureFixture) -> None:
+    api = make_api()
+    api.services[NAMES[1]] = api_service("monitoring", "prometheus-adapter")
+    assert Replica(api).update(0.0, 30.0)[1]
     assert [name for name, _ in api.patches] == [NAMES[0]]
     assert caplog.text.count("belongs to monitoring/prometheus-adapter") == 1
 
 
-def test_two_replicas_are_both_in_the_bundle() -> None:
-    api = ApiDouble(services={name: api_service() for name in NAMES})
-    first, second = Replica("first"), Replica("second")
-    with_updater(api, first, 0.0)
-    with_updater(api, second, 0.0)
-    with_updater(api, first, 30.0)
-    assert set(bundle_of(api)) == {*parse_bundle_der(first.issuer.current.ca + second.issuer.current.ca)}
+def test_two_replicas_are_both_in_the_bundle_after_a_conflict() -> None:
+    first, second = Replica(api := make_api(), "first"), Replica(api, "second")
+    first.update(0.0)
+    api.changes_after_get = True
+    assert not second.update(0.0)[1]
+    api.changes_after_get = False
+    assert second.update(2.0)[1]
+    first.update(30.0)
+    assert bundle_of(api) == {*parse_bundle_der(first.issuer.current.ca + second.issuer.current.ca)}
 
 
-def test_the_next_authority_is_known_before_it_is_shown_and_the_last_one_stays_until_it_expires() -> None:
-    api, replica = ApiDouble(services={name: api_service() for name in NAMES}), Replica()
+def test_the_next_ca_is_in_the_bundle_before_it_is_used_and_the_previous_one_until_it_expires() -> None:
+    replica = Replica(api := make_api())
     renewed = 7 * DAY
-    moments = (0.0, renewed, renewed + OVERLAP_SECONDS - 1, renewed + OVERLAP_SECONDS, renewed + 2 * OVERLAP_SECONDS)
-    first, *shown, last, _ = with_updater(api, replica, *moments)
-    assert shown == [first, first]
+    moments = (0.0, renewed, renewed + OVERLAP_SECONDS - 1, renewed + OVERLAP_SECONDS)
+    (first, *used, last), _ = replica.update(*moments)
+    assert used == [first, first]
     assert last.ca != first.ca
-    assert set(bundle_of(api)) == {*parse_bundle_der(first.ca + last.ca)}
-    with_updater(api, replica, first.not_after - NOW + 1)
+    assert bundle_of(api) == {*parse_bundle_der(first.ca + last.ca)}
+    replica.update(first.not_after - NOW + 1)
     assert parse_bundle_der(first.ca)[0] not in bundle_of(api)
 
 
-def test_while_the_bundle_cannot_be_changed_the_last_certificate_is_shown() -> None:
-    api, replica = ApiDouble(services={name: api_service() for name in NAMES}), Replica()
-    (first,) = with_updater(api, replica, 0.0)
+def test_while_the_bundle_cannot_be_changed_the_previous_certificate_is_used() -> None:
+    replica = Replica(api := make_api())
+    (first,), _ = replica.update(0.0)
     api.is_ill = True
-
-    async def run() -> None:
-        async with api.running() as client:
-            updater = CaBundleUpdater(client, replica.issuer, NAMES, SERVED, replica.clock)
-            for moment in (7 * DAY, 7 * DAY + 2 * OVERLAP_SECONDS):
-                replica.seconds = moment
-                await updater.update()
-
-    asyncio.run(run())
-    assert replica.issuer.current == first
+    assert replica.update(7 * DAY, 7 * DAY + 2 * OVERLAP_SECONDS) == ([first, first], False)
 
 
 @pytest.mark.fault(
     "somebody deletes podgpu's APIServices",
-    "a replica that starts then is ready, and puts its CA in when they are back",
+    "a replica that starts then is ready, and adds its CA when they are back",
 )
-def test_an_apiservice_that_is_not_there_is_waited_for_and_keeps_nobody_from_being_ready() -> None:
-    api, replica, slept, known = ApiDouble(services={NAMES[0]: api_service()}), Replica(), [], []
-
-    class Enough(Exception):
-        pass
-
-    async def run() -> None:
-        async with api.running() as client:
-
-            async def sleep(seconds: float) -> None:
-                slept.append(seconds)
-                known.append(updater.ready)
-                if len(slept) == 2:
-                    api.services[NAMES[1]] = api_service()
-                elif len(slept) == 3:
-                    raise Enough
-
-            updater = CaBundleUpdater(client, replica.issuer, NAMES, SERVED, replica.clock, sleep)
-            with pytest.raises(Enough):
-                await updater.run()
-
-    asyncio.run(run())
-    assert known == [True, True, True]
-    assert slept == [CHECK_SECONDS / 15, CHECK_SECONDS / 15, CHECK_SECONDS]
+def test_a_missing_apiservice_does_not_prevent_readiness() -> None:
+    api = make_api()
+    del api.services[NAMES[1]]
+    replica = Replica(api)
+    assert replica.update(0.0)[1]
+    api.services[NAMES[1]] = api_service()
+    assert replica.update(2.0)[1]
     assert [name for name, _ in api.patches] == list(NAMES)

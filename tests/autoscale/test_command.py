@@ -1,5 +1,4 @@
-"""`podgpu autoscale` as a person runs it: what is refused, and the whole process between an exporter, an API server and
-a KEDA, all over loopback."""
+"""`podgpu autoscale`: its options, its watchers, and the whole process between an exporter, an API server and KEDA."""
 
 from __future__ import annotations
 
@@ -62,14 +61,14 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--unregister"], "--api-service"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_wrong_options_are_refused(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kubeconfig = written_kubeconfig(tmp_path, "http://127.0.0.1:9")
     assert run(["autoscale", *(kubeconfig if word == "KUBECONFIG" else word for word in arguments)]) == 2
-    said = capsys.readouterr().err
-    assert complaint in said
-    assert said.splitlines()[-1].startswith("podgpu: ")
+    text = capsys.readouterr().err
+    assert complaint in text
+    assert text.splitlines()[-1].startswith("podgpu: ")
 
 
 def written_kubeconfig(folder: Path, url: str) -> str:
@@ -82,7 +81,7 @@ def written_kubeconfig(folder: Path, url: str) -> str:
     return str(path)
 
 
-# The feeds
+# The watchers
 
 
 def pod_object(name: str, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
@@ -97,63 +96,63 @@ def pod_object(name: str, phase: str = "Running", **metadata: Any) -> dict[str, 
     }
 
 
-def test_running_pods_are_known_with_owner_and_labels() -> None:
+def test_running_pods_have_owner_and_labels() -> None:
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"), pod_object("b", "Pending"), pod_object("c", "Succeeded"))
         server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
-        feed = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
+        watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
         nodes = NodeWatcher(ApiConfig(server.url, "the test"), HURRY)
         try:
-            assert feed.wait_synced(30)
-            (seen,) = feed.current().by_owner["serving", "Deployment", "inference"]
+            assert watcher.wait_synced(30)
+            (seen,) = watcher.current().by_owner["serving", "Deployment", "inference"]
             assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
             server.put("pods", pod_object("b"))
-            eventually(lambda: len(feed.current().by_key) == 2)
+            eventually(lambda: len(watcher.current().by_key) == 2)
             server.put("nodes", {"metadata": {"name": "n1", "labels": {"zone": "a"}}})
             eventually(lambda: nodes.current() == {"n1": (("zone", "a"),)})
         finally:
-            feed.close()
+            watcher.close()
             nodes.close()
 
 
-def test_before_the_api_server_has_told_nothing_is_known() -> None:
-    feed = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
+def test_pods_are_unknown_until_the_api_server_lists_them() -> None:
+    watcher = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
     try:
-        eventually(lambda: feed.error)
-        assert "nothing listens there" in feed.current().trouble
+        eventually(lambda: watcher.error)
+        assert "nothing listens there" in watcher.current().trouble
     finally:
-        feed.close()
+        watcher.close()
 
 
 @pytest.mark.fault(
     "the API server is away from podgpu autoscale for more than a minute",
-    "which pods run is not known any more: every metric is refused, until it is back",
+    "the running pods are unknown: every metric is refused until it is back",
 )
-def test_the_list_of_pods_is_believed_for_a_minute_without_the_api_server() -> None:
+def test_the_list_of_pods_is_used_for_a_minute_without_the_api_server() -> None:
     seconds = [0.0]
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"))
-        feed = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
+        watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
         try:
-            assert feed.wait_synced(30)
+            assert watcher.wait_synced(30)
             server.stop()
-            eventually(lambda: feed.error)
-            assert (len(feed.current().by_key), feed.current().trouble) == (1, "")
+            eventually(lambda: watcher.error)
+            assert (len(watcher.current().by_key), watcher.current().trouble) == (1, "")
             seconds[0] = 60.0
-            assert feed.current().trouble == ""
+            assert watcher.current().trouble == ""
             seconds[0] = 61.0
-            assert "the running pods have not been known for 61 s" in feed.current().trouble
+            assert "the running pods have not been known for 61 s" in watcher.current().trouble
             server.start()
-            eventually(lambda: feed.current().by_key and not feed.current().trouble)
+            eventually(lambda: watcher.current().by_key and not watcher.current().trouble)
         finally:
-            feed.close()
+            watcher.close()
 
 
 # The whole process
 
 
 class Exporter:
-    """Tells of one GPU, held by the pod `a`."""
+    """Reports one GPU, held by the pod `a`."""
 
     def __init__(self) -> None:
         self.utilization = 0.6
@@ -169,7 +168,7 @@ class Exporter:
                 self.wfile.write(text.encode())
 
             def log_message(self, *_words: object) -> None:
-                """Nobody reads it."""
+                """Quiet."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Exposition)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -181,10 +180,10 @@ class Exporter:
 
 
 @pytest.mark.fault(
-    "podgpu autoscale loses its exporters while KEDA asks",
-    "answers end with an error that names the pods, none of them 0; the process stays up",
+    "podgpu autoscale loses its exporters while KEDA polls",
+    "calls end with an error that names the pods, none with 0; the process stays up",
 )
-def test_the_whole_process_answers_keda_and_says_why_when_the_exporter_is_gone(tmp_path: Path) -> None:
+def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_gone(tmp_path: Path) -> None:
     exporter = Exporter()
     with SimulatedApiServer() as server:
         server.put("pods", pod_object("a"))
@@ -206,7 +205,7 @@ def test_the_whole_process_answers_keda_and_says_why_when_the_exporter_is_gone(t
                 eventually(lambda: process.poll() is not None or "probes and own metrics" in log.read_text(), 30)
                 (keda,) = re.findall(r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text())
                 (plain,) = re.findall(r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text())
-                asked(keda, plain, exporter)
+                check_answers(keda, plain, exporter)
                 assert process.poll() is None
             finally:
                 process.send_signal(signal.SIGTERM)
@@ -214,7 +213,7 @@ def test_the_whole_process_answers_keda_and_says_why_when_the_exporter_is_gone(t
     assert "Traceback" not in log.read_text()
 
 
-def asked(keda: str, plain: str, exporter: Exporter) -> None:
+def check_answers(keda: str, plain: str, exporter: Exporter) -> None:
     metadata = {"owner": "Deployment/inference", "target": "50", "window": "1s"}
     scaled = pb.ScaledObjectRef(name="x", namespace="serving", scalerMetadata=metadata)
     with grpc.insecure_channel(keda) as channel:
@@ -235,13 +234,13 @@ def asked(keda: str, plain: str, exporter: Exporter) -> None:
         assert b'podgpu_autoscale_requests_total{api="keda GetMetrics",code="OK"}' in urlopen(f"{plain}/metrics").read()
         assert urlopen(f"{plain}/ready").read() == b"OK\n"
         exporter.close()
-        told: list[tuple[float, str]] = []
+        outcomes: list[tuple[float, str]] = []
 
         def is_refused() -> bool:
-            told.append(outcome())
-            return told[-1][0] < 0
+            outcomes.append(outcome())
+            return outcomes[-1][0] < 0
 
         eventually(is_refused, 20)
-        assert {value for value, _ in told} <= {60, -1}
-        assert "a on n1" in told[-1][1]
+        assert {value for value, _ in outcomes} <= {60, -1}
+        assert "a on n1" in outcomes[-1][1]
         assert urlopen(f"{plain}/ready").read() == b"OK\n"

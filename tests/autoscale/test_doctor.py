@@ -1,4 +1,4 @@
-"""`podgpu doctor --autoscale`: what it says of a cluster, well or ill; and what --unregister removes."""
+"""Findings of `podgpu doctor --autoscale`, and what --unregister removes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def value(name: str, quantity: str) -> dict[str, Any]:
     return {"items": [{"describedObject": {"name": name}, "value": quantity}]}
 
 
-def well() -> ApiDouble:
+def healthy() -> ApiDouble:
     return ApiDouble(
         services={V2: available(api_service()), V1: available(api_service())},
         answers={
@@ -65,30 +65,30 @@ def texts(findings: list[Finding], level: Level) -> str:
     return "\n".join(f"{f.subject}: {f.text} {f.advice}" for f in findings if f.level is level)
 
 
-def test_of_a_cluster_that_is_well_it_says_what_each_hpa_is_told() -> None:
-    findings = examined(well())
+def test_a_healthy_cluster_has_the_value_of_each_hpa() -> None:
+    findings = examined(healthy())
     assert texts(findings, Level.WRONG) == ""
-    said = texts(findings, Level.OK)
-    assert "gpu_utilization: inference-1 73500m" in said
-    assert "gpu_busy: inference 40" in said
-    assert "provided by podgpu/podgpu-autoscale" in said
+    text = texts(findings, Level.OK)
+    assert "gpu_utilization: inference-1 73500m" in text
+    assert "gpu_busy: inference 40" in text
+    assert "provided by podgpu/podgpu-autoscale" in text
 
 
-def test_an_apiservice_that_nobody_answers_is_wrong_and_the_way_out_is_named() -> None:
-    api = well()
+def test_an_unavailable_apiservice_is_wrong_and_has_advice() -> None:
+    api = healthy()
     api.services[V2] = available(api_service(), "False", "connection refused")
     api.answers[f"{SERVING}/pods/*/gpu_utilization"] = {"code": 503, "message": "no exporter answers"}
-    said = texts(examined(api), Level.WRONG)
-    assert "connection refused" in said
-    assert f"kubectl delete apiservice {V2}" in said
-    assert "no exporter answers" in said
+    text = texts(examined(api), Level.WRONG)
+    assert "connection refused" in text
+    assert f"kubectl delete apiservice {V2}" in text
+    assert "no exporter answers" in text
 
 
 def test_without_podgpu_and_without_hpas_there_are_notes() -> None:
     findings = examined(ApiDouble(answers={HPAS: {"items": []}}))
-    said = texts(findings, Level.NOTE)
-    assert "autoscale.enabled=true" in said
-    assert "none uses a metric of podgpu" in said
+    text = texts(findings, Level.NOTE)
+    assert "autoscale.enabled=true" in text
+    assert "none uses a metric of podgpu" in text
     assert texts(findings, Level.WRONG) == ""
 
 
@@ -98,14 +98,14 @@ def scaled(metric_type: str = "Value", **metadata: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "serving", "name": "x"}, "spec": {"triggers": [trigger, {"type": "cron"}]}}
 
 
-def test_triggers_are_read_as_the_scaler_reads_them() -> None:
-    api = well()
+def test_triggers_are_checked() -> None:
+    api = healthy()
     api.answers[SCALED] = {"items": [scaled(), scaled(windw="5m"), scaled("AverageValue"), scaled("", aggregate="sum")]}
     findings = examined(api)
     assert texts(findings, Level.OK).count("gpu_utilization of Deployment serving/x") == 2
-    said = texts(findings, Level.WRONG)
-    assert "did you mean window?" in said
-    assert "metricType: Value" in said
+    text = texts(findings, Level.WRONG)
+    assert "did you mean window?" in text
+    assert "metricType: Value" in text
 
 
 def test_unregister_removes_ours_and_leaves_others() -> None:

@@ -10,8 +10,8 @@ import pytest
 from podgpu.top.figures import Condition
 from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.flat_pictures import NodePicture
-from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
-from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
+from tests.browser.pictures import Showing, gpu, held, picture
+from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing
 from tests.browser.test_cluster_page import CONTRAST
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
@@ -60,16 +60,6 @@ def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown:
     assert len({red, amber, tab.evaluate(dot)}) == 3
 
 
-def test_an_alert_alone_is_enough(tab: Tab, url: str, shown: Showing) -> None:
-    calm = three_nodes()
-    for severity, words in (("warning", "1 warning. Live"), ("broken", "1 alert. Live")):
-        alert = {"severity": severity, "text": "the kubelet has not answered for 10 min"}
-        shown.more, shown.picture = (lambda view, alert=alert: {**view, "alerts": [alert]}), replace(calm)  # type: ignore[misc]
-        opened(tab, url)
-        assert tab.evaluate(f"{STATUS}.health") == severity
-        assert tab.text("#status-text").startswith(words)
-
-
 def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> None:
     opened(tab, url)
     assert tab.texts(".alert-text") == [t for t, a in zip(TEXTS, ALERTS, strict=True) if a["severity"] == "broken"]
@@ -86,16 +76,6 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> Non
     tab.click(".alert:nth-child(2) .alert-link")
     tab.wait_for("document.querySelector('.uuid')?.textContent", "the GPU's own view")
     assert tab.text(".uuid") == LOST
-
-
-def test_a_server_that_says_no_alerts_has_them_gathered(tab: Tab, url: str, shown: Showing) -> None:
-    shown.more = lambda view: {k: v for k, v in with_alerts(view).items() if k != "alerts"}
-    opened(tab, url)
-    tab.click("#alerts-more")
-    said = tab.texts(".alert-text")
-    assert said[0] == "gpu-b-02 is gone, last seen 3 min ago: 4 GPUs went with it"
-    assert "gpu-a-01: GPU 5: XID 48: double-bit ECC error" in said
-    assert len(said) == 6
 
 
 # -- idle ------------------------------------------------------------------------------------------------------------
@@ -137,44 +117,6 @@ def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, sho
     assert tile(tab, "GPU 3 of gpu-a-01").startswith("GPU 3"), "it stays"
 
 
-def test_a_condition_of_a_newer_server_is_shown_by_its_name(tab: Tab, url: str, shown: Showing) -> None:
-    new = Condition("coolant_leak", None, "", "")
-    shown.more, shown.picture = None, picture(NodePicture("n1", (gpu(0, "n1", utilization=0.1, conditions=(new,)),)))
-    opened(tab, url)
-    assert tab.texts(".tile .badge") == ["coolant leak"]
-    assert tab.evaluate(f"{STATUS}.health") == "warning"
-
-
-def test_a_broken_gpu_that_works_shows_both(tab: Tab, page: str) -> None:
-    visited(tab, page, "#q=xid")
-    tab.wait_for(f"{TILES} === 1", "words find what is wrong")
-    text = tile(tab, "GPU 5 of gpu-a-01")
-    assert "XID 48: double-bit ECC error" in text
-    assert "96 %" in text
-
-
-def test_a_node_that_is_gone_says_how_many_went_with_it(tab: Tab, page: str) -> None:
-    visited(tab, page, "#node=gpu-b-02")
-    assert tab.texts(".node.is-gone .badge-broken")[0] == "gone, last seen 3 min ago: 4 GPUs went with it"
-    assert tab.texts(".tile .badge") == ["Node gone"] * 4
-    assert "asr-0" in tile(tab, "GPU 0 of gpu-b-02")
-
-
-def test_broken_first_and_on_the_map(tab: Tab, page: str) -> None:
-    visited(tab, page, "#sort=broken")
-    severities = tab.evaluate(
-        "[...document.querySelectorAll('main .tile')].map(t => t.className.match(/has-(broken|w\\w+)/)?.[1])"
-    )
-    assert severities[:9] == ["broken"] * 7 + ["warning"] * 2
-    visited(tab, page, "#show=map")
-    assert tab.count(".square.is-broken") == 9
-    assert tab.evaluate("document.querySelector('.square.is-broken').ariaLabel").startswith("GPU 3 of gpu-a-01, H100")
-    assert "broken: Lost" in tab.evaluate("document.querySelector('.square.is-broken').ariaLabel")
-    tab.point_at(".square.is-broken")
-    tab.wait_for("!document.querySelector('.card').hidden")
-    assert "has fallen off the bus" in tab.text(".card")
-
-
 def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert tab.texts(".total-broken .total-value") == ["9"]
@@ -209,14 +151,3 @@ def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, page: str, theme: st
         visited(tab, page, view)
         tab.wait_for(ANSWERED, "all there is to show")
         assert tab.evaluate(CONTRAST) == [], view
-
-
-@pytest.mark.parametrize("view", [f"#gpu={LOST}", "#pod=serving/rerank"])
-def test_on_a_phone_one_gpu_or_pod_is_seen_without_scrolling(tab: Tab, page: str, view: str) -> None:
-    tab.look(360, 780)
-    visited(tab, page, view)
-    tab.wait_for("document.querySelector('main h2')?.getBoundingClientRect().top < 300", "its name is on the screen")
-    assert "broken" in tab.text("#status"), "what else is wrong is still said"
-    tab.evaluate("location.hash = ''")
-    tab.wait_for("document.querySelector('#overview').checkVisibility()", "all of it again with all GPUs")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from podgpu.web.sockets import Address
-from tests.browser.chromium import Tab, opened, visited, went
+from tests.browser.chromium import Tab, opened, visited
 from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 
@@ -47,22 +47,6 @@ def test_words_filter_by_everything_that_is_written(tab: Tab, page: str) -> None
     tab.wait_for("location.hash === ''", "nothing stands in the address")
 
 
-def test_choices_filter_and_stand_in_the_address(tab: Tab, page: str) -> None:
-    visited(tab, page)
-    tab.choose("ns", "notebooks")
-    tab.wait_for(f"{TILES} === 3")
-    tab.choose("state", "idle")
-    tab.wait_for(f"{TILES} === 2")
-    tab.wait_for("location.hash === '#ns=notebooks&state=idle'", "both stand in the address")
-    link = tab.evaluate("location.href")
-    tab.open("about:blank")
-    tab.open(link)
-    tab.wait_for(f"{TILES} === 2", "the link shows the same")
-    assert pods_shown(tab) == ["jupyter-ada", "jupyter-grace"]
-    tab.click("#clear")
-    tab.wait_for(f"{TILES} === 20")
-
-
 def test_a_total_filters_by_its_state(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert tab.texts(".total-value")[:7] == ["20", "17.86", "15.86", "2", "0", "2.14", "0"]
@@ -73,26 +57,6 @@ def test_a_total_filters_by_its_state(tab: Tab, page: str) -> None:
     tab.wait_for(f"{TILES} === 20", "back to all of them")
     tab.evaluate("history.forward()")
     tab.wait_for(f"{TILES} === 3", "and forward")
-
-
-def test_the_longest_idle_come_first(tab: Tab, url: str) -> None:
-    opened(tab, url, "#sort=idle")
-    assert pods_shown(tab)[:2] == ["jupyter-ada", "jupyter-grace"]
-    first, second, *_ = tab.texts(".tile[data-key] .badge")
-    assert first == "idle 1 d 3 h"
-    assert second == "idle 2 h 12 min"
-    assert tab.texts(".tile-node")[0] == "on gpu-a-02" or tab.texts(".tile-node")[0] == "gpu-a-02"
-
-
-def test_by_utilisation_and_memory(tab: Tab, page: str) -> None:
-    for sort in ("utilization", "memory"):
-        visited(tab, page, f"#sort={sort}")
-        assert set(pods_shown(tab)[:4]) == {"llm-pretrain-gpu-a-01"}
-
-
-def test_nothing_found_says_so(tab: Tab, page: str) -> None:
-    visited(tab, page, "#q=nosuchpod")
-    assert "No GPU matches" in tab.text("main")
 
 
 # -- other views -----------------------------------------------------------------------------------------------------
@@ -110,21 +74,6 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
     tab.evaluate("history.back()")
     tab.wait_for("!document.querySelector('.pod-title')", "back again")
     assert tab.evaluate("document.querySelector('#q').value") == "rerank"
-
-
-@pytest.mark.parametrize("way", ["link", "Escape", "tab"])
-def test_the_way_back_from_a_pod_keeps_the_filters(tab: Tab, page: str, way: str) -> None:
-    visited(tab, page, "#ns=serving&q=rerank")
-    tab.click("main .row:nth-child(2) .row-name a")
-    tab.wait_for("document.querySelector('.pod-title')", "the pod's view")
-    if way == "Escape":
-        tab.press("Escape")
-    else:
-        tab.click(".back" if way == "link" else "#tab-gpus")
-    tab.wait_for("!document.querySelector('.pod-title')", "back again")
-    assert tab.evaluate("location.hash") == "#q=rerank&ns=serving"
-    assert tab.evaluate(TILES) == 1
-    assert tab.evaluate("document.querySelector('select[name=ns]').value") == "serving"
 
 
 def test_a_pod_that_holds_nothing(tab: Tab, page: str) -> None:
@@ -214,25 +163,6 @@ def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> Non
         assert tab.evaluate(TILES) == 20
 
 
-def test_nobody_is_asked_while_nobody_looks(tab: Tab, url: str, shown: Showing) -> None:
-    opened(tab, url)
-    hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"
-    tell = "document.dispatchEvent(new Event('visibilitychange'))"
-    tab.evaluate(hide % "true" + tell)
-    for _ in range(3):  # what was asked before may arrive late
-        asked = shown.asked
-        tab.evaluate("new Promise(done => setTimeout(done, 2500))")  # longer than a pause between two questions
-        if shown.asked == asked:
-            break
-    assert shown.asked == asked
-    tab.evaluate(hide % "false" + tell)
-    tab.wait_for(f"{STATE} === 'live'")
-    deadline = time.monotonic() + 60
-    while shown.asked == asked and time.monotonic() < deadline:
-        tab.evaluate("new Promise(done => setTimeout(done, 50))")
-    assert shown.asked > asked
-
-
 # -- hostile, small, dark, by keyboard -------------------------------------------------------------------------------
 
 HOSTILE = [
@@ -292,24 +222,6 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
     assert tab.evaluate(f"{focused}.id") == "q"
 
 
-@pytest.mark.parametrize("hash", ["", "#pod=serving/rerank", "#view=namespaces", "#show=map", "#sort=idle"])
-def test_a_phone_needs_no_sideways_scrolling(tab: Tab, page: str, hash: str) -> None:
-    tab.look(360, 800)
-    visited(tab, page, hash)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-    assert tab.evaluate("getComputedStyle(document.querySelector('#more-filters')).display") != "none" or hash
-
-
-def test_more_filters_on_a_phone(tab: Tab, page: str) -> None:
-    tab.look(360, 800)
-    visited(tab, page)
-    assert not tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()")
-    tab.click("#more-filters")
-    assert tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()")
-    tab.click("#more-filters")
-    assert not tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()"), "folded again"
-
-
 def test_light_and_dark(tab: Tab, url: str) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     tab.look(theme="dark")
@@ -343,14 +255,3 @@ CONTRAST = """(() => {
   }
   return bad;
 })()"""
-
-
-def test_every_text_stands_out_from_its_ground(tab: Tab, url: str, shown: Showing) -> None:
-    *others, last = shown.picture.nodes
-    shown.picture = replace(shown.picture, nodes=(*others, replace(last, old=True, age_seconds=75.0)))
-    opened(tab, url)
-    for theme in ("light", "dark"):
-        tab.look(theme=theme)
-        for hash in ("", "#pod=serving/rerank", "#view=namespaces"):
-            went(tab, hash)
-            assert tab.evaluate(CONTRAST) == [], (theme, hash)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.browser.chromium import Tab, opened, reloaded, visited, went
-from tests.browser.flat_pictures import NodePicture
-from tests.browser.pictures import Records, Showing, gpu, held, picture
-from tests.browser.records import FIELDS, records_of, troubled, troubled_showing
+from tests.browser.chromium import Tab, opened, visited, went
+from tests.browser.pictures import Records, Showing
+from tests.browser.records import troubled, troubled_showing
 
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 CUT = "GPU-gpu-a-02-0004-4c5e-9d3f-000000000000"
@@ -89,20 +86,6 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
 
 
-def test_everything_that_is_known_is_said_in_groups(tab: Tab, page: str) -> None:
-    visited(tab, page, f"#gpu={ILL}")
-    tab.wait_for("document.querySelectorAll('.field').length", "fields")
-    assert tab.count(".field") == len(FIELDS)
-    groups = tab.texts(".field-group h3")
-    assert {"Clocks", "ECC and memory health", "Throttling", "NVLink and fabric", "Power and energy"} <= set(groups)
-    said = tab.texts(".field")
-    assert "Power limit DCGM_FI_DEV_POWER_MGMT_LIMIT 700 W nvml" in said
-    assert "Framebuffer used DCGM_FI_DEV_FB_USED 64.9 GiB nvml" in said
-    assert "Why clocks are held down DCGM_FI_DEV_CLOCKS_EVENT_REASONS software power cap nvml" in said
-    assert any("GPU has fallen off the bus hardware" in text for text in tab.texts(".known .marks li")), "XIDs in words"
-    assert tab.texts(".known .marks li")[-1] == "fails kubelet no answer within 5 s", "which source does not answer"
-
-
 def test_values_are_read_by_pointing_and_by_keyboard(tab: Tab, page: str) -> None:
     visited(tab, page, f"#gpu={ILL}")
     tab.wait_for(f"{CHARTS} === 4")
@@ -125,71 +108,10 @@ def test_values_are_read_by_pointing_and_by_keyboard(tab: Tab, page: str) -> Non
     assert tab.text(".cursor-time") != at
 
 
-def test_the_range_stands_in_the_address(tab: Tab, page: str) -> None:
-    visited(tab, page, f"#gpu={ILL}")
-    tab.wait_for(f"{CHARTS} === 4")
-    hours = tab.texts(".axis span")
-    tab.click(".timeline-head a:nth-child(3)")
-    tab.wait_for("location.hash.includes('range=24h')")
-    tab.wait_for("document.querySelector('.timeline .about').innerText.includes('every 5')", "a day")
-    day = tab.texts(".axis span")
-    assert day != hours
-    reloaded(tab)
-    tab.wait_for(f"{CHARTS} === 4", "the page is there again")
-    tab.wait_for("document.querySelector('.timeline-head a[aria-current]')?.innerText === '24h'", "a day, still")
-    tab.evaluate("history.back()")
-    tab.wait_for("document.querySelector('.timeline-head a[aria-current]')?.innerText === '1h'", "back to an hour")
-
-
-def test_a_lost_gpu_has_its_view_too(tab: Tab, page: str) -> None:
-    visited(tab, page, "#gpu=GPU-gpu-a-02-0007-4c5e-9d3f-000000000000")
-    tab.wait_for("document.querySelector('.pod-title')")
-    assert "Lost" in tab.text(".pod-title")
-    assert "jupyter-linus" in tab.text(".gpu > section")
-
-
-def test_a_gpu_that_nobody_knows(tab: Tab, page: str) -> None:
-    visited(tab, page, "#gpu=GPU-nowhere")
-    tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('not there now')")
-
-
 # -- a pod's view ----------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_has_a_line_for_each_gpu(tab: Tab, page: str) -> None:
-    visited(tab, page, "#pod=research/diffusion-sweep-7&range=6h")
-    tab.wait_for(f"{CHARTS} === 4")
-    lines = "document.querySelector('.chart svg').querySelectorAll('.line').length"
-    tab.wait_for(f"{lines} === 2", "a line for each of its two GPUs")
-    tab.evaluate("document.querySelector('.plot').scrollIntoView({block: 'center'})")
-    point_at(tab, 0.9)
-    tab.wait_for("document.querySelector('.chart-value').innerText.startsWith('GPU 0 ')", "which GPU, and how much")
-    visited(tab, page, "#pod=research/llm-pretrain-gpu-a-01")
-    tab.wait_for(f"{CHARTS} === 4")
-    tab.wait_for(f"{lines} > 6", "more than four are one colour, with their mean")
-
-
 # -- other records ---------------------------------------------------------------------------------------------------
-
-
-def test_an_instance_has_a_history_of_its_own(tab: Tab, url: str, shown: Showing) -> None:
-    asked: list[Mapping[str, str]] = []
-    records = shown.records
-    assert records is not None
-
-    def noting(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
-        asked.append(query)
-        return records(path, query)
-
-    shown.records = noting
-    opened(tab, url, f"#gpu={CUT}")
-    tab.wait_for("document.querySelectorAll('.gpu > .tabs a').length === 5", "the GPU and its four instances")
-    tab.click(".gpu > .tabs a:nth-child(2)")
-    tab.wait_for(f"location.hash === '#gpu={CUT}/1'")
-    give_up_at = time.monotonic() + 90
-    while not any(query.get("instance") == "1" for query in asked):  # the charts of the GPU may still stand
-        assert time.monotonic() < give_up_at
-        tab.wait_for(f"{CHARTS} === 4")
 
 
 def test_without_a_history_the_rest_is_there_and_says_so(tab: Tab, url: str, shown: Showing) -> None:
@@ -280,46 +202,3 @@ _FEED = """async (first, turns) => {
   }
   return [history.rings.size, tiles.tiles.size, tiles.sections.size];
 }"""
-
-
-def test_live_pictures_of_nodes_that_come_and_go(tab: Tab, url: str, shown: Showing) -> None:
-    """Through the feed itself: what is gone is gone from the page, its filters and its choices."""
-    dice = random.Random(7)
-    shown.more = None
-    names: list[str] = []
-    for turn in range(15):
-        names = [f"node-{dice.randint(0, 10**6)}" for _ in range(5)]
-        nodes = (NodePicture(n, (gpu(0, n, utilization=0.5, holders=(held("a", f"pod-{turn}-{n}"),)),)) for n in names)
-        shown.picture = replace(picture(*nodes), notes=(f"turn {turn}",))
-        if turn == 0:
-            opened(tab, url)
-        tab.look_again()
-        tab.wait_for(f"document.querySelector('#notes-list').textContent.includes('turn {turn}')")
-    assert tab.count("main .tile[data-key]") == 5
-    assert sorted(tab.evaluate("[...document.querySelector('select[name=node]').options].map(o => o.value)")) == [
-        "",
-        *sorted(names),
-    ]
-    assert tab.evaluate("document.querySelectorAll('*').length") < 1500
-
-
-def test_records_follow_the_picture(tab: Tab, url: str, shown: Showing) -> None:
-    """An answer is asked for again once it is old, and not at all when nobody looks at it."""
-    asked: list[str] = []
-    records = records_of(shown.picture)
-
-    def noting(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
-        asked.append(path)
-        return records(path, query)
-
-    shown.records = noting
-    opened(tab, url, f"#gpu={ILL}")
-    tab.wait_for(f"{CHARTS} === 4")
-    tab.press("Escape")
-    tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 24")
-    before = len(asked)
-    for turn in range(3):
-        shown.picture = troubled(turn)
-        tab.look_again()
-        tab.evaluate("new Promise(done => setTimeout(done, 300))")
-    assert asked[before:] == []

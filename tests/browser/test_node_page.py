@@ -93,13 +93,6 @@ def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, page: str
     assert "ocr-0" in tab.texts(".tile[data-key]")[4]
 
 
-def test_who_holds_a_gpu_and_does_nothing_is_marked(tab: Tab, page: str) -> None:
-    visited(tab, page)
-    idle = tab.wait_for("document.querySelector('.tile.is-idle')?.innerText", "an idle tile")
-    assert "jupyter-ada-0" in idle
-    assert "idle" in idle
-
-
 def test_a_new_snapshot_shows_without_a_reload(tab: Tab, page: str, agent: Agent) -> None:
     visited(tab, page)
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
@@ -112,11 +105,6 @@ def test_a_new_snapshot_shows_without_a_reload(tab: Tab, page: str, agent: Agent
         tab.evaluate("new Promise(done => setTimeout(done, 500))")
     assert tab.evaluate(line) != before, "a longer line"
     assert tab.evaluate("window.stayed && window.tile === document.querySelector('.tile[data-key]')")
-
-
-def test_links_to_the_other_paths(tab: Tab, page: str) -> None:
-    visited(tab, page)
-    assert tab.texts(".foot a") == ["metrics", "health", "ready", "api/v1/view"]
 
 
 def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> None:

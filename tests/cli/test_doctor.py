@@ -35,7 +35,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
+from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 
@@ -99,7 +99,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name not in NODES_PLACES and name.startswith((*MEANS_SOMETHING, "NO_COLOR")):
+        if name not in NODE_PATHS and name.startswith((*HOST_VARIABLES, "NO_COLOR")):
             monkeypatch.delenv(name)
 
 
@@ -385,7 +385,7 @@ def test_unknown_ids_are_explained(
 
 def test_a_mig_layout_that_changed(kubelet: SimulatedKubelet, clock: Clock, examined: Any) -> None:
     driver = SimulatedNvml("1xH100/7x1g.10gb", clock=clock)
-    old = driver.machine.gpus[0].instances[0].uuid
+    old = driver.gpus[0].instances[0].uuid
     driver.faults.relayout(0, ["3g.40gb"])
     kubelet.pods = (pod(old), pod("nvidia0/gi99"))
     findings = about(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket)), "mapping")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tests.host.guard import NODES_PLACES, NOTES
+from tests.host.guard import NODE_PATHS, NOTES
 from tests.net import free_port, lines_of
 from tests.nodes.clock import PATIENCE, wait_until
 
@@ -46,7 +46,7 @@ class Exporter:
 
 def environment() -> dict[str, str]:
     """Nothing of the machine's that means something to podgpu, and what it reads of it is noted."""
-    guarded = ("PATH", "HOME", "LANG", "PYTHONPATH", NOTES, *NODES_PLACES)
+    guarded = ("PATH", "HOME", "LANG", "PYTHONPATH", NOTES, *NODE_PATHS)
     kept = {name: value for name, value in os.environ.items() if name in guarded}
     return {**kept, "NODE_NAME": "node-1"}
 

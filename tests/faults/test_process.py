@@ -35,7 +35,7 @@ def memory_limit(component: str) -> float:
 
 def pods_of_largest_node() -> list[SimulatedPod]:
     """One pod per MIG instance, and pods without a GPU."""
-    uuids = [i.uuid for gpu in SimulatedNvml(LARGEST, node=NODE).machine.gpus for i in gpu.instances]
+    uuids = [i.uuid for gpu in SimulatedNvml(LARGEST, node=NODE).gpus for i in gpu.instances]
     held = [
         SimulatedPod("research", f"job-{n}", {"main": {"nvidia.com/mig-1g.10gb": [u]}}) for n, u in enumerate(uuids)
     ]
@@ -108,7 +108,7 @@ def running_in_spite(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_hanging_gpu_does_not_hide_others(folder: Path) -> None:
     with running(folder, "--telemetry", "simulated", module=AILING) as exporter:
         shown = exporter.series(TEMPERATURE)
-        assert {driver().machine.gpu(number).uuid for number in WELL} <= shown.keys()
+        assert {driver().gpu(number).uuid for number in WELL} <= shown.keys()
 
 
 @pytest.mark.fault(

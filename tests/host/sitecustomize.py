@@ -1,8 +1,8 @@
-"""Watches a process that a test starts; the interpreter imports this by its name when the folder is on PYTHONPATH."""
+"""Installs the guard in a process that a test starts. Python imports this file if its folder is on PYTHONPATH."""
 
 import os
 
-from guard import NOTES, watch  # type: ignore[import-not-found]
+from guard import NOTES, install_hook  # type: ignore[import-not-found]
 
 
 def _note(what: str) -> None:
@@ -11,4 +11,4 @@ def _note(what: str) -> None:
 
 
 if NOTES in os.environ:
-    watch(_note)
+    install_hook(_note)

@@ -31,7 +31,7 @@ from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKu
 from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
-from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
+from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 
@@ -254,7 +254,7 @@ def _agent(
     description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
     """Built like the real exporter, but independent of the machine that runs the test."""
-    on_the_bus = len(driver.machine.gpus) if description.on_the_bus == -1 else description.on_the_bus
+    on_the_bus = len(driver.gpus) if description.on_the_bus == -1 else description.on_the_bus
     telemetry = NvmlTelemetry(
         driver,
         count_expected=lambda: on_the_bus,
@@ -289,7 +289,7 @@ def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Removes environment variables that podgpu reads, except those with a node's paths."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith(MEANS_SOMETHING) and name not in NODES_PLACES:
+            if name.startswith(HOST_VARIABLES) and name not in NODE_PATHS:
                 patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)

@@ -18,7 +18,7 @@ from podgpu.cli.top import TOP_OPTIONS
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
-from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
+from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.top.scene import HEADER
 
 GPUS = "8xH100,1xH100/7x1g.10gb"
@@ -27,7 +27,7 @@ GPUS = "8xH100,1xH100/7x1g.10gb"
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name not in NODES_PLACES and name.startswith((*MEANS_SOMETHING, "NO_COLOR")):
+        if name not in NODE_PATHS and name.startswith((*HOST_VARIABLES, "NO_COLOR")):
             monkeypatch.delenv(name)
 
 

@@ -64,7 +64,7 @@ class Node:
     def __init__(self, root: Path, socket_path: str, gpu_manager: bool = True) -> None:
         self.clock = FakeClock()
         driver = SimulatedNvml("2xH100", clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
-        self.uuids = [gpu.uuid for gpu in driver.machine.gpus]
+        self.uuids = [gpu.uuid for gpu in driver.gpus]
         proc = SimulatedProc(root / "proc")
         for pid, gpu, name, duty, memory in (
             (41, 0, "train", 0.25, 2 * GIB),

@@ -27,12 +27,6 @@ class MetricValue(NamedTuple):
     window: float  # seconds; shorter than requested for young pods
 
 
-class PodValue(NamedTuple):
-    name: str
-    value: float
-    rounds: int  # rounds of the window that it is computed from
-
-
 class _PodGroups(NamedTuple):
     """The pods of a workload, by what is known of them."""
 
@@ -185,19 +179,19 @@ def compute_scope_value(
 
 def compute_pod_values(
     snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, aggregation: Aggregation
-) -> list[PodValue]:
+) -> dict[str, MetricValue]:
     """Only pods that have the metric. The HPA knows how to treat the others.
 
     A pod's value is 0 only if it has certainly been idle for `aggregation.idle_for` seconds.
     """
-    values = []
+    values = {}
     for pod in pods:
         mean = _compute_pod_mean(snapshot, pod, metric, aggregation.window)
         if mean is not None:
             value = mean[0] if metric is not USED else _compute_used(snapshot, [pod], aggregation.window)
             if value < MIN_VALUE and not _is_idle(snapshot, pod, aggregation.idle_for):
                 value = MIN_VALUE
-            values.append(PodValue(pod.name, value, mean[1]))
+            values[pod.name] = MetricValue(value, snapshot.ends_at, mean[1] * snapshot.interval)
     return values
 
 

@@ -6,18 +6,17 @@ token. A SubjectAccessReview then decides. If the API server cannot be reached, 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from podgpu.autoscale.certificates import parse_bundle_der
 from podgpu.autoscale.requests import ResourceAttributes
@@ -25,19 +24,14 @@ from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 
 CONFIG_NAMESPACE, CONFIG_NAME = "kube-system", "extension-apiserver-authentication"
-MASTERS = "system:masters"
-AUTHENTICATED = "system:authenticated"
-_UNAUTHENTICATED = "system:unauthenticated"
+_MASTERS = "system:masters"
+_AUTHENTICATED, _UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
 _ANONYMOUS = "system:anonymous"
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _CACHE_SECONDS = 10.0
 _MAX_CACHED = 2000
-_MAX_PENDING = 32
-_MAX_TOKEN_BYTES = 16 * 1024
-_MAX_GROUPS = 1000
-_MAX_BUNDLE_BYTES = 512 * 1024
-T = TypeVar("T")
+Headers = CIMultiDictProxy[str]
 
 
 class Caller(NamedTuple):
@@ -59,22 +53,15 @@ class NotTrusted(Exception):
     """The message says why a certificate, or the headers beside it, are not accepted."""
 
 
-class Headers(Protocol):
-    def getall(self, key: str, default: Sequence[str]) -> Sequence[str]: ...
-
-    def __iter__(self) -> Iterator[str]: ...
-
-
 # The API server's ConfigMap
 
 
-@dataclass(frozen=True, slots=True)
-class TrustConfig:
+class TrustConfig(NamedTuple):
     """Content of the ConfigMap extension-apiserver-authentication."""
 
     front_proxy_ca: str = ""
     client_ca: str = ""
-    allowed_names: frozenset[str] = frozenset()  # common names of front proxies; empty: any that the CA signed
+    allowed_names: tuple[str, ...] = ()  # common names of front proxies; empty: any that the CA signed
     user_headers: tuple[str, ...] = ()
     group_headers: tuple[str, ...] = ()
     extra_prefixes: tuple[str, ...] = ()
@@ -90,35 +77,30 @@ _NO_NAME = ("\0",)  # no certificate has this name: an unreadable list of allowe
 
 
 def parse_trust_config(configmap: Mapping[str, Any]) -> TrustConfig | None:
-    """Missing or malformed entries grant nothing. None: not such a ConfigMap. Never raises."""
+    """Missing or malformed entries grant nothing. None: not such a ConfigMap."""
     data = configmap.get("data")
     if not isinstance(data, Mapping):
         return None
     return TrustConfig(
-        _parse_ca(data.get("requestheader-client-ca-file")),
-        _parse_ca(data.get("client-ca-file")),
-        frozenset(_parse_names(data.get("requestheader-allowed-names"), _NO_NAME)),
-        _parse_names(data.get("requestheader-username-headers")),
-        _parse_names(data.get("requestheader-group-headers")),
-        _parse_names(data.get("requestheader-extra-headers-prefix")),
-        _parse_names(data.get("requestheader-uid-headers")),
+        _parse_ca(data.get("requestheader-client-ca-file", "")),
+        _parse_ca(data.get("client-ca-file", "")),
+        _parse_names(data.get("requestheader-allowed-names", "[]"), _NO_NAME),
+        _parse_names(data.get("requestheader-username-headers", "[]")),
+        _parse_names(data.get("requestheader-group-headers", "[]")),
+        _parse_names(data.get("requestheader-extra-headers-prefix", "[]")),
+        _parse_names(data.get("requestheader-uid-headers", "[]")),
     )
 
 
-def _parse_ca(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= _MAX_BUNDLE_BYTES and parse_bundle_der(value) else ""
+def _parse_ca(bundle: str) -> str:
+    return bundle if parse_bundle_der(bundle) else ""
 
 
-def _parse_names(value: object, unreadable: tuple[str, ...] = ()) -> tuple[str, ...]:
-    if value is None:
-        return ()
+def _parse_names(text: str, unreadable: tuple[str, ...] = ()) -> tuple[str, ...]:
     try:
-        names = json.loads(value) if isinstance(value, str) else None
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.DecodeError:
         return unreadable
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return unreadable
-    return tuple(names)
 
 
 # Certificates and headers
@@ -170,14 +152,14 @@ def identify(certificate: ClientCertificate, headers: Headers, trust: TrustConfi
     if signers & frozenset(parse_bundle_der(trust.front_proxy_ca)):
         if not trust.allowed_names or name in trust.allowed_names:
             return _identify_from_headers(headers, trust)
-        if has_proxy_headers(headers, trust):
+        if _has_proxy_headers(headers, trust):
             raise NotTrusted(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
     if signers & frozenset(parse_bundle_der(trust.client_ca)):
-        if has_proxy_headers(headers, trust):
+        if _has_proxy_headers(headers, trust):
             raise NotTrusted(f"{name!r} has a client certificate and sends X-Remote headers: only a front proxy may")
         if not name:
             raise NotTrusted("the client certificate has no common name")
-        return Caller(name, add_authenticated_group(name, certificate.organizations))
+        return Caller(name, _add_authenticated(name, certificate.organizations))
     raise NotTrusted("the API server no longer trusts the CA of the client certificate")
 
 
@@ -193,24 +175,24 @@ def _identify_from_headers(headers: Headers, trust: TrustConfig) -> Caller:
                 extra[unquote(name[len(prefix) :])] = tuple(headers.getall(name, ()))
     return Caller(
         user,
-        add_authenticated_group(user, tuple(dict.fromkeys(groups[:_MAX_GROUPS]))),
+        _add_authenticated(user, tuple(dict.fromkeys(groups))),
         _first_value(headers, trust.uid_headers),
         tuple(sorted(extra.items())),
     )
 
 
-def add_authenticated_group(user: str, groups: tuple[str, ...]) -> tuple[str, ...]:
+def _add_authenticated(user: str, groups: tuple[str, ...]) -> tuple[str, ...]:
     """The API server adds this group to every known user. The aggregator requests discovery without any group."""
-    if user == _ANONYMOUS or AUTHENTICATED in groups or _UNAUTHENTICATED in groups:
+    if user == _ANONYMOUS or _AUTHENTICATED in groups or _UNAUTHENTICATED in groups:
         return groups
-    return (*groups, AUTHENTICATED)
+    return (*groups, _AUTHENTICATED)
 
 
 def _first_value(headers: Headers, names: Iterable[str]) -> str:
     return next((value for name in names for value in headers.getall(name, ()) if value), "")
 
 
-def has_proxy_headers(headers: Headers, trust: TrustConfig) -> bool:
+def _has_proxy_headers(headers: Headers, trust: TrustConfig) -> bool:
     """`x-remote-` is always a proxy's, whatever the ConfigMap says."""
     names = tuple(name.lower() for name in (*trust.user_headers, *trust.group_headers, *trust.uid_headers))
     prefixes = (*(prefix.lower() for prefix in trust.extra_prefixes if prefix), "x-remote-")
@@ -220,115 +202,85 @@ def has_proxy_headers(headers: Headers, trust: TrustConfig) -> bool:
 # Reviews by the API server
 
 
-class Overloaded(SourceError):
-    def __init__(self) -> None:
-        super().__init__("overloaded", f"{_MAX_PENDING} reviews are pending already: try again in a moment")
+class _User(msgspec.Struct):
+    username: str = ""
+    uid: str = ""
+    groups: list[str] | None = None
+    extra: dict[str, list[str]] | None = None
 
 
-class _ReviewCache(Generic[T]):
-    """Caches results for ten seconds. Concurrent requests for the same key share one review."""
+class _ReviewStatus(msgspec.Struct):
+    authenticated: bool = False
+    user: _User | None = None
+    allowed: bool = False
+    denied: bool = False
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._results: dict[Hashable, tuple[float, T]] = {}
-        self._pending: dict[Hashable, asyncio.Task[T]] = {}
 
-    async def get(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
-        """Errors of `review` are raised and not cached."""
-        cached = self._results.get(key)
-        if cached is not None and self._clock() < cached[0]:
-            return cached[1]
-        task = self._pending.get(key)
-        if task is None:
-            if len(self._pending) >= _MAX_PENDING:
-                raise Overloaded
-            task = asyncio.ensure_future(self._run(key, review))
-            self._pending[key] = task
-            task.add_done_callback(lambda done: self._finish(key, done))
-        return await asyncio.shield(task)
+class _Review(msgspec.Struct):
+    """A TokenReview or a SubjectAccessReview."""
 
-    async def _run(self, key: Hashable, review: Callable[[], Awaitable[T]]) -> T:
-        result = await review()
-        self._results.pop(key, None)
-        while len(self._results) >= _MAX_CACHED:
-            del self._results[next(iter(self._results))]
-        self._results[key] = self._clock() + _CACHE_SECONDS, result
-        return result
-
-    def _finish(self, key: Hashable, done: asyncio.Task[T]) -> None:
-        del self._pending[key]
-        if not done.cancelled():
-            done.exception()  # marks it as retrieved, in case that every waiting request was cancelled
-
-    def __len__(self) -> int:
-        return len(self._results)
+    status: _ReviewStatus
 
 
 class Reviews:
-    """TokenReviews and SubjectAccessReviews, for one event loop."""
+    """Reviews by the API server. Results are cached for ten seconds."""
 
     def __init__(self, client: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
-        self._callers: _ReviewCache[Caller | None] = _ReviewCache(clock)
-        self._decisions: _ReviewCache[bool] = _ReviewCache(clock)
+        self._clock = clock
+        self._results: dict[Hashable, tuple[float, Any]] = {}  # until when, and the result
         self._salt = os.urandom(16)
 
     async def find_owner(self, token: str) -> Caller | None:
         """None: the token is invalid. Raises SourceError."""
         digest = hashlib.blake2b(token.encode("utf-8", "surrogateescape"), key=self._salt).digest()
-        return await self._callers.get(digest, lambda: self._review_token(token))
+        caller: Caller | None = await self._cached(digest, lambda: self._review_token(token))
+        return caller
 
     async def is_allowed(self, caller: Caller, target: ResourceAttributes | str) -> bool:
         """`target` is a metric, or a path. Raises SourceError."""
-        return await self._decisions.get((caller, target), lambda: self._review_access(caller, target))
+        return bool(await self._cached((caller, target), lambda: self._review_access(caller, target)))
 
-    @property
-    def cached(self) -> int:
-        return len(self._callers) + len(self._decisions)
+    async def _cached(self, key: Hashable, review: Callable[[], Awaitable[Any]]) -> Any:
+        """Errors are not cached."""
+        until, result = self._results.get(key, (0.0, None))
+        if self._clock() < until:
+            return result
+        result = await review()
+        if len(self._results) >= _MAX_CACHED:
+            self._results.clear()
+        self._results[key] = self._clock() + _CACHE_SECONDS, result
+        return result
 
     async def _review_token(self, token: str) -> Caller | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        return parse_token_review(_status(await self._client.submit("POST", _TOKEN_REVIEWS, body)))
+        status = await self._review(_TOKEN_REVIEWS, body)
+        user = status.user
+        if not status.authenticated or user is None or not user.username:
+            return None
+        extra = tuple(sorted((key, tuple(values)) for key, values in (user.extra or {}).items()))
+        return Caller(user.username, tuple(user.groups or ()), user.uid, extra)
 
     async def _review_access(self, caller: Caller, target: ResourceAttributes | str) -> bool:
-        spec: dict[str, Any] = {"user": caller.name, "groups": list(caller.groups)}
+        spec: dict[str, Any] = {"user": caller.name, "groups": caller.groups}
         if caller.uid:
             spec["uid"] = caller.uid
         if caller.extra:
-            spec["extra"] = {key: list(values) for key, values in caller.extra}
+            spec["extra"] = dict(caller.extra)
         if isinstance(target, str):
             spec["nonResourceAttributes"] = {"path": target, "verb": "get"}
         else:
             spec["resourceAttributes"] = {key: value for key, value in target._asdict().items() if value}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        status = _status(await self._client.submit("POST", _ACCESS_REVIEWS, body))
-        return status.get("allowed") is True and status.get("denied") is not True
+        status = await self._review(_ACCESS_REVIEWS, body)
+        return status.allowed and not status.denied
 
-
-def parse_token_review(status: Mapping[str, Any]) -> Caller | None:
-    """Never raises."""
-    user = status.get("user")
-    if status.get("authenticated") is not True or not isinstance(user, Mapping):
-        return None
-    name, uid, groups, extra = (user.get(key) for key in ("username", "uid", "groups", "extra"))
-    if not isinstance(name, str) or not name:
-        return None
-    pairs = extra.items() if isinstance(extra, Mapping) else ()
-    return Caller(
-        name,
-        tuple(_texts(groups)),
-        uid if isinstance(uid, str) else "",
-        tuple(sorted((key, tuple(_texts(values))) for key, values in pairs if isinstance(key, str))),
-    )
-
-
-def _texts(value: object) -> list[str]:
-    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
-
-
-def _status(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    status = answer.get("status")
-    return status if isinstance(status, Mapping) else {}
+    async def _review(self, path: str, body: dict[str, Any]) -> _ReviewStatus:
+        answer = await self._client.submit("POST", path, body)
+        try:
+            return msgspec.convert(answer, _Review).status
+        except msgspec.ValidationError as error:
+            raise SourceError("malformed", f"malformed review: {error}") from error
 
 
 # Both together
@@ -354,12 +306,10 @@ class ApiGate:
             if caller is None:
                 message = "unknown caller: send the request through the API server, or with a token of it"
                 return Rejection(401, "Unauthorized", message)
-            if MASTERS in caller.groups or await self._reviews().is_allowed(caller, target or request.path):
+            if _MASTERS in caller.groups or await self._reviews().is_allowed(caller, target or request.path):
                 return None
         except NotTrusted as error:
             return Rejection(401, "Unauthorized", str(error))
-        except Overloaded as error:
-            return Rejection(429, "TooManyRequests", str(error))
         except SourceError as error:
             return Rejection(503, "ServiceUnavailable", f"the API server cannot review this request: {error}")
         return Rejection(403, "Forbidden", _explain_forbidden(caller, target, request.path))
@@ -372,10 +322,10 @@ class ApiGate:
         # X-Remote headers without a certificate are ignored.
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token or len(token) > _MAX_TOKEN_BYTES:
+        if scheme.lower() != "bearer" or not token:
             return None
         caller = await self._reviews().find_owner(token)
-        return caller and caller._replace(groups=add_authenticated_group(caller.name, caller.groups))
+        return caller and caller._replace(groups=_add_authenticated(caller.name, caller.groups))
 
 
 def _explain_forbidden(caller: Caller, target: ResourceAttributes | None, path: str) -> str:

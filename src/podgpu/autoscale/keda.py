@@ -46,10 +46,10 @@ _OPTIONS = (
     ("grpc.max_metadata_size", 4096),  # larger headers are compressed bombs
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_age_ms", 3_600_000),  # then the caller must present its certificate again
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-_CONNECTION_SECONDS = 3600.0  # then the caller must present its certificate again
 _STOP_SECONDS = 1.0
 _HPA_PREFIX = re.compile(r"^s\d{1,4}-")  # KEDA's prefix of the metric name towards the HPA
 _log = logging.getLogger(__name__)
@@ -206,25 +206,23 @@ def _read_certificate_names(context: Any) -> frozenset[str]:
 # The listener
 
 
-@dataclass(frozen=True, slots=True)
-class KedaTlsFiles:
-    certificate: Pem
-    key: Pem
-    client_ca: Pem
-
-
 class _KedaTlsContent(NamedTuple):
     certificate: bytes
     key: bytes
     client_ca: bytes
 
+    def make_configuration(self) -> Any:
+        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.client_ca)
+
 
 class KedaTls:
     """Reads the files again at every handshake. Keeps the last valid ones if they do not match."""
 
-    def __init__(self, files: KedaTlsFiles) -> None:
+    def __init__(self, certificate: Pem, key: Pem, client_ca: Pem) -> None:
         """Raises UsageError."""
-        self._files = files
+        self._certificate = certificate
+        self._key = key
+        self._client_ca = client_ca
         self._problem = ProblemLog("KEDA's listener keeps its previous certificates")
         try:
             self._last = self._read()
@@ -234,7 +232,7 @@ class KedaTls:
     def make_credentials(self) -> Any:
         """Clients without a certificate of the configured CA are refused."""
         return grpc.dynamic_ssl_server_credentials(
-            _make_configuration(self._last), self._reload, require_client_authentication=True
+            self._last.make_configuration(), self._reload, require_client_authentication=True
         )
 
     def _reload(self) -> Any:
@@ -248,35 +246,24 @@ class KedaTls:
         if content == self._last:
             return None
         self._last = content
-        _log.info("%s was replaced: new connections use it", self._files.certificate.name)
-        return _make_configuration(content)
+        _log.info("%s was replaced: new connections use it", self._certificate.name)
+        return content.make_configuration()
 
     def _read(self) -> _KedaTlsContent:
         """Raises SourceError."""
-        files = self._files
-        content = _KedaTlsContent(files.certificate.read(), files.key.read(), files.client_ca.read())
+        content = _KedaTlsContent(self._certificate.read(), self._key.read(), self._client_ca.read())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        load_pair(context, content.certificate, content.key, f"{files.certificate.name} and {files.key.name}")
+        load_pair(context, content.certificate, content.key, f"{self._certificate.name} and {self._key.name}")
         try:
             context.load_verify_locations(cadata=content.client_ca.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", f"{files.client_ca.name} has no valid certificates in PEM format") from error
+            raise SourceError("tls", f"{self._client_ca.name} has no valid certificates in PEM format") from error
         return content
 
 
-def _make_configuration(content: _KedaTlsContent) -> Any:
-    return grpc.ssl_server_certificate_configuration([(content.key, content.certificate)], content.client_ca)
-
-
-async def start_scaler(
-    scaler: ExternalScaler,
-    address: Address,
-    credentials: Any | None,
-    connection_seconds: float = _CONNECTION_SECONDS,
-) -> tuple[Any, Address]:
+async def start_scaler(scaler: ExternalScaler, address: Address, credentials: Any | None) -> tuple[Any, Address]:
     """Without credentials, the listener is not encrypted. Raises StartError."""
-    options = (*_OPTIONS, ("grpc.max_connection_age_ms", round(1000 * connection_seconds)))
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * _MAX_STREAMS)
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * _MAX_STREAMS)
     server.add_generic_rpc_handlers((scaler,))
     target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
     try:

@@ -1,18 +1,17 @@
 """Serves the custom and the external metrics API: discovery, values, and errors as Kubernetes' clients expect them.
 
-`ApiGate` decides about every request except probes.
+The gate decides about every request except probes.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from json.encoder import encode_basestring_ascii as _encode_text
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -20,7 +19,6 @@ from podgpu import __version__
 from podgpu.autoscale.answers import (
     MIN_VALUE,
     MetricValue,
-    PodValue,
     compute_pod_values,
     compute_scope_value,
     compute_value,
@@ -49,21 +47,24 @@ from podgpu.autoscale.requests import (
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 
 API_OPTION = "--api-address"
-AGGREGATED_TYPE = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _STATUS = {
     RefusalKind.BAD_REQUEST: 400,
     RefusalKind.FORBIDDEN: 403,
     RefusalKind.NOT_FOUND: 404,
     RefusalKind.NO_DATA: 503,
 }
-_RESOURCES = ("pods", "nodes", "namespaces", *WORKLOADS)
-_CLUSTER_SCOPED = frozenset({"nodes", "namespaces"})
 _PROBES = ("/healthz", "/livez", "/readyz")
 Object = dict[str, Any]
 
 
 class Gate(Protocol):
     async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None: ...
+
+
+class _Rejected(Exception):
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
 
 
 class MetricsApi:
@@ -74,113 +75,94 @@ class MetricsApi:
         self.calls: Counter[tuple[str, str]] = Counter()  # (API group, status)
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 * 1024, middlewares=[self._errors_as_json])
+        app = web.Application(client_max_size=64 * 1024, middlewares=[self._count_and_explain])
         for probe in _PROBES:
             app.router.add_get(probe, _answer_probe)
-        app.router.add_get("/version", self._discovery(lambda: {"gitVersion": f"v{__version__}"}))
-        app.router.add_get("/apis", self._get_groups)
-        app.router.add_get("/openapi/v2", self._discovery(make_openapi_v2))
-        app.router.add_get("/openapi/v3", self._discovery(lambda: {"paths": {}}))
-        for version in CUSTOM_VERSIONS:
-            app.router.add_get(f"/apis/{CUSTOM_GROUP}/{version}", self._discovery(_custom_resources_of(version)))
-            app.router.add_get(f"/apis/{CUSTOM_GROUP}/{version}/{{path:.+}}", self._custom(version))
-        app.router.add_get(f"/apis/{CUSTOM_GROUP}", self._discovery(lambda: make_group(CUSTOM_GROUP)))
+        for path, document in make_discovery(self._external).items():
+            app.router.add_get(path, self._discovery(document))
+        app.router.add_get(
+            f"/apis/{CUSTOM_GROUP}/{{version:{'|'.join(CUSTOM_VERSIONS)}}}/{{path:.+}}", self._get_custom
+        )
         if self._external:
-            base = f"/apis/{EXTERNAL_GROUP}/{EXTERNAL_VERSION}"
-            app.router.add_get(base, self._discovery(make_external_resources))
-            app.router.add_get(f"{base}/{{path:.+}}", self._get_external)
-            app.router.add_get(f"/apis/{EXTERNAL_GROUP}", self._discovery(lambda: make_group(EXTERNAL_GROUP)))
+            app.router.add_get(f"/apis/{EXTERNAL_GROUP}/{EXTERNAL_VERSION}/{{path:.+}}", self._get_external)
         return app
 
-    def _discovery(self, make: Callable[[], Object]) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            rejection = await self._gate.check(request, None)
-            return _reject(rejection) if rejection is not None else _respond(make())
-
-        return handle
-
-    async def _get_groups(self, request: web.Request) -> web.StreamResponse:
-        rejection = await self._gate.check(request, None)
+    async def _check(self, request: web.Request, target: ResourceAttributes | None) -> None:
+        rejection = await self._gate.check(request, target)
         if rejection is not None:
-            return _reject(rejection)
-        if _wants_aggregated(",".join(request.headers.getall("Accept", ()))):
-            body = json.dumps(make_aggregated_discovery(self._external), separators=(",", ":"))
-            return web.Response(body=body.encode(), headers={"Content-Type": AGGREGATED_TYPE})
-        return _respond(make_group_list(self._external))
+            raise _Rejected(rejection)
 
-    def _custom(self, version: str) -> Handler:
+    def _discovery(self, document: Object) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            target = parse_custom_path(version, request.match_info["path"])
-            rejection = await self._gate.check(request, target)
-            if rejection is not None:
-                return self._count(CUSTOM_GROUP, _reject(rejection))
-            asked = parse_custom(target, request.query, self._store.max_window)
-            return self._count(CUSTOM_GROUP, _respond(answer_custom(self._store.snapshot(), version, asked)))
+            await self._check(request, None)
+            return _respond(document)
 
         return handle
+
+    async def _get_custom(self, request: web.Request) -> web.StreamResponse:
+        version = request.match_info["version"]
+        target = parse_custom_path(version, request.match_info["path"])
+        await self._check(request, target)
+        asked = parse_custom(target, request.query, self._store.max_window)
+        return _respond(answer_custom(self._store.snapshot(), version, asked))
 
     async def _get_external(self, request: web.Request) -> web.StreamResponse:
         target = parse_external_path(request.match_info["path"], request.query)
-        rejection = await self._gate.check(request, target)
-        if rejection is not None:
-            return self._count(EXTERNAL_GROUP, _reject(rejection))
+        await self._check(request, target)
         asked = parse_external(target, request.query, self._store.max_window)
-        return self._count(EXTERNAL_GROUP, _respond(answer_external(self._store.snapshot(), asked)))
-
-    def _count(self, group: str, response: web.Response) -> web.Response:
-        self.calls[group, str(response.status)] += 1
-        return response
+        return _respond(answer_external(self._store.snapshot(), asked))
 
     @web.middleware
-    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _count_and_explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await handler(request)
+            response = await handler(request)
+        except _Rejected as error:
+            response = _respond_status(*error.rejection)
         except Refusal as error:
-            code = _STATUS[error.kind]
-            group = EXTERNAL_GROUP if request.path.startswith(f"/apis/{EXTERNAL_GROUP}/") else CUSTOM_GROUP
-            return self._count(group, _respond(make_status(code, error.kind.value, str(error)), code))
+            response = _respond_status(_STATUS[error.kind], error.kind.value, str(error))
         except web.HTTPException as error:
             if error.status < 400:
                 raise
             reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status, "BadRequest")
-            message = "unknown path: see /apis" if error.status == 404 else f"{error.reason}"
-            return _respond(make_status(error.status, reason, message), error.status)
-
-
-def _wants_aggregated(accept: str) -> bool:
-    wanted = set(AGGREGATED_TYPE.split(";"))
-    return any(wanted <= {part.strip() for part in kind.split(";")} for kind in accept.split(","))
-
-
-def _custom_resources_of(version: str) -> Callable[[], Object]:
-    return lambda: make_custom_resources(version)
+            message = "unknown path: see /apis" if error.status == 404 else error.reason
+            response = _respond_status(error.status, reason, message)
+        if "path" in request.match_info:
+            group = EXTERNAL_GROUP if request.path.startswith(f"/apis/{EXTERNAL_GROUP}/") else CUSTOM_GROUP
+            self.calls[group, str(response.status)] += 1
+        return response
 
 
 async def _answer_probe(_request: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
-def _reject(rejection: Rejection) -> web.Response:
-    return _respond(make_status(rejection.code, rejection.reason, rejection.message), rejection.code)
+def _respond(body: Object, code: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=code, content_type="application/json")
 
 
-def _respond(body: Object | bytes, code: int = 200) -> web.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
-    return web.Response(body=content, status=code, content_type="application/json")
+def _respond_status(code: int, reason: str, message: str) -> web.Response:
+    """The error object of Kubernetes' API."""
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    return _respond({**status, "message": message, "reason": reason, "code": code}, code)
 
 
 # Values
 
 
-def answer_custom(snapshot: MetricsSnapshot, version: str, asked: MetricRequest) -> Object | bytes:
-    """Returns bytes for pods, because there may be thousands. Raises Refusal."""
+def answer_custom(snapshot: MetricsSnapshot, version: str, asked: MetricRequest) -> Object:
+    """Raises Refusal."""
     if asked.resource == "pods":
-        return _answer_pods(snapshot, version, asked)
-    if asked.resource == "nodes":
+        values = _answer_pods(snapshot, asked)
+    elif asked.resource == "nodes":
         values = _answer_nodes(snapshot, asked)
     else:
         values = [(asked.describe(), compute_value(snapshot, asked.pods, asked.metric, asked.aggregation))]
-    return make_value_list(version, asked, values)
+    return {
+        "kind": "MetricValueList",
+        "apiVersion": f"{CUSTOM_GROUP}/{version}",
+        "metadata": {},
+        "items": [_make_item(version, asked, described, value) for described, value in values],
+    }
 
 
 def answer_external(snapshot: MetricsSnapshot, asked: MetricRequest) -> Object:
@@ -201,7 +183,7 @@ def answer_external(snapshot: MetricsSnapshot, asked: MetricRequest) -> Object:
     }
 
 
-def _answer_pods(snapshot: MetricsSnapshot, version: str, asked: MetricRequest) -> bytes:
+def _answer_pods(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[DescribedObject, MetricValue]]:
     selector = asked.pods
     pods = select_pods(snapshot, selector)
     if asked.name != ANY:
@@ -212,7 +194,7 @@ def _answer_pods(snapshot: MetricsSnapshot, version: str, asked: MetricRequest) 
     values = compute_pod_values(snapshot, pods, asked.metric, asked.aggregation)
     if not values:
         raise explain_missing_pods(snapshot, selector, pods, asked.metric, asked.aggregation.window)
-    return encode_pod_values(version, asked, values, snapshot.ends_at, snapshot.interval)
+    return [(asked.describe(name), value) for name, value in values.items()]
 
 
 def _answer_nodes(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[DescribedObject, MetricValue]]:
@@ -253,36 +235,6 @@ def format_timestamp(at: float) -> str:
     return datetime.fromtimestamp(math.floor(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def make_value_list(
-    version: str, asked: MetricRequest, values: Iterable[tuple[DescribedObject, MetricValue]]
-) -> Object:
-    return {
-        "kind": "MetricValueList",
-        "apiVersion": f"{CUSTOM_GROUP}/{version}",
-        "metadata": {},
-        "items": [_make_item(version, asked, described, value) for described, value in values],
-    }
-
-
-def encode_pod_values(
-    version: str, asked: MetricRequest, values: Sequence[PodValue], ends_at: float, interval: float
-) -> bytes:
-    """The same list for pods. Formats one item and fills in name, window and value, because pods may be thousands."""
-    item = _make_item(version, asked, asked.describe("NAME"), MetricValue(0.0, ends_at, 0.0))
-    item |= {"windowSeconds" if version == "v1beta2" else "window": "WINDOW", "value": "VALUE"}
-    pattern = json.dumps(item, separators=(",", ":")).replace("%", "%%")
-    for word in ('"NAME"', '"WINDOW"', '"VALUE"'):
-        pattern = pattern.replace(word, "%s", 1)
-    items = ",".join(
-        [
-            pattern % (_encode_text(pod.name), round(pod.rounds * interval), f'"{format_quantity(pod.value)}"')
-            for pod in values
-        ]
-    )
-    empty = json.dumps(make_value_list(version, asked, ()), separators=(",", ":"))
-    return empty.replace('"items":[]', f'"items":[{items}]').encode()
-
-
 def _make_item(version: str, asked: MetricRequest, described: DescribedObject, value: MetricValue) -> Object:
     reference = {"kind": described.kind, "name": described.name, "apiVersion": described.api_version}
     if described.namespace:
@@ -304,39 +256,37 @@ def _make_item(version: str, asked: MetricRequest, described: DescribedObject, v
 # Discovery
 
 
-def make_group_list(external: bool) -> Object:
-    groups = [_group_versions(CUSTOM_GROUP, CUSTOM_VERSIONS)]
-    if external:
-        groups.append(_group_versions(EXTERNAL_GROUP, (EXTERNAL_VERSION,)))
-    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+def make_discovery(external: bool) -> dict[str, Object]:
+    """The documents by path. Requests for aggregated discovery get `/apis` too; the API server falls back to it."""
+    groups = {CUSTOM_GROUP: CUSTOM_VERSIONS} | ({EXTERNAL_GROUP: (EXTERNAL_VERSION,)} if external else {})
+    documents: dict[str, Object] = {
+        "/version": {"gitVersion": f"v{__version__}"},
+        # Without these two the API server logs errors.
+        "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
+        "/openapi/v3": {"paths": {}},
+    }
+    listed = []
+    for group, versions in groups.items():
+        names = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
+        listed.append({"name": group, "versions": names, "preferredVersion": names[0]})
+        documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **listed[-1]}
+        for version in versions:
+            documents[f"/apis/{group}/{version}"] = _make_resources(group, version)
+    documents["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
+    return documents
 
 
-def make_group(name: str) -> Object:
-    versions = CUSTOM_VERSIONS if name == CUSTOM_GROUP else (EXTERNAL_VERSION,)
-    return {"kind": "APIGroup", "apiVersion": "v1", **_group_versions(name, versions)}
-
-
-def _group_versions(name: str, versions: Sequence[str]) -> Object:
-    listed = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
-    return {"name": name, "versions": listed, "preferredVersion": listed[0]}
-
-
-def make_custom_resources(version: str) -> Object:
-    names = (f"{resource}/{metric.name}" for resource in _RESOURCES for metric in METRICS)
-    return _make_resources(CUSTOM_GROUP, version, "MetricValueList", names)
-
-
-def make_external_resources() -> Object:
-    names = (metric.name for metric in METRICS)
-    return _make_resources(EXTERNAL_GROUP, EXTERNAL_VERSION, "ExternalMetricValueList", names)
-
-
-def _make_resources(group: str, version: str, kind: str, names: Iterable[str]) -> Object:
+def _make_resources(group: str, version: str) -> Object:
+    names = [metric.name for metric in METRICS]
+    kind = "ExternalMetricValueList"
+    if group == CUSTOM_GROUP:
+        names = [f"{resource}/{name}" for resource in ("pods", "nodes", "namespaces", *WORKLOADS) for name in names]
+        kind = "MetricValueList"
     resources = [
         {
             "name": name,
             "singularName": "",
-            "namespaced": name.partition("/")[0] not in _CLUSTER_SCOPED,
+            "namespaced": not name.startswith(("nodes/", "namespaces/")),
             "kind": kind,
             "verbs": ["get"],
         }
@@ -347,60 +297,4 @@ def _make_resources(group: str, version: str, kind: str, names: Iterable[str]) -
         "apiVersion": "v1",
         "groupVersion": f"{group}/{version}",
         "resources": resources,
-    }
-
-
-def make_aggregated_discovery(external: bool) -> Object:
-    """All groups in one document, as API servers since 1.30 request it."""
-    items = [_discover_group(CUSTOM_GROUP, {version: make_custom_resources(version) for version in CUSTOM_VERSIONS})]
-    if external:
-        items.append(_discover_group(EXTERNAL_GROUP, {EXTERNAL_VERSION: make_external_resources()}))
-    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
-
-
-def _discover_group(name: str, versions: Mapping[str, Object]) -> Object:
-    listed = [
-        {"version": version, "freshness": "Current", "resources": _group_by_parent(resources["resources"])}
-        for version, resources in versions.items()
-    ]
-    return {"metadata": {"name": name}, "versions": listed}
-
-
-def _group_by_parent(resources: Iterable[Object]) -> list[Object]:
-    """`pods/gpu_power` is a subresource of `pods`, which has no verbs of its own."""
-    parents: dict[str, Object] = {}
-    for resource in resources:
-        name, slash, metric = resource["name"].partition("/")
-        kind = {"group": "", "version": "", "kind": resource["kind"]}
-        parent = parents.setdefault(
-            name,
-            {
-                "resource": name,
-                "responseKind": kind,
-                "scope": "Namespaced" if resource["namespaced"] else "Cluster",
-                "singularResource": "",
-                "verbs": [] if slash else resource["verbs"],
-            },
-        )
-        if slash:
-            subresource = {"subresource": metric, "responseKind": kind, "verbs": resource["verbs"]}
-            parent.setdefault("subresources", []).append(subresource)
-    return list(parents.values())
-
-
-def make_openapi_v2() -> Object:
-    """Describes no path, but without an answer the API server logs errors."""
-    return {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}}
-
-
-def make_status(code: int, reason: str, message: str) -> Object:
-    """The error object of Kubernetes' API."""
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
     }

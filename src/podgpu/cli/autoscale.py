@@ -15,7 +15,7 @@ import click
 
 from podgpu.autoscale.authentication import CONFIG_NAME, CONFIG_NAMESPACE, TrustConfig, parse_trust_config
 from podgpu.autoscale.certificates import CaBundleUpdater, CertificateIssuer, ServiceName, remove_api_service
-from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaCallers, KedaTls, KedaTlsFiles
+from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaCallers, KedaTls
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION
 from podgpu.autoscale.pods import NodeWatcher, PodWatcher
@@ -202,7 +202,7 @@ def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Calla
         if namespaces:
             raise UsageError("--keda-namespaces applies only without client certificates: leave it out")
         certificate, key, client_ca = (Pem(file=file) for file in files)
-        tls = KedaTls(KedaTlsFiles(certificate, key, client_ca))
+        tls = KedaTls(certificate, key, client_ca)
         return address, KedaCallers(by_certificate=True, names=names), tls.make_credentials
     if any(files) or names:
         raise UsageError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from podgpu.agent.api_access import SOON_SECONDS, ApiAccess
 from podgpu.agent.assemble import Naming, Options, exporter_agent
@@ -145,10 +146,10 @@ def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Checks DCGM's options. A host engine is used only if -r is given."""
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
-        if is_given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
+        is_set = ctx.get_parameter_source("remote_hostengine_info") is not ParameterSource.DEFAULT
+        if is_set and options["remote_hostengine_info"]:
             from podgpu.gpu.dcgm.connection import parse_address  # all of DCGM's, for those who have it only
 
             engine = parse_address(options["remote_hostengine_info"])

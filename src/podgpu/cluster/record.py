@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.parts import HeldPart
-from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
+from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.view import total_of
 from podgpu.cluster.waste import RESTORED, idle_seconds
 from podgpu.history.queries import UsageRow, read_first_usage, read_usage
@@ -55,9 +55,7 @@ class RoundReader:
         self, node: NodeEntry, state: ClusterState, seen: dict[_PartKey, tuple[float, HolderUsage | None]]
     ) -> list[GpuSample]:
         """GPUs without a UUID cannot be distinguished from those of other nodes, so they are left out."""
-        held: dict[tuple[str, int | None], list[HeldPart]] = {}
-        for part in node.held:
-            held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+        held = node.held_by_slot()
         samples = []
         for gpu in node.gpus:
             if not gpu.uuid:

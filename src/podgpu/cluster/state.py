@@ -63,6 +63,13 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
         """Those that are shown."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
 
+    def held_by_slot(self) -> dict[tuple[str, int | None], list[HeldPart]]:
+        """By GPU (`gpu_id`) and MIG instance."""
+        found: dict[tuple[str, int | None], list[HeldPart]] = {}
+        for part in self.held:
+            found.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:

@@ -314,9 +314,7 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
 
 
 def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
-    held: dict[tuple[str, int | None], list[HeldPart]] = {}
-    for part in node.held:
-        held.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+    held = node.held_by_slot()
     return NodeView(
         name=node.name,
         old=node.stale,

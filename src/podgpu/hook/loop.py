@@ -74,7 +74,7 @@ class Hook:
             (families.HOOK_CONTAINERS, plugin.containers if plugin is not None else 0),
             (families.HOOK_GPU_CONTAINERS, self._writer.gpu_containers),
             (families.HOOK_DISAGREEING, self._writer.disagreeing),
-            (families.HOOK_IS_TRUE, int(self.is_up_to_date)),
+            (families.HOOK_UP_TO_DATE, int(self.is_up_to_date)),
         )
         return [
             families.HOOK_BUILD_INFO.of([Sample(build, 1)]),

@@ -14,13 +14,13 @@ from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
 from tests.gpu.dcgm.double import GPU, Double
-from tests.host.guard import NODES_PLACES
+from tests.host.guard import NODE_PATHS
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for option in EXPORTER_OPTIONS:
-        if option.env and option.env not in NODES_PLACES:
+        if option.env and option.env not in NODE_PATHS:
             monkeypatch.delenv(option.env, raising=False)
     monkeypatch.setenv("NODE_NAME", "node-1")
 
