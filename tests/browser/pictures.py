@@ -17,9 +17,9 @@ from podgpu.agent.loop import Agent
 from podgpu.cluster.view import GpuResponse, PageState
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
-from podgpu.top.figures import DeviceFigures, HolderFigures
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
+from tests.browser.flat_documents import DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NamespacePicture, NodePicture, Picture, page_of
 from tests.web.server import LOOPBACK, Client, running
 

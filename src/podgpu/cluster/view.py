@@ -41,6 +41,7 @@ from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import (
     Condition,
     DeviceState,
+    HolderUsage,
     MigInstance,
     NodeState,
     Slot,
@@ -49,10 +50,12 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     XidCount,
+    parts_of,
 )
 
 API = "podgpu/v1"
 _NS, _MJ = 1_000_000_000, 1000
+_NO_USAGE = HolderUsage()
 _Short = Annotated[str, Meta(max_length=512)]
 
 
@@ -67,16 +70,11 @@ class ConditionView(_Part, kw_only=True):
     do: str
 
 
-class HolderView(_Part, kw_only=True):
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-    uid: str = ""
-    container_id: str = ""
-    job: str = ""
+class HolderView(Workload, frozen=True, kw_only=True):
     share_ratio: float | None = None
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
+    power_watts: float | None = None
     processes: int | None = None
     busy_seconds: float | None = None
     idle_seconds: float | None = None
@@ -391,29 +389,29 @@ def _fill_slot(
 
 
 def _make_holder(part: HeldPart) -> HolderView:
-    holder, usage = part.holder, part.holder.usage
-    view = HolderView(
-        namespace=holder.namespace,
-        pod=holder.pod,
-        container=holder.container,
-        uid=holder.uid,
-        container_id=holder.container_id,
-        job=holder.job,
+    holder, usage = part.holder, part.holder.usage or _NO_USAGE
+    return HolderView(
+        *parts_of(holder),
         share_ratio=_rounded(holder.share_ratio),
+        utilization_ratio=_rounded(usage.utilization_ratio),
+        memory_used_bytes=usage.memory_used_bytes,
+        power_watts=_power(part.gpu, usage),
+        processes=usage.processes,
+        busy_seconds=_divided(usage.busy_ns, _NS),
+        idle_seconds=_divided(usage.idle_ns, _NS),
+        energy_joules=_divided(usage.energy_mj, _MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
         cost_per_hour=_rounded(part.cost_per_hour),
         part=round(part.part, 6),
         use=part.use,
     )
-    if usage is not None:
-        view.utilization_ratio = _rounded(usage.utilization_ratio)
-        view.memory_used_bytes = usage.memory_used_bytes
-        view.processes = usage.processes
-        view.busy_seconds = _divided(usage.busy_ns, _NS)
-        view.idle_seconds = _divided(usage.idle_ns, _NS)
-        view.energy_joules = _divided(usage.energy_mj, _MJ)
-    return view
+
+
+def _power(gpu: DeviceState, usage: HolderUsage) -> float | None:
+    if gpu.power_mw is None or usage.power_ratio is None:
+        return None
+    return round(gpu.power_mw * usage.power_ratio / 1000, 1)
 
 
 def _make_condition(condition: Condition) -> ConditionView:
