@@ -137,9 +137,7 @@ def test_top_has_the_options_of_every_allocation_source(source: str, capsys: pyt
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_ascii_output(
-    node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ascii_output(node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with open(tmp_path / "out", "w", encoding="ascii") as out:
         monkeypatch.setattr("sys.stdout", out)
         assert run(["top", "--once", *node]) == 0
