@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -145,13 +144,6 @@ class OutputError(PodgpuError):
     reason = "not_written"
 
 
-@dataclass(frozen=True)
-class FileOwner:
-    uid: int
-    gid: int = -1
-    """-1: unchanged."""
-
-
 class AtomicFile:
     """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
 
@@ -159,14 +151,12 @@ class AtomicFile:
         self,
         path: str,
         mode: int = 0o644,
-        owner: FileOwner | None = None,
         option: str = "--out",
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Raises UsageError, which names the option, if no file can be written there."""
         self.path = Path(path)
         self._mode = mode
-        self._owner = owner
         self._wall = wall
         self._check(f"{option} {path}")
         self._remove_leftovers()
@@ -208,8 +198,6 @@ class AtomicFile:
                 with open(descriptor, "wb") as file:
                     file.write(content)
                     os.fchmod(descriptor, self._mode)
-                    if self._owner is not None:
-                        os.fchown(descriptor, self._owner.uid, self._owner.gid)
                     file.flush()
                     os.fsync(descriptor)
                 os.rename(temporary, self.path)
