@@ -31,8 +31,7 @@ from podgpu.gpu.exposition import (
     parse_exposition,
 )
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
-from podgpu.top.api import ClusterSource
-from podgpu.top.exporter import ExporterSource
+from podgpu.top.source import ClusterSource, ExporterSource
 from tests.cli.test_option_table import execute
 from tests.kube.conftest import Certificates, certificates
 from tests.nodes.clock import PATIENCE

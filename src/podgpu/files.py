@@ -162,17 +162,11 @@ class AtomicFile:
         self._remove_leftovers()
 
     def _check(self, name: str) -> None:
-        try:
-            found = self.path.lstat()
-        except FileNotFoundError:
-            found = None
-        except OSError as e:
-            raise UsageError(f"{name}: {e.strerror}") from e
-        if found is not None and stat.S_ISLNK(found.st_mode):
+        if os.path.islink(self.path):
             raise UsageError(f"{name}: is a symbolic link, which is not written through; name the file itself")
-        if found is not None and not stat.S_ISREG(found.st_mode):
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise UsageError(f"{name}: is not a file; name a file in a directory")
-        if not self.path.parent.is_dir():
+        if not os.path.isdir(self.path.parent):
             raise UsageError(f"{name}: there is no directory {self.path.parent}; make or mount it")
 
     def _remove_leftovers(self) -> None:
@@ -204,7 +198,6 @@ class AtomicFile:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-            _sync_directory(self.path.parent)
         except OSError as e:
             raise OutputError(f"{self.path} was not written ({e.strerror}); the previous one is still there") from e
 
@@ -214,13 +207,3 @@ class AtomicFile:
             self.path.unlink(missing_ok=True)
         except OSError as e:
             raise OutputError(f"{self.path} was not removed ({e.strerror}): check who may write there") from e
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes the rename survive a power failure. Some network file systems do not support it."""
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

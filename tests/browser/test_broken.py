@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.top.figures import Condition
 from tests.browser.chromium import Tab, opened, reloaded, visited
+from tests.browser.flat_documents import ConditionWords
 from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing
@@ -45,7 +45,7 @@ def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown:
     red = tab.evaluate(dot)
     assert tab.text("#status-text").startswith("9 broken. Live")
     assert tab.evaluate("document.title").startswith("(9 broken)")
-    hot = Condition("thermal", time.time() - 60, "slowed down by heat", "Look after the fans.")
+    hot = ConditionWords("thermal", time.time() - 60, "slowed down by heat", "Look after the fans.")
     device = gpu(0, "n1", utilization=0.5, conditions=(hot,))
     shown.more, shown.picture = None, picture(NodePicture("n1", (device, gpu(1, "n1", utilization=0.0))))
     tab.look_again()

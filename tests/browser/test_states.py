@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.top.figures import DeviceFigures
 from tests.browser.chromium import Tab, opened
+from tests.browser.flat_documents import DeviceFigures
 from tests.browser.flat_pictures import NodePicture
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 

@@ -377,7 +377,7 @@ def test_help_shows_common_options_and_help_all_every_option() -> None:
     for option in EXPORTER_OPTIONS:
         assert (f"--{option.flag}" in short.out.split()) == option.common, option.flag
         assert f"--{option.flag}" in full.out
-        assert option.env in "".join(full.out.split())
+        assert not option.works or option.env in "".join(full.out.split())
     assert sum(option.common for option in EXPORTER_OPTIONS) <= 40
 
 

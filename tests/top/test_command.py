@@ -1,4 +1,4 @@
-"""`podgpu top` on a simulated node that lacks nothing: driver, kubelet, /proc and /var/log."""
+"""`podgpu top` on a simulated node with driver, kubelet, /proc and /var/log."""
 
 from __future__ import annotations
 

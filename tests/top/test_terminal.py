@@ -1,4 +1,4 @@
-"""The live table in a real terminal (a pty): what it draws, what its keys do, and that it leaves all as it was."""
+"""The live table in a real terminal (a pty): keys, signals, sizes, and restored terminal modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.top.test_exporter import EXPOSITION, HTML, RawServer, answer, nobody, serving
+from tests.top.servers import EXPOSITION, HTML, RawServer, answer, serving, unused_url
 
 PATIENCE = 90.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -26,7 +26,7 @@ HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"
 
 
 class Session:
-    """`podgpu top` with a terminal of its own."""
+    """`podgpu top` in its own terminal."""
 
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.keyboard, terminal = pty.openpty()
@@ -49,7 +49,7 @@ class Session:
         fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def resize(self, columns: int, rows: int) -> None:
-        """The kernel tells the command with SIGWINCH."""
+        """The kernel sends SIGWINCH."""
         self._resize_quietly(columns, rows)
 
     def press(self, keys: str) -> None:
@@ -57,7 +57,6 @@ class Session:
         os.write(self.keyboard, keys.encode())
 
     def until(self, wanted: bytes | Callable[[bytes], object]) -> bytes:
-        """Reads until it is there."""
         found = (lambda output: wanted in output) if isinstance(wanted, bytes) else wanted
         give_up_at = time.monotonic() + PATIENCE
         while not found(self.output):
@@ -76,7 +75,7 @@ class Session:
         return bool(data)
 
     def wait(self) -> int:
-        """The exit code; what it still printed is read meanwhile, or it could not end."""
+        """Returns the exit code. Reads the output meanwhile, because a full terminal would block the command."""
         give_up_at = time.monotonic() + PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < give_up_at, self.output
@@ -122,7 +121,7 @@ def echoes(session: Session) -> bool:
     return bool(termios.tcgetattr(session.keyboard)[3] & termios.ECHO)
 
 
-def test_q_ends_it_and_all_is_as_it_was(session: Session) -> None:
+def test_q_restores_the_terminal(session: Session) -> None:
     assert ALTERNATE in session.output
     assert HIDDEN in session.output
     assert not echoes(session)
@@ -132,7 +131,7 @@ def test_q_ends_it_and_all_is_as_it_was(session: Session) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_it_and_all_is_as_it_was(session: Session, number: signal.Signals) -> None:
+def test_signals_restore_the_terminal(session: Session, number: signal.Signals) -> None:
     session.output = b""
     os.kill(session.process.pid, number)
     assert session.wait() == 128 + number
@@ -140,7 +139,7 @@ def test_signals_end_it_and_all_is_as_it_was(session: Session, number: signal.Si
     assert b"Traceback" not in session.output
 
 
-def test_ctrl_c_is_the_terminals(session: Session) -> None:
+def test_ctrl_c(session: Session) -> None:
     session.press("\x03")
     assert session.wait() == 130
     session.assert_restored()
@@ -155,7 +154,7 @@ def test_keys(session: Session) -> None:
     session.press("h")
     session.until(b"two-slices")
     session.press("/nothing-like-this")
-    session.until(b"nothing has this text")
+    session.until(b"no line has this text")
     session.press("\x1b")
     session.until(b"two-slices")
     session.press("q")
@@ -172,7 +171,7 @@ def test_another_size(session: Session) -> None:
     session.assert_restored()
 
 
-def test_ctrl_z_gives_the_terminal_back_and_takes_it_again(session: Session) -> None:
+def test_ctrl_z(session: Session) -> None:
     session.press("\x1a")
     pid, status = os.waitpid(session.process.pid, os.WUNTRACED)
     assert (pid, os.WIFSTOPPED(status)) == (session.process.pid, True)
@@ -187,7 +186,7 @@ def test_ctrl_z_gives_the_terminal_back_and_takes_it_again(session: Session) -> 
     session.assert_restored()
 
 
-def test_a_source_that_fails_leaves_the_table_and_says_so(session: Session, server: RawServer) -> None:
+def test_the_table_stays_when_the_source_fails(session: Session, server: RawServer) -> None:
     session.output = b""
     server.reply = answer(HTML)
     shown = session.until(b"is a web page")
@@ -200,8 +199,8 @@ def test_a_source_that_fails_leaves_the_table_and_says_so(session: Session, serv
     assert session.wait() == 0
 
 
-def test_an_error_at_the_start_is_one_line_on_the_usual_screen() -> None:
-    live = Session("--url", nobody())
+def test_an_error_at_the_start_is_one_line() -> None:
+    live = Session("--url", unused_url())
     try:
         assert live.wait() == 1
         assert live.output.endswith(b"(nothing listens there): check that the exporter runs there\r\n")
@@ -210,7 +209,7 @@ def test_an_error_at_the_start_is_one_line_on_the_usual_screen() -> None:
         live.close()
 
 
-def test_once_in_a_terminal_has_colours_and_stays_on_the_usual_screen(server: RawServer) -> None:
+def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
     live = Session("--url", server.url, "--once", "--interval", "100ms")
     try:
         assert live.wait() == 0

@@ -33,8 +33,7 @@ _OWN_PREFIX = "podgpu_"
 @dataclass(frozen=True, slots=True)
 class RelabelResult:
     families: tuple[ParsedFamily, ...]
-    ambiguous: int
-    """Number of dropped series: copies for several holders of one device with different values."""
+    ambiguous: int  # number of dropped series: copies for several holders of one device with different values
 
 
 def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], policy: Policy) -> RelabelResult:
@@ -121,8 +120,7 @@ class HolderResult:
 @dataclass(frozen=True)
 class EnrichSettings:
     policy: Policy = field(default_factory=Policy)
-    stale_after: float | None = 75.0
-    """Seconds after which old values are removed; None: never."""
+    stale_after: float | None = 75.0  # seconds after which old values are removed; None: never
     device_name_ids: bool = False
 
 

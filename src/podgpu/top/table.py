@@ -1,158 +1,385 @@
-"""This module lays lines out as a table of a given width: cells with names of styles, so that plain and coloured output
-are one. Pure."""
+"""Lays lines out as a table of a given width: columns, cells with names of styles, and the line of totals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from podgpu.top import cells
-from podgpu.top.arrange import Order
-from podgpu.top.cells import Glyphs, fit, fit_holder, fit_start, holder_texts, printable, width_of
-from podgpu.top.columns import COLUMNS, HISTORY, HOLDER, MODEL, NODE, USE, Column
-from podgpu.top.layout import HolderWidths, Layout, lay_out
-from podgpu.top.lines import Line, Row, flatten
+from podgpu.cluster.parts import Totals
+from podgpu.cluster.view import ConditionView
+from podgpu.top.feed import Sparklines
+from podgpu.top.lines import Line, Order, Row, flatten
+from podgpu.top.text import (
+    Glyphs,
+    draw_bar,
+    draw_sparkline,
+    fit,
+    fit_holder,
+    fit_start,
+    format_duration,
+    format_gib,
+    format_idle,
+    format_money,
+    format_number,
+    format_percent,
+    format_span,
+    names_of,
+    printable,
+    shorten_model,
+    width_of,
+)
 
 Span = tuple[str, str]
-"""Text, and the name of its style ("" is plain)."""
-Printed = list[Span]
-
-_CUT_AT_THE_START = (MODEL,)
+"""Text and the name of its style ("" is plain)."""
+Spans = list[Span]
 _INDENT = "  "
-_LEAST_REMARK = 12
-"""Of what stands in a pod's place."""
+
+
+def as_text(spans: Spans) -> str:
+    return "".join(text for text, _ in spans).rstrip()
+
+
+# Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What a live table shows beside what a single reading has."""
+class Column:
+    title: str
+    text: Callable[[Line, Glyphs], str]
+    min_width: int
+    right: bool = True
+    order: Order | None = None
+    style: Callable[[Line], str] = lambda _line: ""
 
-    points: Mapping[Row, bytes]
-    """Utilisation of late, by row."""
-    span: float = 60.0
-    """Seconds that they stand for."""
+
+_MIN_MODEL = 7
+_HOT, _VERY_HOT = 80.0, 90.0
+_IDLE, _LONG_IDLE = 60.0, 600.0
+
+
+def _temperature_style(line: Line) -> str:
+    degrees = line.temperature or 0.0
+    return "bad" if degrees >= _VERY_HOT else "warn" if degrees >= _HOT else ""
+
+
+def _idle_style(line: Line) -> str:
+    seconds = line.idle or 0.0
+    return "bad" if seconds >= _LONG_IDLE else "warn" if seconds >= _IDLE else ""
+
+
+def _severity_style(line: Line) -> str:
+    return line.severity if line.is_slot else ""
+
+
+def _node_text(line: Line, _glyphs: Glyphs) -> str:
+    return line.node if line.kind == "gpu" else ""
+
+
+def _model_text(line: Line, _glyphs: Glyphs) -> str:
+    return shorten_model(line.model) if line.is_slot else ""
+
+
+def _holder_text(line: Line, _glyphs: Glyphs) -> str:
+    return line.remark if line.kind == "process" else line.name or line.remark
+
+
+def _memory_text(line: Line, glyphs: Glyphs) -> str:
+    """Beneath a device the total is left blank, so that the figures stay in line."""
+    total = f"/{format_gib(line.slot.memory_total_bytes, glyphs):<4}"
+    return format_gib(line.memory, glyphs) + (total if line.is_slot else " " * len(total))
+
+
+def _power_text(line: Line, glyphs: Glyphs) -> str:
+    return "" if line.kind == "process" else format_number(line.power, "W", glyphs)
+
+
+def _temperature_text(line: Line, glyphs: Glyphs) -> str:
+    return format_number(line.temperature, "C", glyphs) if line.kind == "gpu" else ""
+
+
+def _processes_text(line: Line, glyphs: Glyphs) -> str:
+    return "" if line.kind == "process" else format_number(line.processes, "", glyphs)
+
+
+def _idle_text(line: Line, glyphs: Glyphs) -> str:
+    return format_idle(line.use, line.idle, glyphs) if line.holder and line.kind != "process" else ""
+
+
+_NODE = Column("NODE", _node_text, 4, right=False, style=_severity_style)
+_GPU = Column("GPU", lambda line, _glyphs: line.number, 3, right=False, order="gpu", style=_severity_style)
+_MODEL = Column("MODEL", _model_text, _MIN_MODEL, right=False, style=lambda _line: "dim")
+_HOLDER = Column("HOLDER", _holder_text, 6, right=False, style=_severity_style)
+_HISTORY = Column("HISTORY", lambda _line, _glyphs: "", 8, right=False, style=lambda _line: "bar")
+_UTIL = Column("UTIL", lambda line, glyphs: format_percent(line.utilization, glyphs), 4, order="utilisation")
+_MEMORY = Column("MEM GiB", _memory_text, 9, order="memory")
+_POWER = Column("POWER", _power_text, 5, order="power")
+_TEMPERATURE = Column("TEMP", _temperature_text, 4, style=_temperature_style)
+_PROCESSES = Column("PROC", _processes_text, 4)
+_IDLE_TIME = Column("IDLE", _idle_text, 6, order="idle", style=_idle_style)
+_COLUMNS = (
+    *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
+    *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
+)
+
+
+# Widths
+
+_BAR, _MIN_BAR, _MAX_BAR = 10, 4, 20
+_MIN_NODE, _MIN_HOLDER = 9, 24
+_NAMESPACE, _MIN_NAMESPACE = 13, 5  # a shortened namespace with the cut and the slash
+_READABLE_POD = 40  # columns are left out to show that much of a pod's name
+_HISTORY_WIDTH, _MAX_HISTORY = 12, 30
+_MIN_REMARK = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    header: Printed
-    lines: Sequence[tuple[int, Line]]
-    """Depth and line of each row."""
-    print_row: Callable[[int], Printed]
-    about: Sequence[Row]
-    """What each row is about."""
-    watching: Callable[[Watched | None], Table]
-    """The same lines with other sparklines, for little."""
+class _HolderWidths:
+    """Widths of the longest holder: with everything, without the container, the pod alone."""
+
+    full: int
+    without_container: int
+    pod: int
+
+
+@dataclass(slots=True)
+class _Layout:
+    widths: dict[str, int]  # by title; a column that is left out is absent
+    holder: _HolderWidths
+    width: int  # of the terminal
+    bar: int = _BAR
 
     @property
-    def body(self) -> list[Printed]:
-        return self.rows(0, len(self.lines))
+    def total(self) -> int:
+        return sum(self.widths.values()) + len(self.widths) - 1 + (self.bar + 1 if self.bar else 0)
 
-    def rows(self, start: int, end: int) -> list[Printed]:
-        """Only these are printed: of thousands a screen shows fifty."""
-        return [self.print_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
+    @property
+    def room(self) -> int:
+        return max(0, self.width - self.total)
+
+    def has(self, column: Column) -> bool:
+        return column.title in self.widths
+
+    def shrink(self, column: Column, width: int) -> None:
+        """To `width` at most, and only as far as needed."""
+        if self.has(column):
+            now = self.widths[column.title]
+            self.widths[column.title] = max(min(now, width), now - max(0, self.total - self.width))
+
+    def leave_out(self, *columns: Column) -> None:
+        for column in columns:
+            if self.total > self.width:
+                self.widths.pop(column.title, None)
+
+    def grow(self, column: Column, width: int) -> None:
+        if self.has(column):
+            self.widths[column.title] += max(0, min(self.room, width - self.widths[column.title]))
 
 
-def table_of(
-    lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | None = None, watched: Watched | None = None
+def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int | None, hidden: set[Column]) -> _Layout:
+    """`cells`: a row of texts for each line, one for each of `_COLUMNS`. Without `width` nothing is cut."""
+    widths = {
+        column.title: max(column.min_width, len(column.title), *(width_of(row[at]) for row in cells), 0)
+        for at, column in enumerate(_COLUMNS)
+        if column not in hidden
+    }
+    widths[_HOLDER.title] = max(_HOLDER.min_width, holder.full)
+    if _HISTORY not in hidden:
+        widths[_HISTORY.title] = _HISTORY_WIDTH
+    layout = _Layout(widths, holder, width or 0)
+    if width is not None:
+        count = len(widths)
+        _narrow(layout)
+        longest = holder.full if len(widths) == count else holder.without_container
+        layout.grow(_HOLDER, max(_HOLDER.min_width, longest))
+        layout.grow(_HISTORY, _MAX_HISTORY)
+        if layout.bar:
+            layout.bar += max(0, min(layout.room, _MAX_BAR - layout.bar))
+    return layout
+
+
+def _narrow(layout: _Layout) -> None:
+    """Bars, model and container are reduced first, then the namespace, then columns. The pod's name stays readable."""
+    pod = min(layout.holder.pod, _READABLE_POD)
+    layout.bar -= max(0, min(layout.total - layout.width, _BAR - _MIN_BAR))
+    if layout.has(_HISTORY) and layout.total > layout.width:
+        layout.bar = 0  # the end of the sparkline shows the same
+    layout.shrink(_MODEL, 12)
+    layout.shrink(_NODE, 16)
+    layout.shrink(_MODEL, _MIN_MODEL)
+    layout.shrink(_HOLDER, layout.holder.without_container)
+    layout.leave_out(_MODEL)
+    layout.shrink(_HISTORY, _HISTORY.min_width)
+    layout.shrink(_HOLDER, pod + _NAMESPACE)
+    layout.leave_out(_PROCESSES, _TEMPERATURE)
+    layout.shrink(_HOLDER, pod + _MIN_NAMESPACE)
+    layout.shrink(_NODE, _MIN_NODE)
+    layout.leave_out(_POWER)
+    layout.shrink(_HOLDER, pod)
+    layout.leave_out(_MEMORY, _HISTORY)
+    if layout.total > layout.width:
+        layout.bar = 0
+    layout.shrink(_HOLDER, _MIN_HOLDER)
+    layout.leave_out(_IDLE_TIME)
+    layout.shrink(_HOLDER, 1)
+
+
+def _measure_holders(lines: Iterable[tuple[int, Line]]) -> _HolderWidths:
+    widths = [_measure_holder(depth, line) for depth, line in lines if line.kind != "condition"]
+    return _HolderWidths(*(max(column) for column in zip((0, 0, 0), *widths, strict=True)))
+
+
+def _measure_holder(depth: int, line: Line) -> tuple[int, int, int]:
+    indent = depth * len(_INDENT)
+    if line.holder is None or line.kind == "process":
+        width = indent + width_of(printable(line.remark))
+        return width, width, min(width, _MIN_REMARK)
+    full, *shorter = (indent + width_of(printable(name)) for name in names_of(line.holder))
+    return full, shorter[0] if shorter else full, shorter[-1] if shorter else full
+
+
+# The table
+
+
+@dataclass(frozen=True)
+class Table:
+    lines: Sequence[tuple[int, Line]]  # depth and line of each row
+    order: Order
+    glyphs: Glyphs
+    width: int | None
+    sparklines: Sparklines | None
+    _cells: Sequence[Sequence[str]] = field(repr=False)
+    _layout: _Layout = field(repr=False)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [line.row for _, line in self.lines]
+
+    @property
+    def body(self) -> list[Spans]:
+        return self.render(0, len(self.lines))
+
+    def with_sparklines(self, sparklines: Sparklines) -> Table:
+        return replace(self, sparklines=sparklines)
+
+    def header(self) -> Spans:
+        spans: Spans = []
+        for column in self._shown():
+            has_bar = column is _UTIL and self._layout.bar
+            width = self._layout.widths[column.title] + (self._layout.bar + 1 if has_bar else 0)
+            title = column.title
+            if column is _HISTORY and self.sparklines:
+                title = f"LAST {format_span(self.sparklines.span)}"
+            spans.append(
+                (
+                    fit(title, width, self.glyphs, column.right and not has_bar),
+                    "sorted" if column.order == self.order else "header",
+                )
+            )
+            spans.append((" ", "header"))
+        return spans[:-1]
+
+    def render(self, start: int, end: int) -> list[Spans]:
+        """Only these rows: a screen shows fifty of thousands."""
+        return [self._render_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
+
+    def _shown(self) -> list[Column]:
+        return [column for column in _COLUMNS if self._layout.has(column)]
+
+    def _render_row(self, at: int) -> Spans:
+        depth, line = self.lines[at]
+        if line.kind == "condition":
+            text = _INDENT * depth + "! " + printable(describe_condition(line.conditions[0], line.age))
+            return [(text if self.width is None else fit_start(text, self.width, self.glyphs), line.severity)]
+        base = "dim" if line.kind == "process" else ""
+        spans: Spans = []
+        for column, text in zip(_COLUMNS, self._cells[at], strict=True):
+            if not self._layout.has(column):
+                continue
+            if column is _UTIL and self._layout.bar:
+                spans += [(draw_bar(line.utilization, self._layout.bar, self.glyphs), "bar"), (" ", base)]
+            style = "dim" if text == self.glyphs.absent else column.style(line) or base
+            spans += [(self._fit(column, depth, line, text), style), (" ", base)]
+        return spans[:-1]
+
+    def _fit(self, column: Column, depth: int, line: Line, text: str) -> str:
+        width = self._layout.widths[column.title]
+        if column is _HISTORY:
+            points = self.sparklines.points.get(line.row, b"") if self.sparklines else b""
+            return draw_sparkline(points, width, self.glyphs)
+        if column is _HOLDER:
+            indent = (_INDENT * depth)[:width]
+            if line.holder is None or line.kind == "process":
+                return fit(indent + text, width, self.glyphs)
+            return indent + fit_holder(line.holder, width - len(indent), self.glyphs)
+        if column is _MODEL:
+            return fit_start(text, width, self.glyphs)
+        return fit(text, width, self.glyphs, column.right)
+
+
+def make_table(
+    lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | None = None, sparklines: Sparklines | None = None
 ) -> Table:
-    """`width` None: as wide as it takes."""
+    """Without `width` nothing is cut. The node is shown if there are several."""
     flat = list(flatten(lines))
-    texts = [[_cell(column, line, glyphs) for column in COLUMNS] for _, line in flat]
-    left_out = [] if len({line.node for _, line in flat}) > 1 else [NODE]
-    layout = lay_out(texts, _holder_widths(flat), width, left_out if watched else [*left_out, HISTORY])
-    about = [line.row for _, line in flat]
-
-    def watching(watched: Watched | None) -> Table:
-        print_row = _Row(flat, texts, layout, glyphs, width, watched).printed
-        return Table(_header(layout, order, glyphs, watched), flat, print_row, about, watching)
-
-    return watching(watched)
-
-
-def as_text(printed: Printed) -> str:
-    return "".join(text for text, _ in printed).rstrip()
+    cells = [[_cell(column, line, glyphs) for column in _COLUMNS] for _, line in flat]
+    hidden = set() if len({line.node for _, line in flat}) > 1 else {_NODE}
+    if sparklines is None:
+        hidden.add(_HISTORY)
+    layout = _lay_out(cells, _measure_holders(flat), width, hidden)
+    return Table(flat, order, glyphs, width, sparklines, cells, layout)
 
 
 def _cell(column: Column, line: Line, glyphs: Glyphs) -> str:
     return "" if line.kind == "condition" else printable(column.text(line, glyphs))
 
 
-def _holder_widths(flat: Iterable[tuple[int, Line]]) -> HolderWidths:
-    widths = [_widths_of(depth, line) for depth, line in flat if line.kind != "condition"]
-    return HolderWidths(*(max(column) for column in zip((0, 0, 0), *widths, strict=True)))
+def describe_condition(condition: ConditionView, age: float | None) -> str:
+    """`lost for 12m04s: GPU 3 has fallen off the bus`."""
+    duration = "" if age is None else f" for {format_duration(age)}"
+    return f"{condition.condition.replace('_', ' ')}{duration}: {condition.says or condition.condition}"
 
 
-def _widths_of(depth: int, line: Line) -> tuple[int, int, int]:
-    texts = (line.remark,) if line.kind == "process" else _holder_texts(line)
-    whole, *shorter = (depth * len(_INDENT) + width_of(printable(text)) for text in texts)
-    is_pod = line.who is not None and line.kind != "process"
-    return whole, shorter[0] if shorter else whole, (shorter or [whole])[-1] if is_pod else min(whole, _LEAST_REMARK)
+# Totals
+
+_LEAVE_OUT = ("free", "used", "allocated", "unknown")  # in this order, if the terminal is narrow
+_GAP = "  "
 
 
-def _holder_texts(line: Line) -> tuple[str, ...]:
-    return (line.holder or line.remark,) if line.who is None else holder_texts(line.who)
+def render_totals(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Spans:
+    parts = _make_totals(totals, currency, glyphs)
+    for name in _LEAVE_OUT:
+        if sum(width_of(text) + len(_GAP) for text, _ in parts.values()) - len(_GAP) > width:
+            parts.pop(name, None)
+    spans: Spans = []
+    room = width
+    for text, style in parts.values():
+        gap = _GAP[: room if spans else 0]
+        text = text if width_of(text) <= room - len(gap) else fit(text, max(0, room - len(gap)), glyphs)
+        spans += [(gap, ""), (text, style)]
+        room -= len(gap) + width_of(text)
+    return spans
 
 
-def _header(layout: Layout, order: Order, glyphs: Glyphs, watched: Watched | None) -> Printed:
-    printed: Printed = []
-    for column in COLUMNS:
-        if layout.has(column):
-            width = layout.widths[column.title] + (layout.bar + 1 if column is USE and layout.bar else 0)
-            right = column.right and not (column is USE and layout.bar)
-            title = f"LAST {cells.span(watched.span)}" if column is HISTORY and watched else column.title
-            printed.append((fit(title, width, glyphs, right), "sorted" if column.order == order else "header"))
-            printed.append((" ", "header"))
-    return printed[:-1]
+def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Span]:
+    watts = totals.power_watts
+    parts = {
+        "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
+        "used": (f"{_format_gpus(totals.used)} used", ""),
+        "idle": (f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
+        "unknown": (f"{_format_gpus(totals.unknown)} not known", ""),
+        "free": (f"{_format_gpus(totals.free)} free", ""),
+        "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
+        "watts": (f"{watts / 1000:.1f} kW" if watts and watts >= 10_000 else format_number(watts, " W", glyphs), ""),
+    }
+    if not totals.unknown:
+        del parts["unknown"]
+    if watts is None:
+        parts["watts"] = (f"{glyphs.absent} W", "")
+    if totals.cost_per_hour is not None:
+        wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
+        parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")
+    return parts
 
 
-class _Row:
-    def __init__(
-        self,
-        flat: Sequence[tuple[int, Line]],
-        texts: Sequence[Sequence[str]],
-        layout: Layout,
-        glyphs: Glyphs,
-        width: int | None,
-        watched: Watched | None,
-    ) -> None:
-        self._flat = flat
-        self._texts = texts
-        self._layout = layout
-        self._glyphs = glyphs
-        self._width = width
-        self._watched = watched
-
-    def printed(self, at: int) -> Printed:
-        depth, line = self._flat[at]
-        if line.kind == "condition":
-            return [self._condition(depth, line)]
-        base = "dim" if line.kind == "process" else ""
-        spans: Printed = []
-        for column, text in zip(COLUMNS, self._texts[at], strict=True):
-            if not self._layout.has(column):
-                continue
-            if column is USE and self._layout.bar:
-                spans += [(cells.bar(line.utilization, self._layout.bar, self._glyphs), "bar"), (" ", base)]
-            style = "dim" if text == self._glyphs.absent else column.style(line) or base
-            spans += [(self._fitted(column, depth, line, text), style), (" ", base)]
-        return spans[:-1]
-
-    def _fitted(self, column: Column, depth: int, line: Line, text: str) -> str:
-        width = self._layout.widths[column.title]
-        if column is HISTORY:
-            points = self._watched.points.get(line.row, b"") if self._watched else b""
-            return cells.spark(points, width, self._glyphs)
-        if column is HOLDER:
-            indent = (_INDENT * depth)[:width]
-            if line.who is None or line.kind == "process":
-                return fit(indent + text, width, self._glyphs)
-            return indent + fit_holder(line.who, width - len(indent), self._glyphs)
-        if column in _CUT_AT_THE_START:
-            return fit_start(text, width, self._glyphs)
-        return fit(text, width, self._glyphs, column.right)
-
-    def _condition(self, depth: int, line: Line) -> Span:
-        """In words, across all columns."""
-        text = _INDENT * depth + "! " + printable(cells.condition(line.conditions[0], line.age))
-        return text if self._width is None else fit_start(text, self._width, self._glyphs), line.severity
+def _format_gpus(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
