@@ -28,7 +28,7 @@ from podgpu.cluster.record import cluster_recorder
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import UsageError
-from podgpu.history.answers import History
+from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
 from podgpu.web.app import PROBE_OPTION, Service, Several, load_protection, run
@@ -236,7 +236,7 @@ def _run(
         cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
         beside: list[Service] = []
         if options["prometheus"]:
-            history: History = _prometheus_history(options)
+            history: HistorySource = _prometheus_history(options)
         else:
             with naming("history_dir"):
                 recorder = cluster_recorder(cluster, options["history_dir"])
@@ -270,7 +270,7 @@ def _prometheus_collector(options: Mapping[str, Any], settings: ViewSettings, st
     return make
 
 
-def _prometheus_history(options: Mapping[str, Any]) -> History:
+def _prometheus_history(options: Mapping[str, Any]) -> HistorySource:
     with _naming_option("--prometheus"):
         return PrometheusHistory(_prometheus_server(options))
 

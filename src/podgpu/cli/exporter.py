@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -30,8 +30,10 @@ from podgpu.model import encode_node, has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
 from podgpu.web.node_page import NodeWaste, node_recorder
-from podgpu.web.protection import Protection
 from podgpu.web.sockets import Address, parse_address, systemd_sockets
+
+if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
+    from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
 
