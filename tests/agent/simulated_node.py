@@ -82,4 +82,5 @@ class SimulatedNode:
 
     def stop(self) -> None:
         self.faults.release_all()
+        self.faults.unload_driver()  # ends the wait for XIDs
         self.agent.stop()
