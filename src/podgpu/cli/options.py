@@ -307,7 +307,13 @@ class _GroupedCommand(click.Command):
                 assert help_option is not None
                 params["help"] = help_option
                 flags.append("help")
-            if flags:
+            if group == NO_EFFECT and flags:
+                names = " ".join(f"--{flag}" for flag in flags)
+                lines: Iterable[str] = textwrap.wrap(
+                    names, formatter.width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+                )
+                _write_section(formatter, "Options of dcgm-exporter that are accepted without effect", lines)
+            elif flags:
                 lines = (line for flag in flags for line in _format_option(params[flag], formatter.width))
                 _write_section(formatter, group, lines)
         if any(row.kind == "bool" for row, _ in shown):
