@@ -8,8 +8,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.collections import Collection
 from podgpu.agent.counter_feeds import FileCounters
+from podgpu.agent.lanes import Collection
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.errors import UsageError

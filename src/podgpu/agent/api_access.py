@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-_SYNC_SECONDS = 10.0
+SYNC_SECONDS = 10.0
 _CONFIGMAP_KEY = "metrics"
 """dcgm-exporter's."""
 _LARGEST_ANSWER = 16 * 1024 * 1024
@@ -49,7 +49,7 @@ class ApiAccess:
     """The watches of one node's exporter. Each is opened once; all are closed together."""
 
     def __init__(
-        self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS, settings: ReflectorSettings | None = None
+        self, kubeconfig: str, sync_seconds: float = SYNC_SECONDS, settings: ReflectorSettings | None = None
     ) -> None:
         """`sync_seconds`: how long to wait for the first answer of a watch."""
         self._sync_seconds = sync_seconds

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from podgpu.agent.allocation_turn import ReadIdentities, ReadLiveness
 from podgpu.agent.api_access import ApiAccess, ApiHealth, open_exposition, unless_no_api
-from podgpu.agent.collections import DEFAULT_RETENTION, ConfigFile, SampleRetention
 from podgpu.agent.counter_feeds import CounterFeed, FileCounters
+from podgpu.agent.lanes import DEFAULT_RETENTION, ConfigFile, SampleRetention
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
@@ -53,30 +53,21 @@ def node_name(default: str = "") -> str:
     return os.environ.get("NODE_NAME") or default or socket.gethostname()
 
 
-def _no_naming(_parameter: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def exporter_agent(
     options: Options,
     api: ApiAccess,
-    naming: Naming = _no_naming,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
 ) -> Agent:
     """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
-    with naming("collectors"):
-        counters, counter_feed = choose_counters(options)
-    with naming("devices"):
-        selection = parse_selection(options["devices"])
-    with naming("telemetry"):
-        telemetry = telemetry or open_telemetry(options["telemetry"], options)
-    with naming("configmap_data"):
-        if options["configmap_data"] != "none":
-            configmap = unless_no_api(
-                "configmap-data", lambda: api.configmap(options["configmap_data"], dcgm_naming(options))
-            )
-            counter_feed = configmap or counter_feed
+    counters, counter_feed = choose_counters(options)
+    selection = parse_selection(options["devices"])
+    telemetry = telemetry or open_telemetry(options["telemetry"], options)
+    if options["configmap_data"] != "none":
+        configmap = unless_no_api(
+            "configmap-data", lambda: api.configmap(options["configmap_data"], dcgm_naming(options))
+        )
+        counter_feed = configmap or counter_feed
     config = options.get("config", ConfigFile(""))
     settings = Settings(
         interval=options["collect_interval"],
@@ -89,12 +80,10 @@ def exporter_agent(
         policy=_exporter_policy(options, counters),
     )
     pod_labels = _pod_labels(options, api)
-    with naming("allocation"):
-        holders = make_holders(options, api, telemetry)
+    holders = make_holders(options, api, telemetry)
     finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
     agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, counter_feed)
-    with naming("devices"):
-        agent.check_selection()
+    agent.check_selection()
     agent.read_counters()
     return agent
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadLiveness
-from podgpu.agent.collections import DEFAULT_RETENTION, Collection, SampleRetention
 from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.health import ClockEventLog, HealthWatch, XidLog
-from podgpu.agent.publish import ChangeLog, NodeParts, Published
-from podgpu.agent.telemetry_turn import (
+from podgpu.agent.lanes import (
+    DEFAULT_RETENTION,
     THROTTLE_INTERVAL,
+    Collection,
+    SampleRetention,
     Schedule,
-    TelemetryPart,
-    TelemetryTurn,
     fields_to_read,
     make_lanes,
 )
+from podgpu.agent.publish import ChangeLog, NodeParts, Published
+from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.clock import Clock, UnixTime
 from podgpu.device_selection import Selection
