@@ -258,7 +258,7 @@ class ChangingFeed:
 def test_who_says_in_the_middle_of_a_turn_that_something_changed_is_heard() -> None:
     feed, driver = ChangingFeed(), SimulatedNvml("1xH100")
     settings = Settings(interval=600.0, allocation_interval=600.0, policy=Policy(hostname="h"))
-    agent = Agent(NvmlTelemetry(driver, "simulated", lambda: 1), settings=settings, counter_feed=feed)
+    agent = Agent(NvmlTelemetry(driver, "simulated", lambda: 1), settings=settings, read_counters=feed.read)
     feed.tell = agent.reload  # SIGHUP
     agent.read_telemetry()  # asks for the holders of what it found, which is the turn in the middle of which it is said
     agent.start(lambda: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.counter_feeds import ConfigMapCounters, FileCounters
+from podgpu.agent.counter_feeds import counters_in_configmap, counters_in_file
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
@@ -28,7 +28,7 @@ class Node:
         policy = Policy(parse_counters(TEMPERATURE, "test"), "h")
         clock = Clock(lambda: self.time, lambda: self.time)
         settings = Settings(interval=1.0, policy=policy)
-        self.agent = Agent(telemetry, (), settings, clock, counter_feed=FileCounters(str(path)))
+        self.agent = Agent(telemetry, (), settings, clock, read_counters=counters_in_file(str(path)))
 
     def turn(self) -> str:
         self.time += 1
@@ -83,13 +83,13 @@ def test_a_file_that_went_away_is_no_reason_to_stop(node: Node, path: Path) -> N
 
 def test_the_counters_of_a_configmap() -> None:
     text: list[str | None] = [None]
-    feed = ConfigMapCounters("gpu:counters", lambda: text[0])
+    feed = counters_in_configmap("gpu:counters", lambda: text[0])
     with pytest.raises(SourceError, match="no ConfigMap gpu:counters") as caught:
-        feed.read()
+        feed()
     assert caught.value.reason == "configmap_missing"
     text[0] = TEMPERATURE
-    assert [c.name for c in feed.read()] == ["DCGM_FI_DEV_GPU_TEMP"]
-    assert feed.read() is feed.read(), "parsed once"
+    assert [c.name for c in feed()] == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert feed() is feed(), "parsed once"
     text[0] = "nonsense"
     with pytest.raises(SourceError, match="ConfigMap gpu:counters"):
-        feed.read()
+        feed()

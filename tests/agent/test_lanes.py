@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.counter_feeds import FileCounters
+from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
 from podgpu.agent.lanes import Collection
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
@@ -46,7 +46,7 @@ class Bench:
         *collections: Collection,
         gpus: str = "1xH100",
         interval: float = 30.0,
-        feed: FileCounters | None = None,
+        feed: ReadCounters | None = None,
         text: str = CSV,
     ) -> None:
         self.clock = FakeClock()
@@ -58,7 +58,7 @@ class Bench:
                 interval=interval, collections=collections, policy=Policy(counters=counters(text), hostname="h")
             ),
             clock=Clock(self.clock.monotonic, self.clock.wall),
-            counter_feed=feed,
+            read_counters=feed,
         )
 
     def run(self, seconds: int) -> Counter[str]:
@@ -159,7 +159,7 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
 def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
     path.write_text(
         "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_MEM_CLOCK,gauge,m\n",
@@ -180,7 +180,7 @@ def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
 def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
     path.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", encoding="utf-8")
     bench.agent.read_counters()

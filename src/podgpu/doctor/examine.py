@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podgpu.agent.api_access import ApiAccess, NoApi
+from podgpu.agent.api_access import ApiAccess, LabelFilter, NoApi
 from podgpu.agent.assemble import (
     Options,
-    choose_counters,
-    dcgm_naming,
     make_allocations,
     make_identities,
     open_telemetry,
 )
+from podgpu.agent.counter_feeds import choose_counters, counters_in_configmap
 from podgpu.agent.lanes import collection_of_fields
-from podgpu.agent.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.gpus import SIMULATED, check_gpus, check_usage, read_gpus
@@ -31,7 +29,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.kube.objects import PodRecord
 from podgpu.kube.reflector import Store
-from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.metrics.counters import Counter, Naming, shipped_counters
 from podgpu.model import UsageMethod
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
@@ -161,16 +159,16 @@ class NodeExamination:
         return [*findings, *examine(settings, self._telemetry), *source_findings]
 
     def _read_counters(self) -> tuple[tuple[Counter, ...], list[Finding]]:
-        findings = []
+        findings, naming = [], Naming(self._options["dcgm_names"])
         try:
-            counters = choose_counters(self._options)[0]
+            counters = choose_counters(self._options, naming)[0]
         except UsageError as error:
             counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
         name = self._options["configmap_data"]
         if name == "none":
             return counters, findings
         try:
-            counters = self._api.configmap(name, dcgm_naming(self._options)).read()
+            counters = counters_in_configmap(name, self._api.configmap(name), naming)()
             findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
         except NoApi as error:
             findings.append(wrong("counters", f"-m {name}: {error}"))
