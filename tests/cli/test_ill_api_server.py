@@ -187,6 +187,34 @@ def counters(text: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "gpu", "name": "counters"}, "data": {"metrics": text}}
 
 
+@pytest.mark.fault(
+    "the ConfigMap of the counters is wrong, and the change meant to mend it is wrong too",
+    "the last good counters stay; the log says each mistake once, the second as well as the first",
+)
+def test_one_malformed_configmap_after_another_is_said_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = ["-m", "gpu:counters", "--kubeconfig", "{folder}/kubeconfig", "--container-usage=false"]
+    objects = {"configmaps": [counters(TEMPERATURE)]}
+    with node_of(Description("", "1xT4", arguments, api_objects=objects), folder) as node:
+        server, (feed,) = node.api_server, node.api.feeds
+        assert server is not None
+        node.take_turns()
+        for wrong in ("DCGM_FI_NO_SUCH_FIELD, gauge, x\n", "DCGM_FI_DEV_GPU_TEMP, gorge, x\n"):
+            caplog.clear()
+            version = feed.version
+            server.put("configmaps", counters(wrong))
+            wait_until(lambda before=version: feed.version > before, "the change arrived")  # type: ignore[misc]
+            for _ in range(3):
+                node.clock.advance(5.0)
+                node.agent.read_counters()
+                node.agent.read_telemetry()
+            (said,) = (line for line in caplog.messages if line.startswith("counters: "))
+            assert ("gorge" if "gorge" in wrong else "DCGM_FI_NO_SUCH_FIELD") in said
+            assert "DCGM_FI_DEV_GPU_TEMP{" in exposition(node.agent), "the last good ones stay"
+            assert 'source_up{source="counters"} 0' in exposition(node.agent)
+        server.put("configmaps", counters("DCGM_FI_DEV_SM_CLOCK, gauge, c\n"))
+        wait_until(lambda: _has_clock(node), "the mended one is taken up")
+
+
 def _has_clock(node: Node) -> bool:
     node.clock.advance(1.0)
     node.agent.read_counters()

@@ -99,16 +99,6 @@ def test_what_is_no_pid_is_left_out(nonsense: int) -> None:
     assert [usage.pid for usage in bench.read()] == [41]
 
 
-def test_a_list_that_is_not_supported_is_not_asked_again() -> None:
-    bench = Bench()
-    bench.place(41)
-    bench.strike(MPS)
-    assert [usage.pid for usage in bench.read()] == [41]
-    asked = bench.calls(MPS)
-    assert [usage.pid for usage in bench.read()] == [41]
-    assert bench.calls(MPS) == asked
-
-
 def test_no_list_at_all_is_not_nobody() -> None:
     bench = Bench()
     bench.place(41)

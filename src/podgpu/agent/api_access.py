@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.exposition import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
+from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
 from podgpu.holders.annotations import is_read
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
 from podgpu.kube.config import ApiConfig, load_config
@@ -197,9 +197,7 @@ def open_exposition(place: str, options: Mapping[str, Any]) -> ExpositionSource:
     # Shorter than the deadline of the turn, whose message is less specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
     access = access_by(options, "exporter", "the exporter")
-    return open_exposition_source(
-        place, access, timeout=timeout, max_age=options.get("exporter_max_age", DEFAULT_MAX_AGE)
-    )
+    return open_exposition_source(place, access, timeout=timeout)
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ from podgpu.holders.cache import LivenessProbe
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import redact_url
-from podgpu.metrics.counters import Naming as DcgmNaming
+from podgpu.metrics.counters import Naming
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("podgpu")
 DEFAULT_SPEC = "8xH100"
 Options = Mapping[str, Any]
-Naming = Callable[[str], AbstractContextManager[None]]
 
 
 def node_name(default: str = "") -> str:
@@ -55,7 +53,7 @@ def exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
     """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
-    naming = DcgmNaming(options["dcgm_names"])
+    naming = Naming(options["dcgm_names"])
     counters, read_counters = choose_counters(options, naming)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)

@@ -20,7 +20,7 @@ from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
-_SOURCE = "counters"  # name in podgpu's own metrics
+COUNTERS = "counters"  # name in podgpu's own metrics
 DEFAULT_NAMING = Naming()
 Counters = tuple[Counter, ...]
 ReadCounters = Callable[[], Counters]
@@ -114,7 +114,7 @@ class CounterWatch:
         """Passes the current counters to `take`, which may reject them with a UsageError."""
         if self._read is None:
             return
-        result = self._workers.run({_SOURCE: self._read}, self._deadline)[_SOURCE]
+        result = self._workers.run({COUNTERS: self._read}, self._deadline)[COUNTERS]
         error = result.error if isinstance(result.error, SourceError) else None
         if result.value is not None:
             try:
@@ -122,7 +122,7 @@ class CounterWatch:
             except UsageError as e:  # a collection of the configuration file has none of them
                 error = SourceError("malformed", str(e))
         if error is None:
-            self.sources = (SourceStatus(_SOURCE, True, result.seconds),)
+            self.sources = (SourceStatus(COUNTERS, True, result.seconds),)
         else:
-            self.errors = Tally(self.errors) + Tally([(_SOURCE, error.reason)])
-            self.sources = (SourceStatus(_SOURCE, False, 0.0, error.reason, str(error)),)
+            self.errors = Tally(self.errors) + Tally([(COUNTERS, error.reason)])
+            self.sources = (SourceStatus(COUNTERS, False, 0.0, error.reason, str(error)),)

@@ -34,11 +34,11 @@ from podgpu.cli.cluster import (
     SCRAPE_OPTIONS,
     VIEW_OPTIONS,
     check_backend,
+    choose_ages,
     choose_collector,
-    freshness,
 )
 from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
+from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
@@ -53,7 +53,7 @@ from podgpu.web.sockets import Address, parse_address
 _CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
 _log = logging.getLogger("podgpu")
 
-_FROM_VIEW = ("node-label", "interval", "stale-after", "drop-after", "used-field")
+_FROM_VIEW = ("node-label", "interval", "stale-after", "used-field")
 
 
 def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = AUTOSCALING) -> Option:
@@ -127,12 +127,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes. Needs the API server for the running pods.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION)
     if options["unregister"]:
         unregister(options)
         return
-    settings = _make_settings(options, *freshness(ctx, options))
+    settings = _make_settings(options, *choose_ages(ctx, options))
     check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
     _run(options, settings, probe_address)
 

@@ -8,8 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -25,12 +24,14 @@ from podgpu.cli.terminal import print_out
 from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.model import encode_node, has_readings
+from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
 from podgpu.web.node_page import NodeWaste, node_recorder
-from podgpu.web.protection import Protection
 from podgpu.web.sockets import Address, parse_address, systemd_sockets
+
+if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
+    from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
 
@@ -59,7 +60,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if once:
-            _print_once(agent, options["dump_snapshot"])
+            _print_once(agent)
         else:
             _serve(agent, options, addresses, sockets, protection, prices)
 
@@ -114,8 +115,6 @@ def check_options(options: Mapping[str, Any]) -> ListenAddresses:
     )
     if gpu_manager and not options["gpu_manager_metrics"]:
         raise UsageError(f"{GPU_MANAGER_OPTION} {gpu_manager}: needs --gpu-manager-metrics")
-    if options["dump_snapshot"] and not options["once"]:
-        raise UsageError("--dump-snapshot needs --once")
     return addresses
 
 
@@ -138,12 +137,10 @@ def without_effect(ctx: click.Context) -> list[str]:
     return [f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored]
 
 
-def _print_once(agent: Agent, dump: str) -> None:
+def _print_once(agent: Agent) -> None:
     try:
         agent.warm_up()
         published = agent.published
-        if dump:
-            _write(Path(dump), encode_node(published.state))
         print_out(published.fresh.plain)
         if not has_readings(published.state):
             failed = [source.message for source in published.state.sources if source.up is False]
@@ -152,10 +149,3 @@ def _print_once(agent: Agent, dump: str) -> None:
             )
     finally:
         agent.stop()
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content + b"\n")
-    except OSError as e:
-        raise StartError(f"--dump-snapshot {path}: cannot be written ({e.strerror})") from e

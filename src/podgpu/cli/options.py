@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
@@ -174,16 +173,6 @@ def _describe_origin(param: click.Parameter | None, ctx: click.Context | None) -
     return f" (from the variable {param.envvar})"
 
 
-@contextmanager
-def naming_variable(ctx: click.Context, parameter: str) -> Iterator[None]:
-    """Adds the environment variable or file of the value to a UsageError."""
-    try:
-        yield
-    except UsageError as error:
-        param = next(p for p in ctx.command.params if p.name == parameter)
-        raise UsageError(f"{error}{_describe_origin(param, ctx)}") from error
-
-
 def is_given(ctx: click.Context, option: Option) -> bool:
     """Returns True if a flag or variable sets it to something other than the default."""
     if ctx.get_parameter_source(option.parameter) is ParameterSource.DEFAULT:
@@ -295,7 +284,7 @@ class _GroupedCommand(click.Command):
             name = str(error).partition(" ")[0].rstrip(":")
             param = next((param for param in self.params if name in param.opts), None)
             origin = _describe_origin(param, ctx)
-            raise UsageError(f"{str(error).removesuffix(origin)}{origin}") from error
+            raise UsageError(f"{error}{origin}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = shown_options(self, everything=bool(ctx.meta.get(_HELP_ALL)))
@@ -307,7 +296,13 @@ class _GroupedCommand(click.Command):
                 assert help_option is not None
                 params["help"] = help_option
                 flags.append("help")
-            if flags:
+            if group == NO_EFFECT and flags:
+                names = " ".join(f"--{flag}" for flag in flags)
+                lines: Iterable[str] = textwrap.wrap(
+                    names, formatter.width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+                )
+                _write_section(formatter, "Options of dcgm-exporter that are accepted without effect", lines)
+            elif flags:
                 lines = (line for flag in flags for line in _format_option(params[flag], formatter.width))
                 _write_section(formatter, group, lines)
         if any(row.kind == "bool" for row, _ in shown):
