@@ -67,10 +67,10 @@ def row(value: float) -> tuple[float, ...]:
     return (value,) * COLUMNS
 
 
-def test_rings_drop_keys_that_are_gone_and_count_those_that_do_not_fit() -> None:
-    rings: SampleRings[int] = SampleRings(4, 10)
+def test_rings_drop_keys_that_are_gone() -> None:
+    rings: SampleRings[int] = SampleRings(4)
     rings.add(0, {key: row(key) for key in range(15)})
-    assert (len(rings), rings.left_out) == (10, 5)
+    assert len(rings) == 15
     for number in range(1, 20):
         rings.add(number, {1: row(2)})
     assert len(rings) == 1
@@ -82,7 +82,7 @@ def test_rings_drop_keys_that_are_gone_and_count_those_that_do_not_fit() -> None
     st.integers(1, 8),
 )
 def test_rings_return_the_last_rounds(steps: list[tuple[int, float | None]], window: int) -> None:
-    rings: SampleRings[str] = SampleRings(8, 10)
+    rings: SampleRings[str] = SampleRings(8)
     number, written = 0, dict[int, float]()
     for step, value in steps:
         number += step

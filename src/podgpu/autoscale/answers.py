@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from podgpu.autoscale.metrics import MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
 from podgpu.autoscale.pods import PodSeen
-from podgpu.autoscale.refusal import Refusal, bad_request, first_few, no_data, not_found
+from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found
 from podgpu.autoscale.requests import Aggregation, PodSelector
 from podgpu.autoscale.store import MetricsSnapshot, ScopeKey
+from podgpu.errors import few_of
 
 MIN_VALUE = 0.001
 """Replaces 0 if a pod may be active: an HPA with minReplicas 0 scales to zero at 0."""
@@ -248,15 +249,13 @@ def _explain_missing(
             " workload at zero; add a second trigger"
         )
     if groups.unreported:
-        where = first_few(
-            f"{pod.name} on {pod.node or 'no node'}{_age_text(snapshot, pod.node)}" for pod in groups.unreported
-        )
+        where = [f"{pod.name} on {pod.node or 'no node'}{_age_text(snapshot, pod.node)}" for pod in groups.unreported]
         return no_data(
             f"{selector.text}: {len(groups.unreported)} of {len(pods)} pods request a GPU and are reported by no"
-            f" exporter ({where}): check that podgpu's exporter runs on these nodes{_notes_text(snapshot)}"
+            f" exporter ({few_of(where, 3)}): check that podgpu's exporter runs on these nodes{_notes_text(snapshot)}"
         )
     if groups.without_metric:
-        names = first_few(pod.name for pod in groups.without_metric)
+        names = few_of((pod.name for pod in groups.without_metric), 3)
         return no_data(
             f"{selector.text}: no exporter provides {metric.name} of {names}, or not yet for half of the window:"
             f" {metric.needs}"
@@ -289,4 +288,4 @@ def _age_text(snapshot: MetricsSnapshot, node: str) -> str:
 
 
 def _notes_text(snapshot: MetricsSnapshot) -> str:
-    return f" ({first_few(snapshot.notes)})" if snapshot.notes else ""
+    return f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""

@@ -40,6 +40,7 @@ _LOG_AGAIN_SECONDS = 600.0
 _PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _MERGE_PATCH = "application/merge-patch+json"
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+?-----END CERTIFICATE-----")
+_CA_USAGE = x509.KeyUsage(*(False,) * 5, True, *(False,) * 3)  # key_cert_sign only
 _log = logging.getLogger(__name__)
 
 
@@ -69,14 +70,13 @@ def issue(names: Sequence[str], not_before: float, not_after: float, ca_name: st
         issuer,
         ca_key.public_key(),
         (x509.BasicConstraints(ca=True, path_length=None), True),
-        (_key_usage(sign_certificates=True), True),
+        (_CA_USAGE, True),
         (key_id, False),
     )
     certificate = sign(
         _make_name(names[0]),
         key.public_key(),
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_key_usage(sign_certificates=False), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName([_make_alternative_name(name) for name in names]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), False),
@@ -94,20 +94,6 @@ def _make_alternative_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def parse_bundle(bundle: str) -> list[x509.Certificate]:

@@ -9,11 +9,11 @@ from enum import Enum
 from podgpu.errors import PodgpuError
 
 _MAX_LENGTH = 80
-_MAX_NAMED = 3
 
 
 class RefusalKind(Enum):
     BAD_REQUEST = "BadRequest"  # the request is wrong and stays wrong
+    UNAUTHORIZED = "Unauthorized"  # the caller is not known
     FORBIDDEN = "Forbidden"
     NOT_FOUND = "NotFound"  # no such metric, no matching pod, or no pod with a GPU
     NO_DATA = "ServiceUnavailable"  # values are missing, and may be available later
@@ -29,6 +29,10 @@ class Refusal(PodgpuError):
 
 def bad_request(message: str) -> Refusal:
     return Refusal(RefusalKind.BAD_REQUEST, message)
+
+
+def unauthorized(message: str) -> Refusal:
+    return Refusal(RefusalKind.UNAUTHORIZED, message)
 
 
 def forbidden(message: str) -> Refusal:
@@ -62,10 +66,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = tuple(known)
     near = find_nearest(word, names)
     return f": did you mean {near}?" if near else f"; valid are {', '.join(names)}"
-
-
-def first_few(names: Iterable[str]) -> str:
-    """The first three names, and the number of the others."""
-    listed = list(names)
-    rest = len(listed) - _MAX_NAMED
-    return ", ".join(listed[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from podgpu.autoscale.metrics import COLUMNS
-from podgpu.autoscale.pods import Pairs, PodSeen, RunningPods
+from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
 from podgpu.autoscale.samples import HeldGpus, PodKey, ScopeKey, UsageRates, sample_round
 from podgpu.clock import Clock
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import round_number
+from podgpu.kube.objects import Pairs
 
 __all__ = ["MetricsSnapshot", "SampleRings", "SampleStore", "ScopeKey"]
-MAX_PODS = 50_000
-_MAX_SCOPES = 20_000
 _SPARE_SLOTS = 4  # written while an older round is still being read
 _SETTLED = 1 / 3  # part of an interval after which a round is used
 _STARTING_SECONDS = 30.0
@@ -36,15 +35,12 @@ K = TypeVar("K", bound=Hashable)
 class SampleRings(Generic[K]):
     """One ring of samples per key. NaN means unknown."""
 
-    def __init__(self, rounds: int, max_keys: int) -> None:
+    def __init__(self, rounds: int) -> None:
         """`rounds` is the number of rounds in the longest window."""
         self._slots = rounds + _SPARE_SLOTS
-        self._max_keys = max_keys
         self._blocks: dict[K, array[float]] = {}
         self._last_seen: dict[K, int] = {}  # number of the last round that had the key
         self._last: int | None = None
-        self.left_out = 0
-        """Number of keys of the last round that did not fit."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -60,12 +56,8 @@ class SampleRings(Generic[K]):
             for skipped in range(first_new, number):
                 self._write(block, skipped, _UNKNOWN_ROW)
             self._write(block, number, rows.get(key, _UNKNOWN_ROW))
-        self.left_out = 0
         for key, row in rows.items():
             if key not in self._blocks:
-                if len(self._blocks) >= self._max_keys:
-                    self.left_out += 1
-                    continue
                 block = array("f", (math.nan,)) * (self._slots * COLUMNS)
                 self._write(block, number, row)
                 self._blocks[key] = block
@@ -154,8 +146,8 @@ class SampleStore:
         self._node_labels = node_labels
         self._clock = clock or Clock()
         rounds = math.ceil(max_window / settings.interval)
-        self._pod_samples: SampleRings[PodKey] = SampleRings(rounds, MAX_PODS)
-        self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds, _MAX_SCOPES)
+        self._pod_samples: SampleRings[PodKey] = SampleRings(rounds)
+        self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds)
         self._rates = UsageRates(settings.stale_after)
         self._held_before: frozenset[PodKey] = frozenset()
         self._ignored: frozenset[PodKey] = frozenset()  # pods with values of other nodes in the last round

@@ -459,9 +459,6 @@ AUTOSCALE_ROUND_TIMESTAMP = _gauge(
     "podgpu_autoscale_round_timestamp_seconds", (), "Unix time of the newest round that answers are based on."
 )
 AUTOSCALE_PODS = _gauge("podgpu_autoscale_pods", (), "Number of pods that hold a GPU.")
-AUTOSCALE_PODS_LEFT_OUT = _gauge(
-    "podgpu_autoscale_pods_left_out", (), "Number of pods that hold a GPU and exceed the limit of stored pods."
-)
 AUTOSCALE_OLD_NODES = _gauge(
     "podgpu_autoscale_old_nodes", (), "Number of nodes with stale figures. Their pods have no figures."
 )
@@ -470,7 +467,7 @@ AUTOSCALE_PODS_SYNCED = _gauge(
 )
 AUTOSCALE_FAMILIES: tuple[FamilySpec, ...] = (
     *(AUTOSCALE_BUILD_INFO, AUTOSCALE_REQUESTS, AUTOSCALE_ROUND_TIMESTAMP),
-    *(AUTOSCALE_PODS, AUTOSCALE_PODS_LEFT_OUT, AUTOSCALE_OLD_NODES, AUTOSCALE_PODS_SYNCED),
+    *(AUTOSCALE_PODS, AUTOSCALE_OLD_NODES, AUTOSCALE_PODS_SYNCED),
 )
 
 # podgpu hook
