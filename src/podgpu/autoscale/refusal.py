@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import Enum
+from functools import partial
 
 from podgpu.errors import PodgpuError
 
@@ -27,24 +28,11 @@ class Refusal(PodgpuError):
         self.kind = kind
 
 
-def bad_request(message: str) -> Refusal:
-    return Refusal(RefusalKind.BAD_REQUEST, message)
-
-
-def unauthorized(message: str) -> Refusal:
-    return Refusal(RefusalKind.UNAUTHORIZED, message)
-
-
-def forbidden(message: str) -> Refusal:
-    return Refusal(RefusalKind.FORBIDDEN, message)
-
-
-def not_found(message: str) -> Refusal:
-    return Refusal(RefusalKind.NOT_FOUND, message)
-
-
-def no_data(message: str) -> Refusal:
-    return Refusal(RefusalKind.NO_DATA, message)
+bad_request = partial(Refusal, RefusalKind.BAD_REQUEST)
+unauthorized = partial(Refusal, RefusalKind.UNAUTHORIZED)
+forbidden = partial(Refusal, RefusalKind.FORBIDDEN)
+not_found = partial(Refusal, RefusalKind.NOT_FOUND)
+no_data = partial(Refusal, RefusalKind.NO_DATA)
 
 
 def quote(text: str) -> str:
