@@ -78,15 +78,15 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
-        self._now: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
+        self._before: dict[tuple[str, _SlotKey, tuple[str, ...]], _Rate] = {}
+        self._now: dict[tuple[str, _SlotKey, tuple[str, ...]], _Rate] = {}
 
     def next_round(self) -> None:
         """Holders that were not in the last round are removed."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _Rate:
-        key = _slot_key(part), part.holder.key
+        key = node.name, _slot_key(part), part.holder.key
         usage = part.holder.usage or HolderUsage()
         is_measured = usage.utilization_ratio is not None
         rate = _Rate(
