@@ -43,7 +43,7 @@ class TimedNvml:
 
 def shared_gpus(driver: SimulatedNvml) -> list[Tenant]:
     """Eight containers in time slices of every GPU."""
-    uuids = [gpu.uuid for gpu in driver.machine.gpus]
+    uuids = [gpu.uuid for gpu in driver.gpus]
     return [
         Tenant("batch", f"job-{gpu}-{n}", "main", "nvidia.com/gpu.shared", f"{uuid}::{n}", gpu, duty=0.1, memory=_GIB)
         for gpu, uuid in enumerate(uuids)

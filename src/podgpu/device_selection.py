@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from podgpu.errors import UsageError, few_of
 from podgpu.model import Device
@@ -21,12 +20,9 @@ _MAX_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    kind: str = "f"
-    """f: GPUs and instances; g: whole GPUs; i: instances, with the GPU-level series of their GPUs."""
-    ids: tuple[int, ...] = ()
-    """Empty: all. Instances (`i`) are numbered from 0 over the node, GPU by GPU."""
-    also: Selection | None = None
-    """Instances in addition to GPUs, as in g:0+i:1."""
+    kind: str = "f"  # f: GPUs and instances; g: whole GPUs; i: instances, with the GPU-level series of their GPUs
+    ids: tuple[int, ...] = ()  # empty: all. Instances are numbered from 0 over the node, GPU by GPU
+    also: Selection | None = None  # instances in addition to GPUs, as in g:0+i:1
 
     @property
     def parts(self) -> tuple[Selection, ...]:
@@ -54,19 +50,14 @@ class Selection:
 
     def check(self, devices: Sequence[Device]) -> None:
         """Raises UsageError for selections that dcgm-exporter warns about, with advice."""
-        if self.also is not None:
-            for part in self.parts:
-                part._check_ids(devices)
-            return
-        self._check_ids(devices)
-        gpus, _ = _split(devices)
-        if self.kind == "g":
-            mig = [g.index or 0 for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
-            if mig:
-                raise UsageError(
-                    f"-d {self.shown}: GPU {_numbers(mig)} is in MIG mode, where pods use instances instead of GPUs; "
-                    "use -d f (everything) or -d i (instances)"
-                )
+        for part in self.parts:
+            part._check_ids(devices)
+        mig = [d.index or 0 for d in devices if not d.is_instance and d.mig_enabled and d.key in self.of(devices)]
+        if self.kind == "g" and self.also is None and mig:
+            raise UsageError(
+                f"-d {self.shown}: GPU {few_of(mig)} is in MIG mode, where pods use instances instead of GPUs; "
+                "use -d f (everything) or -d i (instances)"
+            )
 
     def _check_ids(self, devices: Sequence[Device]) -> None:
         gpus, instances = _split(devices)
@@ -76,7 +67,7 @@ class Selection:
         missing = [i for i in self.ids if i not in known]
         if missing:
             what = "GPU" if self.kind == "g" else "MIG instance"
-            raise UsageError(f"-d {self.shown}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
+            raise UsageError(f"-d {self.shown}: no such {what} here: {few_of(missing)}; there are {few_of(known)}")
 
     def of(self, devices: Sequence[Device]) -> frozenset[str]:
         """Returns the keys of the devices to show. Missing GPUs are ignored at run time."""
@@ -91,8 +82,7 @@ class Selection:
         return frozenset(d.key for d in shown) | frozenset(d.uuid for d in shown)
 
     def __str__(self) -> str:
-        """Formats the selection with ranges."""
-        first = f"{self.kind}:{','.join(_ranges(self.ids))}" if self.ids else self.kind
+        first = f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
         return first if self.also is None else f"{first}+{self.also}"
 
 
@@ -143,16 +133,5 @@ def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
     return [d for d in devices if not d.is_instance], [d for d in devices if d.is_instance]
 
 
-def _ranges(ids: Sequence[int]) -> Iterator[str]:
-    """Yields 3-5 and 9 for 3, 4, 5, 9."""
-    for _, neighbours in groupby(enumerate(ids), key=lambda place: place[1] - place[0]):
-        numbers = [number for _, number in neighbours]
-        yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return few_of(numbers)

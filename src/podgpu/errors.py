@@ -1,7 +1,4 @@
-"""This module has the few errors podgpu raises itself, and how a message names many things in a line.
-
-Foreign exceptions become one of these errors where they enter.
-"""
+"""The errors that podgpu raises itself, and helpers for messages. Foreign exceptions are converted where they occur."""
 
 from __future__ import annotations
 
@@ -11,19 +8,24 @@ MOST_NAMED = 5
 
 
 def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
-    """`1, 2, 3, 4, 5 and 995 more`, `none` where there are none. The last one is named, not counted."""
+    """Returns `1, 2, 3, 4, 5 and 995 more`, or `none`. Never `and 1 more`: the last one is then named."""
     texts = [str(name) for name in names]
     if len(texts) <= most + 1:
         return ", ".join(texts) or "none"
     return f"{', '.join(texts[:most])} and {len(texts) - most:,} more"
 
 
+def one_line(text: str) -> str:
+    """Escapes line breaks and control characters, because names in messages come from others."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class PodgpuError(Exception):
-    """Base of all errors a person may see; str() is one line saying what happened and what to do."""
+    """Base of all errors shown to people. The text is one line: what happened and what to do."""
 
 
 class UsageError(PodgpuError):
-    """An option, a file named by an option or a variable is wrong: exit code 2."""
+    """An option, a file named by an option, or a variable is wrong: exit code 2."""
 
 
 class StartError(PodgpuError):
@@ -42,7 +44,7 @@ class SourceError(PodgpuError):
 
 
 class Unsupported(SourceError):
-    """The device or source does not have what was asked; asking again is pointless until the topology changes."""
+    """The device or source does not have the value. Retrying is pointless until the topology changes."""
 
     def __init__(self, message: str, reason: str = "not_supported") -> None:
         super().__init__(reason, message)
@@ -56,12 +58,7 @@ class DeviceLost(SourceError):
 
 
 class DriverGone(SourceError):
-    """No driver to talk to (not loaded, unloaded, re-loaded, let go): initialise again before the next call."""
+    """The driver is not loaded, or was unloaded or released. It must be initialised again before the next call."""
 
     def __init__(self, message: str, reason: str = "driver_not_loaded") -> None:
         super().__init__(reason, message)
-
-
-def one_line(text: str) -> str:
-    """Names of others are in what is said: none of them begins a line of its own, or tells a terminal anything."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

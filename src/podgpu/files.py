@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -145,13 +144,6 @@ class OutputError(PodgpuError):
     reason = "not_written"
 
 
-@dataclass(frozen=True)
-class FileOwner:
-    uid: int
-    gid: int = -1
-    """-1: unchanged."""
-
-
 class AtomicFile:
     """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
 
@@ -159,30 +151,22 @@ class AtomicFile:
         self,
         path: str,
         mode: int = 0o644,
-        owner: FileOwner | None = None,
         option: str = "--out",
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Raises UsageError, which names the option, if no file can be written there."""
         self.path = Path(path)
         self._mode = mode
-        self._owner = owner
         self._wall = wall
         self._check(f"{option} {path}")
         self._remove_leftovers()
 
     def _check(self, name: str) -> None:
-        try:
-            found = self.path.lstat()
-        except FileNotFoundError:
-            found = None
-        except OSError as e:
-            raise UsageError(f"{name}: {e.strerror}") from e
-        if found is not None and stat.S_ISLNK(found.st_mode):
+        if os.path.islink(self.path):
             raise UsageError(f"{name}: is a symbolic link, which is not written through; name the file itself")
-        if found is not None and not stat.S_ISREG(found.st_mode):
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise UsageError(f"{name}: is not a file; name a file in a directory")
-        if not self.path.parent.is_dir():
+        if not os.path.isdir(self.path.parent):
             raise UsageError(f"{name}: there is no directory {self.path.parent}; make or mount it")
 
     def _remove_leftovers(self) -> None:
@@ -208,15 +192,12 @@ class AtomicFile:
                 with open(descriptor, "wb") as file:
                     file.write(content)
                     os.fchmod(descriptor, self._mode)
-                    if self._owner is not None:
-                        os.fchown(descriptor, self._owner.uid, self._owner.gid)
                     file.flush()
                     os.fsync(descriptor)
                 os.rename(temporary, self.path)
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-            _sync_directory(self.path.parent)
         except OSError as e:
             raise OutputError(f"{self.path} was not written ({e.strerror}); the previous one is still there") from e
 
@@ -226,13 +207,3 @@ class AtomicFile:
             self.path.unlink(missing_ok=True)
         except OSError as e:
             raise OutputError(f"{self.path} was not removed ({e.strerror}): check who may write there") from e
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes the rename survive a power failure. Some network file systems do not support it."""
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -50,17 +50,13 @@ class Access:
     """TLS options and credentials for a server. Files are read for each request, so that renewed secrets are used."""
 
     ca_file: str = ""
-    insecure: bool = False
-    """Accept any certificate."""
+    insecure: bool = False  # accept any certificate
     username: str = ""
     password_file: str = ""
     token_file: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
-    """Additional headers, such as a tenant's name."""
-    prefix: str = "exporter"
-    """The options are called --PREFIX-ca-file and so on. Empty: there are no options, only a login in the URL."""
-    server: str = "the exporter"
-    """What runs there, for messages."""
+    headers: tuple[tuple[str, str], ...] = ()  # additional ones, such as a tenant's name
+    prefix: str = "exporter"  # of the options: --PREFIX-ca-file. Empty: no options, only a login in the URL
+    server: str = "the exporter"  # what runs there, for messages
 
     def check(self) -> None:
         """Raises UsageError if the options contradict each other."""
@@ -77,10 +73,6 @@ class Access:
 
     def option(self, name: str) -> str:
         return f"--{self.prefix}-{name}"
-
-    @property
-    def has_login(self) -> bool:
-        return bool(self.username or self.token_file)
 
     def make_headers(self) -> dict[str, str]:
         """Raises SourceError if a secret cannot be read."""
@@ -164,12 +156,9 @@ def _parse_url(text: str, access: Access) -> URL:
 class HttpResponse(NamedTuple):
     status: int
     body: bytes
-    content_type: str
-    """Without parameters, in lower case."""
-    reason: str = ""
-    """The text behind the status."""
-    location: str = ""
-    """Target of a redirect. May contain secrets."""
+    content_type: str  # without parameters, in lower case
+    reason: str = ""  # the text behind the status
+    location: str = ""  # target of a redirect; may contain secrets
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -220,7 +209,7 @@ class HttpClient:
         self._max_bytes = max_bytes
         self._login: str | None = None
         if parsed.user is not None:
-            if self._access.has_login:
+            if self._access.username or self._access.token_file:
                 raise UsageError(f"{self.shown}: a login in the URL and another by option: remove the one in the URL")
             self._login = _encode_basic(parsed.user, parsed.password or "")
 
@@ -326,10 +315,8 @@ def check_is_metrics(body: bytes, shown: str) -> None:
 class Failure(NamedTuple):
     """Why there is no response."""
 
-    reason: str
-    """timeout, tls, truncated, malformed, not_http, bad_url or unreachable."""
-    why: str
-    """Part of a sentence, without secrets."""
+    reason: str  # timeout, tls, truncated, malformed, not_http, bad_url or unreachable
+    why: str  # part of a sentence, without secrets
 
 
 _CERTIFICATE_ERRORS = {

@@ -22,10 +22,8 @@ class Pem:
     """Certificates or a key: in a file that may be replaced at any time, or as text."""
 
     file: str = ""
-    text: str = field(default="", repr=False)
-    """Used if `file` is empty."""
-    origin: str = ""
-    """Where the text was found, for messages."""
+    text: str = field(default="", repr=False)  # used if `file` is empty
+    origin: str = ""  # where the text was found, for messages
 
     def __bool__(self) -> bool:
         return bool(self.file or self.text)

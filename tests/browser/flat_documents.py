@@ -3,12 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance
-from podgpu.top.figures import DeviceFigures, HolderFigures
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, Workload, WorkloadOwner
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFigures:
+    holder: Workload
+    utilization: float | None = None
+    memory: int | None = None
+    processes: int | None = None
+    busy_seconds: float | None = None
+    idle_seconds: float | None = None
+    energy_joules: float | None = None
+    share: float | None = None
+    idle_since: float | None = None
+    owner: WorkloadOwner | None = None
+    cost_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionWords:
+    name: str
+    since: float | None
+    says: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """A GPU, or with `instance` one MIG instance of it."""
+
+    uuid: str
+    index: int
+    model: str = ""
+    node: str = ""
+    instance: str = ""
+    profile: str = ""
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power_watts: float | None = None
+    temperature: float | None = None
+    energy_joules: float | None = None
+    holders: tuple[HolderFigures, ...] = ()
+    conditions: tuple[ConditionWords, ...] = ()
+    present: bool = True
+    last_holders: tuple[Workload, ...] = ()
+    price_per_hour: float | None = None
 
 
 def documents_of(devices: Iterable[DeviceFigures]) -> list[DeviceState]:

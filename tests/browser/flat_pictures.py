@@ -14,8 +14,7 @@ from podgpu.cluster.state import build_cluster_state, build_single_node_state
 from podgpu.cluster.view import ConditionView, GpuView, NamespaceView, NodeView, PageState, SlotView, View, make_view
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import NodeState
-from podgpu.top.figures import DeviceFigures
-from tests.browser.flat_documents import documents_of
+from tests.browser.flat_documents import DeviceFigures, documents_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def _node(node: NodePicture, picture: Picture) -> NodeView:
     else:
         made = make_view(build_cluster_state(ClusterReading((NodeReading("", state),)), None, settings, 0.0, wall))
     (view,) = made.nodes
-    flat = {device.key: device for device in node.devices}
+    flat = {(device.uuid, device.instance): device for device in node.devices}
     for gpu in view.gpus:
         if (gpu.uuid, "") in flat:
             _complete(gpu, flat[gpu.uuid, ""], node)
@@ -137,10 +136,15 @@ def _complete(slot: SlotView, flat: DeviceFigures, node: NodePicture) -> None:
         slot.power_watts = round(flat.power_watts, 1)
     slot.absent = not flat.present
     slot.conditions = [ConditionView(condition=c.name, since=c.since, says=c.says, do=c.do) for c in flat.conditions]
-    for holder, own in zip(slot.holders, flat.holders, strict=True):
-        holder.owner, holder.cost_per_hour = own.owner, own.cost_per_hour
-        if node.old or node.gone:
-            holder.use = "unknown"
+    slot.holders = [
+        msgspec.structs.replace(
+            holder,
+            owner=own.owner,
+            cost_per_hour=own.cost_per_hour,
+            use="unknown" if node.old or node.gone else holder.use,
+        )
+        for holder, own in zip(slot.holders, flat.holders, strict=True)
+    ]
 
 
 def totals_of(nodes: list[NodeView], priced: bool) -> Totals:

@@ -14,12 +14,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.view import GpuAnswer, PageState
+from podgpu.cluster.view import GpuResponse, PageState
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
-from podgpu.top.figures import DeviceFigures, HolderFigures
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
+from tests.browser.flat_documents import DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NamespacePicture, NodePicture, Picture, page_of
 from tests.web.server import LOOPBACK, Client, running
 
@@ -228,5 +228,5 @@ def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> D
     )
 
 
-async def _no_details(answer: GpuAnswer) -> GpuAnswer:
+async def _no_details(answer: GpuResponse) -> GpuResponse:
     return answer

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.model import Workload, WorkloadOwner
-from podgpu.top.figures import Condition, DeviceFigures, HolderFigures
+from tests.browser.flat_documents import ConditionWords, DeviceFigures, HolderFigures
 from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
 
@@ -250,11 +250,13 @@ def troubled(turn: int = 0) -> Picture:
     now = time.time()
     calm = owned(priced(three_nodes(turn)))
     first, second, third = calm.nodes
-    lost = Condition("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
-    xid = Condition("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
-    hot = Condition("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
-    remap = Condition("row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free.")
-    gone = Condition(
+    lost = ConditionWords("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
+    xid = ConditionWords("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
+    hot = ConditionWords("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
+    remap = ConditionWords(
+        "row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free."
+    )
+    gone = ConditionWords(
         "node_gone", now - 200, "the node's exporter has not answered for 3 min", "See whether the node runs."
     )
     ill = {3: (lost,), 5: (xid,), 6: (hot,)}

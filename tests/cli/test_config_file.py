@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.process_metrics import PROCESS_FAMILIES, process_families
+from podgpu.agent.process_metrics import process_families
+from podgpu.metrics.families import PROCESS_FAMILIES
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
 from tests.cli.test_doctor import _no_variables, kubelet, socket, tree

@@ -385,7 +385,7 @@ def test_unknown_ids_are_explained(
 
 def test_a_mig_layout_that_changed(kubelet: SimulatedKubelet, clock: Clock, examined: Any) -> None:
     driver = SimulatedNvml("1xH100/7x1g.10gb", clock=clock)
-    old = driver.machine.gpus[0].instances[0].uuid
+    old = driver.gpus[0].instances[0].uuid
     driver.faults.relayout(0, ["3g.40gb"])
     kubelet.pods = (pod(old), pod("nvidia0/gi99"))
     findings = about(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket)), "mapping")

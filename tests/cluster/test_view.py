@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podgpu.cluster.bills import BillKey, BillTotals, CostKey
 from podgpu.cluster.prices import Price, Prices
@@ -27,6 +28,7 @@ from podgpu.cluster.view import (
 from podgpu.errors import SourceError
 from podgpu.model import (
     Condition,
+    DeviceState,
     NamespaceUsage,
     NodeState,
     SlotUsage,
@@ -229,3 +231,21 @@ def test_no_answer_crashes_the_decoder(body: bytes) -> None:
     for decode in (decode_view, decode_details):
         with suppress(SourceError):
             decode(body)
+
+
+def test_the_holders_of_a_gpu_add_up_to_at_most_its_utilization() -> None:
+    """The driver's figure and those of the holders cover different windows."""
+    holders = (holder("a", utilization_ratio=0.47), holder("b", utilization_ratio=0.29))
+
+    def shown(device: DeviceState) -> float:
+        ratio: float = view_json(state_of(node("n1", device)))["nodes"][0]["gpus"][0]["utilization_ratio"]
+        return ratio
+
+    of_window = SlotUsage(utilization_ratio=0.8)
+    assert shown(gpu(0, *holders, busy=0.74, usage=of_window)) == 0.8
+    assert shown(gpu(0, *holders, busy=0.95, usage=of_window)) == 0.8
+    assert shown(gpu(0, *holders, busy=0.74)) == 0.76  # metrics text has no figure of the window
+    assert shown(gpu(0, *holders, busy=0.95)) == 0.95
+    assert shown(gpu(0, holder("a"), busy=0.74, usage=of_window)) == 0.74
+    cut = gpu(1, instances=(replace(mig(7, *holders, busy=0.74), usage=of_window),))
+    assert shown(cut) == 0.8

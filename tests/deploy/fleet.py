@@ -116,7 +116,7 @@ class Node:
 
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
-        count = len(self.driver.machine.gpus)
+        count = len(self.driver.gpus)
         return Agent(
             NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
             [KubeletAllocation(self.kubelet.socket)],
@@ -140,7 +140,7 @@ class Node:
         return f"{self.address.host}:{self.address.port}"
 
     def uuid(self, gpu: int) -> str:
-        return self.driver.machine.gpus[gpu].uuid
+        return self.driver.gpus[gpu].uuid
 
     def up(self) -> None:
         """Answer scrapes, at the same address as before."""
@@ -167,7 +167,7 @@ class Node:
 def _first_tenants(driver: SimulatedNvml) -> list[Tenant]:
     """GPU 0 and 1: one pod each; GPU 2: two pods share it; GPU 3: nobody's."""
     whole, shared = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-    uuids = [gpu.uuid for gpu in driver.machine.gpus]
+    uuids = [gpu.uuid for gpu in driver.gpus]
     return [
         Tenant("research", "train-0", "trainer", whole, uuids[0], 0, duty=0.9, memory=38 * _GIB),
         Tenant("serving", "chat-0", "engine", whole, uuids[1], 1, duty=0.5, memory=20 * _GIB),
@@ -178,7 +178,7 @@ def _first_tenants(driver: SimulatedNvml) -> list[Tenant]:
 
 def _second_tenants(driver: SimulatedNvml) -> list[Tenant]:
     """GPU 0: an older part, without profiling figures; GPU 1: MIG, one instance held and one free."""
-    older, cut = driver.machine.gpus
+    older, cut = driver.gpus
     first = cut.instances[0]
     return [
         Tenant("research", "eval-0", "runner", "nvidia.com/gpu", older.uuid, 0, duty=0.4, memory=8 * _GIB),

@@ -164,7 +164,7 @@ def uuid() -> str:
 def simulated_uuid(spec: str) -> str:
     from podgpu.agent.assemble import simulated_driver
 
-    return str(simulated_driver(spec).machine.gpus[0].uuid)
+    return str(simulated_driver(spec).gpus[0].uuid)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def _ailing(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
     nvml = driver()
     if WELL_VARIABLE not in os.environ:
         _spoil(nvml)
-    count = len(nvml.machine.gpus)
+    count = len(nvml.gpus)
     return NvmlTelemetry(nvml, "simulated", count_expected=lambda: count)
 
 

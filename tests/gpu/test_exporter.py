@@ -103,14 +103,14 @@ def test_an_exposition_without_gpus(labels: str) -> None:
 def test_the_driver_beside_knows_more() -> None:
     driver = SimulatedNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
-    uuid = driver.machine.gpus[0].uuid
+    uuid = driver.gpus[0].uuid
     gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
     exposition = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
     telemetry = ExporterTelemetry(exposition, nvml)
     (gpu,) = telemetry.inventory().gpus
     assert gpu.minor == 0
     instances = [r.device for r in telemetry.read(gpu, ()).readings][1:]
-    assert [d.mig_uuids for d in instances] == [(i.uuid,) for i in driver.machine.gpus[0].instances]
+    assert [d.mig_uuids for d in instances] == [(i.uuid,) for i in driver.gpus[0].instances]
     assert telemetry.usage(gpu)
     assert telemetry.release(1.0)
 

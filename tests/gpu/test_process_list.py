@@ -99,16 +99,6 @@ def test_what_is_no_pid_is_left_out(nonsense: int) -> None:
     assert [usage.pid for usage in bench.read()] == [41]
 
 
-def test_a_list_that_is_not_supported_is_not_asked_again() -> None:
-    bench = Bench()
-    bench.place(41)
-    bench.strike(MPS)
-    assert [usage.pid for usage in bench.read()] == [41]
-    asked = bench.calls(MPS)
-    assert [usage.pid for usage in bench.read()] == [41]
-    assert bench.calls(MPS) == asked
-
-
 def test_no_list_at_all_is_not_nobody() -> None:
     bench = Bench()
     bench.place(41)
@@ -181,7 +171,7 @@ class OnlyParts(Wrapped):
 
 def test_a_process_in_an_instance_is_the_instances() -> None:
     bench = Bench("1xH100/2x3g.40gb")
-    first, second = (i.gi_id for i in bench.driver.machine.gpus[0].instances)
+    first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, gi_id=first)
     bench.place(42, gi_id=second)
     uuid = bench.gpus[0].uuid
@@ -195,7 +185,7 @@ def test_a_process_in_an_instance_is_the_instances() -> None:
 def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> None:
     nvml = OnlyParts("1xH100/2x3g.40gb", refuses)
     bench = Bench(nvml=nvml)
-    first, second = (i.gi_id for i in bench.driver.machine.gpus[0].instances)
+    first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, gi_id=first)
     bench.place(42, "mps", gi_id=second)
     uuid = bench.gpus[0].uuid
@@ -208,7 +198,7 @@ def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> No
 
 def test_an_entry_of_an_instance_that_does_not_say_so() -> None:
     bench = Bench(nvml=OnlyParts("1xH100/1x3g.40gb", refuses=True))
-    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
+    gi_id = bench.driver.gpus[0].instances[0].gi_id
     bench.faults.answer(COMPUTE + "_v3", [entry(41)])
     assert bench.read() == (ProcessUsage(f"{bench.gpus[0].uuid}/gi{gi_id}", 41, GIB),)
 

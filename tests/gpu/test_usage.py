@@ -15,7 +15,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import UsageFlaws
 from podgpu.metrics.fields import fields
-from podgpu.model import DeviceUsage, ProcessUsage
+from podgpu.model import DeviceUsage
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
 
@@ -56,7 +56,7 @@ class Bench:
     def set_clock(self, seconds: float) -> None:
         """As `date -s` does: the driver's next timestamps jump, too."""
         self.epoch += seconds
-        self.driver.machine.gpus[0].epoch += seconds
+        self.driver.gpus[0].epoch += seconds
 
     def place(self, pid: int, duty: float = 0.5, **more: Any) -> None:
         self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
@@ -124,7 +124,7 @@ def test_known_duties_integrate_over_a_minute(seed: int, unrest: float, loads: d
     for pid, (duty, period) in loads.items():
         bench.place(pid, duty, period=period)
     bench.start()
-    gpu, begin = bench.driver.machine.gpus[0], bench.now
+    gpu, begin = bench.driver.gpus[0], bench.now
     worked = gpu.meter.busy
     window = busy = 0
     of_processes = dict.fromkeys(loads, 0)
@@ -182,32 +182,6 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
     bench.after(1)
     bench.faults.relayout(0, None)
     assert bench.after(1).process_busy_ns == {}, "asked again after the topology changed"
-
-
-class Refusing:
-    """A driver that raises an error in some functions, some times."""
-
-    def __init__(self, driver: SimulatedNvml, error: int, left: dict[str, int]) -> None:
-        self._driver = driver
-        self._error = error
-        self._left = left
-
-    def __getattr__(self, name: str) -> Any:
-        if self._left.get(name, 0) > 0:
-            self._left[name] -= 1
-            return self._refuse
-        return getattr(self._driver, name)
-
-    def _refuse(self, *_: Any) -> Any:
-        raise pynvml.NVMLError(self._error)
-
-
-def test_lists_that_grow_while_they_are_read_are_read_again() -> None:
-    error = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
-    bench = Bench(nvml=lambda driver: Refusing(driver, error, {SAMPLES: 3, PROCESSES: 3}))
-    bench.place(41, 0.5)
-    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
-    assert not bench.flaws.errors
 
 
 # Where only the newer call tells who ran (some Blackwell parts)
@@ -292,7 +266,7 @@ def test_a_clock_that_jumps_costs_one_window(bench: Bench, jump: float, has_samp
 
 
 def test_energy_adds_up_to_the_counters_own_difference(bench: Bench) -> None:
-    moments, gpu = random.Random(2), bench.driver.machine.gpus[0]
+    moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, period=5)
     assert bench.after(1).energy_mj is None, "nothing to compare with"
     before, total = gpu.energy_mj, 0
@@ -323,13 +297,6 @@ def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench
     assert bench.after(1).energy_mj is None
 
 
-def test_power_is_read_in_every_turn(bench: Bench) -> None:
-    bench.start()
-    gpu = bench.driver.machine.gpus[0]
-    for _ in range(7):
-        assert bench.after(1).power_mw == gpu.milliwatts
-
-
 def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> None:
     bench.faults.unsupported("nvmlDeviceGetPowerUsage")
     bench.start()
@@ -351,7 +318,7 @@ def test_usage_takes_energy_readings_of_telemetry(bench: Bench) -> None:
 def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
     bench.start()
     bench.after(10)
-    bench.driver.machine.gpus[0].energy = 0.0
+    bench.driver.gpus[0].energy = 0.0
     assert bench.after(5).energy_mj is None
     energy = bench.after(1).energy_mj
     assert energy is not None
@@ -359,26 +326,6 @@ def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
 
 
 # Memory and processes
-
-
-def test_memory_and_processes(bench: Bench) -> None:
-    bench.place(41, memory=3 * GIB)
-    bench.place(42, memory=2 * GIB, kind="mps")
-    usage = bench.after(1)
-    assert usage.device == bench.gpu
-    assert usage.memory_used == 5 * GIB
-    key = bench.gpu.key
-    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB, mps=True))
-
-
-def test_a_process_list_that_fails_costs_only_itself(bench: Bench) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    bench.faults.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_UNKNOWN)
-    usage = bench.after(1)
-    assert usage.processes is None
-    assert usage.process_busy_ns == {41: SECOND // 2}
-    assert bench.flaws.errors == ("unknown",)
 
 
 @pytest.mark.parametrize("spec", ["1xH100", "1xH100/2x3g.40gb"])
@@ -398,7 +345,7 @@ def test_where_processes_cannot_be_seen_nothing_is_asked_about_them(spec: str) -
 
 @on("1xH100/2x3g.40gb")
 def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
-    first, second = (i.gi_id for i in bench.driver.machine.gpus[0].instances)
+    first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
     bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
     assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "one sample tells nothing"
@@ -433,7 +380,7 @@ def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
 
 @on("1xH100/1x3g.40gb")
 def test_gpm_that_fails_costs_only_itself_and_is_made_up_for(bench: Bench) -> None:
-    bench.place(41, 0.5, gi_id=bench.driver.machine.gpus[0].instances[0].gi_id)
+    bench.place(41, 0.5, gi_id=bench.driver.gpus[0].instances[0].gi_id)
     bench.start()
     bench.faults.fail("nvmlGpmMigSampleGet", pynvml.NVML_ERROR_UNKNOWN)
     bench.now += 1
@@ -449,7 +396,7 @@ def test_gpm_that_fails_costs_only_itself_and_is_made_up_for(bench: Bench) -> No
 def test_a_new_layout_is_followed(bench: Bench) -> None:
     bench.start()
     bench.faults.relayout(0, ["3g.40gb"])
-    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
+    gi_id = bench.driver.gpus[0].instances[0].gi_id
     bench.place(41, 0.5, gi_id=gi_id)
     bench.now += 1
     assert [usage.device.gi_id for usage in bench.usages()] == [None, gi_id]

@@ -1,8 +1,6 @@
-"""A container runtime as a plugin sees it: ttrpc and NRI from the runtime's side, in code of its own.
+"""A simulated container runtime: the runtime's side of ttrpc and NRI.
 
-It shares nothing with the hook, not even the protobuf messages: field numbers and frames are written down here a second
-time, from the protocol, so that a mistake in one place shows. It does nothing by itself: a test has it accept a plugin
-and tell of one event after the other, and `expected()` is what podlist.json has to say after each.
+A test makes it accept a plugin and report events. `expected()` is the content that podlist.json must then have.
 """
 
 from __future__ import annotations
@@ -10,9 +8,12 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from podgpu.hook import nri_pb2
 
 PLUGIN, RUNTIME = 1, 2
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
@@ -24,68 +25,8 @@ STATE_CHANGE_ONLY = {
     "RemoveContainer": 11,
 }
 """Events that runtimes before NRI 0.12 tell through StateChange."""
-UNIMPLEMENTED = 12
 STOPPED = 4
 _PATIENCE = 60.0
-
-
-# protobuf's wire format
-
-
-def varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
-
-
-def number(key: int, value: int) -> bytes:
-    return varint(key << 3) + varint(value) if value else b""
-
-
-def data(key: int, value: bytes | str) -> bytes:
-    content = value.encode() if isinstance(value, str) else value
-    return varint(key << 3 | 2) + varint(len(content)) + content
-
-
-def text_map(key: int, pairs: Mapping[str, str]) -> bytes:
-    return b"".join(data(key, data(1, name) + data(2, value)) for name, value in pairs.items())
-
-
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at = 0
-
-    def take_varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        tag = take_varint()
-        value = take_varint()
-        if tag & 7 == 2:
-            yield tag >> 3, message[at : at + value]
-            at += value
-        else:
-            yield tag >> 3, value
-
-
-def first(message: bytes, key: int) -> bytes:
-    return next((value for name, value in fields(message) if name == key and isinstance(value, bytes)), b"")
-
-
-def first_number(message: bytes, key: int) -> int:
-    return next((value for name, value in fields(message) if name == key and isinstance(value, int)), 0)
-
-
-# What there is
 
 
 @dataclass(frozen=True)
@@ -97,10 +38,14 @@ class Pod:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def message(self) -> bytes:
-        known = data(1, self.id) + data(2, self.name) + data(3, self.uid or f"uid-{self.id}") + data(4, self.namespace)
-        labels = text_map(5, {"app": self.name})
-        return known + labels + text_map(6, self.annotations) + data(7, "runc") + number(9, 4711)
+    def message(self) -> Any:
+        return nri_pb2.PodSandbox(
+            id=self.id,
+            name=self.name,
+            uid=self.uid or f"uid-{self.id}",
+            namespace=self.namespace,
+            annotations=self.annotations,
+        )
 
 
 @dataclass(frozen=True)
@@ -118,23 +63,18 @@ class Container:
     """What podlist.json has to say."""
 
     @property
-    def message(self) -> bytes:
-        mounts = b"".join(data(9, data(1, one) + data(2, "bind") + data(3, "/dev/null")) for one in self.mounts)
-        devices = b"".join(
-            data(2, data(1, f"/dev/d{minor}") + data(2, "c") + number(3, major) + number(4, minor))
-            for major, minor in self.devices
-        )
-        return (
-            data(1, self.id)
-            + data(2, self.pod.id)
-            + data(3, self.name)
-            + number(4, self.state)
-            + text_map(6, self.annotations)
-            + data(7, "sleep")
-            + b"".join(data(8, one) for one in self.env)
-            + mounts
-            + data(11, devices + data(5, "/kubepods/x"))
-            + number(14, self.created_at)
+    def message(self) -> Any:
+        devices = [nri_pb2.LinuxDevice(path="/dev/d", major=major, minor=minor) for major, minor in self.devices]
+        return nri_pb2.Container(
+            id=self.id,
+            pod_sandbox_id=self.pod.id,
+            name=self.name,
+            state=self.state,
+            annotations=self.annotations,
+            env=[variable.encode() for variable in self.env],
+            mounts=[nri_pb2.Mount(destination=mount.encode()) for mount in self.mounts],
+            linux=nri_pb2.LinuxContainer(devices=devices),
+            created_at=self.created_at,
         )
 
 
@@ -149,17 +89,13 @@ class Ended(Exception):
 
 
 class Runtime:
-    def __init__(self, path: Path, dedicated: bool = True, piece: int = 65536, per_message: int = 10_000) -> None:
-        """`dedicated`: tells each event by its own method, as NRI does since 0.12. `piece`: the most of one piece."""
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.dedicated = dedicated
-        self.piece = piece
-        self.per_message = per_message
+        self.dedicated = True  # reports each event by its own method, as NRI does since 0.12
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
         self.registered: tuple[str, str] = ("", "")
         self.events = 0
-        self.requests = 0
         self.connection: socket.socket | None = None
         self._stream = -1
         self._received = {PLUGIN: bytearray(), RUNTIME: bytearray()}
@@ -177,10 +113,6 @@ class Runtime:
         self.drop()
         self._listener.close()
         self.path.unlink(missing_ok=True)
-
-    def restart(self) -> None:
-        self.stop()
-        self.listen()
 
     def drop(self) -> None:
         if self.connection is not None:
@@ -204,39 +136,31 @@ class Runtime:
         self._stream = -1
         self._received = {PLUGIN: bytearray(), RUNTIME: bytearray()}
 
-    def take_registration(self, status: bytes = b"") -> None:
-        stream, kind, request = self.receive(RUNTIME)
+    def take_registration(self, status: Any = None) -> None:
+        stream, kind, content = self.receive(RUNTIME)
         assert (stream, kind) == (1, 1)
-        assert first(request, 1) == b"nri.pkg.api.v1alpha1.Runtime"
-        assert first(request, 2) == b"RegisterPlugin"
-        told = first(request, 3)
-        self.registered = first(told, 1).decode(), first(told, 2).decode()
-        self.send(RUNTIME, stream, 2, data(1, status) if status else b"")
+        request = nri_pb2.Request.FromString(content)
+        assert (request.service, request.method) == ("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin")
+        plugin = nri_pb2.RegisterPluginRequest.FromString(request.payload)
+        self.registered = plugin.plugin_name, plugin.plugin_idx
+        self.send(RUNTIME, stream, 2, nri_pb2.Response(status=status).SerializeToString())
 
-    def configure(self, request_timeout: int = 2000) -> None:
-        told = (
-            data(2, "containerd") + data(3, "v2.2.1") + number(4, 5000) + number(5, request_timeout) + data(6, "0.12")
-        )
-        self.events = first_number(self.call("Configure", told), 2)
+    def configure(self) -> None:
+        request = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v2.2.1", request_timeout=2000)
+        self.events = nri_pb2.ConfigureResponse.FromString(self.call("Configure", request)).events
 
-    def synchronize(self) -> None:
-        parts = [data(1, pod.message) for pod in self.pods.values()]
-        parts += [data(2, one.message) for one in self.containers.values() if one.state != STOPPED]
-        chunks = [parts[at : at + self.per_message] for at in range(0, len(parts), self.per_message)] or [[]]
-        for place, chunk in enumerate(chunks, 1):
-            more = place < len(chunks)
-            answer = self.call("Synchronize", b"".join(chunk) + number(3, more))
-            assert first_number(answer, 2) == more
-            assert first(answer, 1) == b""
+    def synchronize(self, more: bool = False) -> None:
+        containers = [one.message for one in self.containers.values() if one.state != STOPPED]
+        pods = [pod.message for pod in self.pods.values()]
+        request = nri_pb2.SynchronizeRequest(pods=pods, containers=containers, more=more)
+        assert nri_pb2.SynchronizeResponse.FromString(self.call("Synchronize", request)).more == more
 
     # Frames
 
     def send(self, service: int, stream: int, kind: int, content: bytes) -> None:
         assert self.connection is not None
         whole = struct.pack(">IIBB", len(content), stream, kind, 0) + content
-        for at in range(0, len(whole), self.piece):
-            piece = whole[at : at + self.piece]
-            self.connection.sendall(struct.pack(">II", service, len(piece)) + piece)
+        self.connection.sendall(struct.pack(">II", service, len(whole)) + whole)
 
     def receive(self, service: int) -> tuple[int, int, bytes]:
         waiting = self._received[service]
@@ -263,16 +187,18 @@ class Runtime:
             content += more
         return content
 
-    def call(self, method: str, request: bytes, service: str = SERVICE) -> bytes:
-        self.requests += 1
+    def call(self, method: str, request: Any, service: str = SERVICE) -> bytes:
+        """`request`: a message, or bytes."""
         self._stream += 2
-        self.send(PLUGIN, self._stream, 1, data(1, service) + data(2, method) + data(3, request) + number(4, 2 * 10**9))
-        stream, kind, response = self.receive(PLUGIN)
+        payload = request if isinstance(request, bytes) else request.SerializeToString()
+        message = nri_pb2.Request(service=service, method=method, payload=payload)
+        self.send(PLUGIN, self._stream, 1, message.SerializeToString())
+        stream, kind, content = self.receive(PLUGIN)
         assert (stream, kind) == (self._stream, 2)
-        status = first(response, 1)
-        if first_number(status, 1):
-            raise PluginError(first_number(status, 1), first(status, 2).decode())
-        return first(response, 2)
+        response = nri_pb2.Response.FromString(content)
+        if response.status.code:
+            raise PluginError(response.status.code, response.status.message)
+        return bytes(response.payload)
 
     # Events
 
@@ -281,13 +207,11 @@ class Runtime:
         self._tell("RunPodSandbox", pod)
 
     def create(self, container: Container) -> dict[str, str]:
-        """The variables the plugin sets; what it marks for removal begins with a minus."""
+        """Returns the variables the plugin sets; those that it removes begin with a minus."""
         self.pods[container.pod.id] = container.pod
-        answer = self.call("CreateContainer", data(1, container.pod.message) + data(2, container.message))
+        answer = self.call("CreateContainer", _subject(container))
         self.containers[container.id] = container
-        adjustment = first(answer, 1)
-        pairs = [value for key, value in fields(adjustment) if key == 4 and isinstance(value, bytes)]
-        return {first(pair, 1).decode(): first(pair, 2).decode() for pair in pairs}
+        return {pair.key: pair.value for pair in nri_pb2.CreateContainerResponse.FromString(answer).adjust.env}
 
     def start(self, container: Container) -> None:
         self.containers[container.id] = replace(container, state=3)
@@ -295,12 +219,11 @@ class Runtime:
 
     def update(self, container: Container) -> None:
         self.containers[container.id] = container
-        answer = self.call("UpdateContainer", data(1, container.pod.message) + data(2, container.message))
-        assert answer == b""
+        assert self.call("UpdateContainer", _subject(container)) == b""
 
     def stop_container(self, container: Container) -> None:
         self.containers[container.id] = replace(container, state=STOPPED)
-        self.call("StopContainer", data(1, container.pod.message) + data(2, self.containers[container.id].message))
+        self.call("StopContainer", _subject(self.containers[container.id]))
 
     def remove(self, container: Container) -> None:
         self.containers.pop(container.id, None)
@@ -317,12 +240,11 @@ class Runtime:
             del self.containers[one.id]
 
     def _tell(self, method: str, pod: Pod, container: Container | None = None) -> None:
-        subject = data(2, container.message) if container else b""
+        parts = {"pod": pod.message, "container": container.message if container else None}
         if self.dedicated:
-            assert self.call(method, data(1, pod.message) + subject) == b""
-            return
-        event = number(1, STATE_CHANGE_ONLY[method]) + data(2, pod.message)
-        assert self.call("StateChange", event + (data(3, container.message) if container else b"")) == b""
+            assert self.call(method, nri_pb2.Subject(**parts)) == b""
+        else:
+            assert self.call("StateChange", nri_pb2.StateChangeEvent(event=STATE_CHANGE_ONLY[method], **parts)) == b""
 
     # What has to come of it
 
@@ -332,6 +254,10 @@ class Runtime:
             {"name": one.pod.name, "namespace": one.pod.namespace, "container": one.name, "gpu_list": list(one.gpus)}
             for one in sorted(held, key=lambda one: (one.pod.namespace, one.pod.name, one.name))
         ]
+
+
+def _subject(container: Container) -> Any:
+    return nri_pb2.Subject(pod=container.pod.message, container=container.message)
 
 
 def read_podlist(path: Path) -> object:

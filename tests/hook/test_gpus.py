@@ -80,29 +80,21 @@ def visible(value: str, *more: str) -> dict[str, object]:
         (visible("17"), ["17"]),
         (visible(MIG), [MIG]),
         (visible("nvidia.com/gpu=2"), [uuid(2)]),
-        (visible(f"nvidia.com/gpu={uuid(3)}"), [uuid(3)]),
         (visible("all"), [uuid(0), uuid(1), uuid(2), uuid(3)]),
-        (visible("all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), [uuid(0), uuid(1), uuid(2), uuid(3)]),
         (visible("all", "NVIDIA_DRIVER_CAPABILITIES=utility"), []),
         (visible("management.nvidia.com/gpu=all"), []),
         (visible("none"), []),
         (visible("void"), []),
-        (visible(""), []),
         (visible("nonsense, also 1 2 3"), []),
         ({"env": ["NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={uuid(1)}"]}, [uuid(1)]),
         ({"mounts": [f"{MOUNTS}/{uuid(1)}", "/data"]}, [uuid(1)]),
         ({"mounts": [f"{MOUNTS}/cdi/nvidia.com/gpu/{uuid(1)}"]}, [uuid(1)]),
-        ({"mounts": [f"{MOUNTS}/all"]}, [uuid(0), uuid(1), uuid(2), uuid(3)]),
         (visible(MOUNTS) | {"mounts": [f"{MOUNTS}/{uuid(3)}"]}, [uuid(3)]),
-        (visible("void") | {"mounts": [f"{MOUNTS}/{uuid(3)}"]}, [uuid(3)]),
         ({"nodes": [(195, 2), *NVIDIA_NODES]}, [uuid(2)]),
         (visible("void") | {"nodes": [(195, 3), (195, 0), *NVIDIA_NODES]}, [uuid(0), uuid(3)]),
-        (visible("none") | {"nodes": [(195, 3)]}, []),
         ({"nodes": NVIDIA_NODES}, []),
         ({"nodes": [(1, 3), (1, 5), (195, 0), (195, 1)]}, []),
         (visible(uuid(1)) | {"mounts": [f"{MOUNTS}/{uuid(2)}"], "nodes": [(195, 3)]}, [uuid(1)]),
-        ({"mounts": [f"{MOUNTS}/{uuid(2)}"], "nodes": [(195, 3)]}, [uuid(2)]),
-        ({}, []),
     ],
 )
 def test_what_a_container_shows(container: Mapping[str, object], gpus: list[str]) -> None:
@@ -118,10 +110,6 @@ def test_koordinators_annotation_comes_before_all_else() -> None:
     told = sandbox(koordinator({"minor": 1, "id": uuid(1)}, {"minor": 2}), main=visible("all"), side=visible("none"))
     assert held(told) == {"main": [uuid(1), uuid(2)], "side": [uuid(1), uuid(2)]}
     assert held(told, Cards()) == {"main": [uuid(1), "2"], "side": [uuid(1), "2"]}
-
-
-def test_koordinators_other_devices_say_nothing_about_gpus() -> None:
-    assert held(sandbox({KOORDINATOR: '{"rdma": [{"minor": 0}]}'}, main=visible(uuid(3)))) == {"main": [uuid(3)]}
 
 
 def test_hamis_places_in_the_order_of_creation() -> None:
@@ -168,7 +156,6 @@ def test_the_two_differ_on_this_node() -> None:
     told = sandbox(koordinator({"minor": 0}), main=visible("0"))
     found = find_gpus(told, SWAPPED)
     assert [entry.gpus for entry in found.entries] == [(uuid(1),)]
-    assert found.disagreeing == 1
     (note,) = found.problems
     assert note.reason == "disagreement"
     for words in ("pod ml/train, container main", f"assigned {uuid(1)}", f"NVIDIA_VISIBLE_DEVICES=0 means {uuid(0)}"):
@@ -181,14 +168,11 @@ def test_the_two_differ_on_this_node() -> None:
     ("cards", "devices", "now", "wanted"),
     [
         (SAME, [{"minor": 0}, {"minor": 2, "id": uuid(2)}], None, "0,2"),
-        (SAME, [{"minor": 1}], "all", "1"),
         (SAME, [{"minor": 1}], "0", "1"),
-        (SAME, [{"minor": 1}], "1", None),
         (SAME, [{"minor": 1}], uuid(1), None),
         (SAME, [{"minor": 1}, {"minor": 0}], "0,1", None),
         (SAME, [{"id": uuid(3)}], "", uuid(3)),
         (Cards(), [{"minor": 1, "id": uuid(1)}], "1", None),
-        (Cards(), [{"minor": 1, "id": uuid(1)}], uuid(1), None),
         (Cards(), [{"minor": 1}], "void", "1"),
         (SWAPPED, [{"minor": 0}], "0", uuid(1)),
         (SWAPPED, [{"minor": 0}], uuid(1), None),
@@ -245,5 +229,3 @@ def test_cards_of_the_kernel_driver(tmp_path: Path) -> None:
     assert [cards.of_minor(number) for number in range(4)] == [uuid(2), uuid(0), "2", "3"]
     assert [cards.of_index(number) for number in range(4)] == [uuid(0), "1", uuid(2), "3"]
     assert cards.uuids == ()
-    assert cards.numbers_differ
-    assert not SAME.numbers_differ

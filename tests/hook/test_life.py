@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.hook import nri_pb2
 from podgpu.hook.loop import Hook
 from tests.hook.conftest import StartHook, until, written
-from tests.hook.runtime import PLUGIN, Container, Ended, PluginError, Pod, Runtime, data, gpu_pod, number, uuid
+from tests.hook.runtime import PLUGIN, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
 
 
 def errors(hook: Hook) -> dict[str, float]:
@@ -62,14 +63,12 @@ def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, star
     runtime.connected()
     runtime.take_registration()
     runtime.configure()
-    first = gpu_pod(1)
-    runtime.call("Synchronize", data(1, first.pod.message) + data(2, first.message) + number(3, 1))
-    runtime.call("CreateContainer", data(1, first.pod.message) + data(2, first.message))
+    runtime.pods["sandbox-1"], runtime.containers["container-1"] = gpu_pod(1).pod, gpu_pod(1)
+    runtime.synchronize(more=True)
+    runtime.create(gpu_pod(1))
     assert podlist.read_text() == '["what the hook before left"]'
-    second = gpu_pod(2)
-    runtime.call("Synchronize", data(1, second.pod.message) + data(2, second.message))
-    for one in (first, second):
-        runtime.containers[one.id] = one
+    runtime.pods["sandbox-2"], runtime.containers["container-2"] = gpu_pod(2).pod, gpu_pod(2)
+    runtime.synchronize()
     written(runtime, podlist)
     runtime.stop()
 
@@ -87,7 +86,7 @@ def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: St
     written(runtime, podlist)
     was = podlist.read_bytes()
     runtime.stop()
-    until(lambda: not hook.state.is_synchronised)
+    until(lambda: not hook.is_synchronised)
     assert podlist.read_bytes() == was
     runtime.forget_pod(ends.pod)
     new = gpu_pod(3, (2,))
@@ -129,7 +128,7 @@ def test_another_version_of_the_protocol(
 ) -> None:
     hook = start_hook()
     runtime.connected()
-    runtime.take_registration(status=number(1, 12) + data(2, "unknown service"))
+    runtime.take_registration(status=nri_pb2.Status(code=12, message="unknown service"))
     until(lambda: errors(hook).get("refused"))
     assert "rejects the plugin 90-podgpu (unknown service)" in caplog.text
     assert "v1alpha1" in caplog.text
@@ -173,21 +172,6 @@ def test_bad_frames(
     assert "is not NRI as podgpu knows it" in caplog.text
     runtime.accept()
     runtime.create(gpu_pod(2))
-    written(runtime, podlist)
-
-
-def test_a_truncated_frame(
-    runtime: Runtime, podlist: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
-) -> None:
-    hook = start_hook()
-    runtime.accept()
-    assert runtime.connection is not None
-    runtime.connection.sendall(struct.pack(">II", PLUGIN, 100) + b"half")
-    runtime.drop()
-    until(lambda: errors(hook).get("truncated") == 1)
-    assert "ended in the middle of a message" in caplog.text
-    runtime.accept()
-    runtime.create(gpu_pod(1))
     written(runtime, podlist)
 
 

@@ -35,7 +35,7 @@ def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
     was = os.stat(podlist)
     second = start_hook()
     runtime.accept()
-    until(lambda: second.state.is_up_to_date)
+    until(lambda: second.is_up_to_date)
     assert os.stat(podlist).st_ino == was.st_ino
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 
@@ -116,7 +116,7 @@ def test_a_read_only_directory(
         assert podlist.read_bytes() == was
         remount("rw")
         written(runtime, podlist)
-        until(lambda: hook.state.is_up_to_date)
+        until(lambda: hook.is_up_to_date)
     finally:
         hook.stop()
 

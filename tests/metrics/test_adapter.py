@@ -77,6 +77,15 @@ def test_virtual_gpus_have_no_usage() -> None:
     assert {h.pod: h.replica for h in gpu.holders if h.usage is None} == {"train-a": "0", "serve-b": "1", "idle-c": "2"}
 
 
+@pytest.mark.parametrize(("second", "expected"), [(5, 0.05), (6, None)])
+def test_copies_for_several_holders_must_agree(second: int, expected: float | None) -> None:
+    pods = [f'{GPU},namespace="ml",pod="{pod}",container="c"' for pod in ("a", "b")]
+    text = "".join(
+        f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {value}\n" for labels, value in zip(pods, (5, second), strict=True)
+    )
+    assert read_gpu(text).utilization_ratio == expected
+
+
 def test_mig_instances_are_nested() -> None:
     state = read(SEEDS["001-mig"])
     instances = {(gpu.index, part.id): part for gpu in state.devices for part in gpu.instances}

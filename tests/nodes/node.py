@@ -254,7 +254,7 @@ def _agent(
     description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
     """Built like the real exporter, but independent of the machine that runs the test."""
-    on_the_bus = len(driver.machine.gpus) if description.on_the_bus == -1 else description.on_the_bus
+    on_the_bus = len(driver.gpus) if description.on_the_bus == -1 else description.on_the_bus
     telemetry = NvmlTelemetry(
         driver,
         count_expected=lambda: on_the_bus,

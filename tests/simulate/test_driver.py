@@ -39,34 +39,6 @@ def test_nothing_answers_outside_a_session() -> None:
     assert refusal(driver.nvmlDeviceGetName, handle) == pynvml.NVML_ERROR_UNINITIALIZED
 
 
-def test_it_never_loads_the_library(start: Start) -> None:
-    driver = start("H100")
-    driver.nvmlDeviceGetName(driver.nvmlDeviceGetHandleByIndex(0))
-    assert pynvml.nvmlLib is None
-
-
-def test_constants_and_structs_are_pynvmls_own(start: Start) -> None:
-    driver = start("H100")
-    assert driver.NVML_CLOCK_SM == pynvml.NVML_CLOCK_SM
-    assert driver.nvmlMemory_v2 == pynvml.nvmlMemory_v2
-    assert driver.c_nvmlGpmMetricsGet_t is pynvml.c_nvmlGpmMetricsGet_t
-    assert driver.NVMLError is pynvml.NVMLError
-    assert driver.nvmlEventTypeXidCriticalError == 8
-    with pytest.raises(AttributeError):
-        _ = driver.nvmlThereIsNoSuchThing
-    with pytest.raises(AttributeError):
-        _ = driver.something_else
-
-
-def test_functions_that_are_not_simulated_are_not_supported(start: Start) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    assert refusal(driver.nvmlDeviceGetAccountingMode, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert refusal(driver.nvmlUnitGetCount) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert refusal(driver.nvmlDeviceGetHandleBySerial, "x") == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert refusal(driver.c_nvmlSystemEventSetCreate, None) == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
 def test_every_function_of_the_catalogue_is_callable(start: Start) -> None:
     """It answers or refuses with an NVML error; nothing else may come out of it."""
     driver = start("2xH100,T4,RTX4090")
@@ -83,40 +55,6 @@ def test_every_function_of_the_catalogue_is_callable(start: Start) -> None:
                 getattr(driver, name)(*([handle] if takes_device else []), *arguments)
             except pynvml.NVMLError as error:
                 assert error.value == pynvml.NVML_ERROR_NOT_SUPPORTED, recipe  # noqa: PT017
-
-
-def test_identity(start: Start) -> None:
-    driver = start("2xH200", uuids=["GPU-given"], minors=[3, 1])
-    handles = [driver.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
-    uuids = [driver.nvmlDeviceGetUUID(handle) for handle in handles]
-    assert uuids[0] == "GPU-given"
-    assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuids[1])
-    assert [driver.nvmlDeviceGetMinorNumber(handle) for handle in handles] == [3, 1]
-    assert [driver.nvmlDeviceGetIndex(handle) for handle in handles] == [0, 1]
-    pci = driver.nvmlDeviceGetPciInfo(handles[1])
-    assert isinstance(pci, pynvml.nvmlPciInfo_t)
-    assert (pci.busId, pci.busIdLegacy, pci.bus) == ("00000000:06:00.0", "0000:06:00.0", 6)
-    assert driver.nvmlDeviceGetHandleByUUID(uuids[1]) == handles[1]
-    assert driver.nvmlDeviceGetHandleByUUID(uuids[1].encode()) == handles[1]
-    for form in ("00000000:06:00.0", "0000:06:00.0", "06:00.0"):
-        assert driver.nvmlDeviceGetHandleByPciBusId(form) == handles[1]
-    assert refusal(driver.nvmlDeviceGetHandleByUUID, "GPU-nobody") == pynvml.NVML_ERROR_NOT_FOUND
-    assert refusal(driver.nvmlDeviceGetHandleByPciBusId, "00:00.0") == pynvml.NVML_ERROR_NOT_FOUND
-    assert refusal(driver.nvmlDeviceGetHandleByIndex, 2) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-    assert refusal(driver.nvmlDeviceGetName, "not a handle") == pynvml.NVML_ERROR_INVALID_ARGUMENT
-    assert len({*handles, *handles}) == 2
-
-
-def test_memory_counts_reserved_apart_only_in_version_two(start: Start) -> None:
-    driver = start("H200")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11, memory=5 * GIB))
-    first = driver.nvmlDeviceGetMemoryInfo(handle)
-    second = driver.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    assert second.used == 5 * GIB
-    assert second.reserved == 644939776
-    assert second.total == second.used + second.free + second.reserved
-    assert (first.total, first.free, first.used) == (second.total, second.free, second.used + second.reserved)
 
 
 @pytest.mark.parametrize(
@@ -171,18 +109,6 @@ def test_a_model_has_what_it_has(
         assert refusal(call, handle, *arguments) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_processes_by_kind(start: Start) -> None:
-    driver = start("T4")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11, memory=GIB))
-    driver.place(SimulatedLoad(0, 12, kind="graphics"))
-    driver.place(SimulatedLoad(0, 13, kind="mps"))
-    (process,) = driver.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    assert (process.pid, process.usedGpuMemory, process.gpuInstanceId) == (11, GIB, 0xFFFFFFFF)
-    assert [p.pid for p in driver.nvmlDeviceGetGraphicsRunningProcesses(handle)] == [12]
-    assert [p.pid for p in driver.nvmlDeviceGetMPSComputeRunningProcesses(handle)] == [13]
-
-
 def newest_sample(driver: Any, handle: Any, since: int) -> int:
     return int(max(s.timeStamp for s in driver.nvmlDeviceGetSamples(handle, UTILISATION, since)[1]))
 
@@ -228,16 +154,6 @@ def test_samples_of_the_device_come_busy_or_not(start: Start, clock: Any) -> Non
     assert refusal(driver.nvmlDeviceGetSamples, handle, UTILISATION, newest) == pynvml.NVML_ERROR_NOT_FOUND
     power = pynvml.NVML_TOTAL_POWER_SAMPLES
     assert refusal(driver.nvmlDeviceGetSamples, handle, power, since) == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_processes_that_want_too_much_share_the_whole(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
-    driver.place(SimulatedLoad(0, 11, duty=0.9))
-    driver.place(SimulatedLoad(0, 12, duty=0.6))
-    since = int(clock.wall() * 1e6)
-    clock.now += 1
-    samples = driver.nvmlDeviceGetProcessUtilization(driver.nvmlDeviceGetHandleByIndex(0), since)
-    assert {(sample.pid, sample.smUtil) for sample in samples} == {(11, 60), (12, 40)}
 
 
 def test_a_process_that_ended_is_not_listed_but_the_device_remembers(start: Start, clock: Any) -> None:

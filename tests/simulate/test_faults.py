@@ -28,33 +28,6 @@ def in_thread(call: Callable[..., Any], *arguments: Any) -> tuple[threading.Thre
     return thread, answers
 
 
-def test_a_hanging_call_hangs_alone(start: Start) -> None:
-    driver = start("2xH100")
-    first, second = (driver.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-    hang = driver.faults.hang("nvmlDeviceGetPowerUsage", gpu=0)
-    thread, answers = in_thread(driver.nvmlDeviceGetPowerUsage, first)
-    assert hang.entered.wait(30)
-    assert driver.nvmlDeviceGetPowerUsage(second) > 0
-    assert driver.nvmlDeviceGetTemperature(first, 0) > 0
-    assert answers == []
-    driver.faults.release_all()
-    thread.join(30)
-    assert answers == [70_000]
-    assert driver.nvmlDeviceGetPowerUsage(first) == 70_000
-
-
-def test_what_changed_while_a_call_hung_is_seen_when_it_returns(start: Start) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    hang = driver.faults.hang("nvmlDeviceGetPowerUsage")
-    thread, answers = in_thread(refusal, driver.nvmlDeviceGetPowerUsage, handle)
-    assert hang.entered.wait(30)
-    driver.faults.lose(0)
-    driver.faults.release_all()
-    thread.join(30)
-    assert answers == [pynvml.NVML_ERROR_GPU_IS_LOST]
-
-
 def test_a_lost_gpu_that_is_still_counted(start: Start) -> None:
     driver = start("2xH100")
     first, second = (driver.nvmlDeviceGetHandleByIndex(index) for index in range(2))
@@ -65,7 +38,7 @@ def test_a_lost_gpu_that_is_still_counted(start: Start) -> None:
         (driver.nvmlDeviceGetUUID, first),
         (driver.nvmlDeviceGetAccountingMode, first),
         (driver.nvmlDeviceGetHandleByIndex, 0),
-        (driver.nvmlDeviceGetHandleByUUID, driver.machine.gpu(0).uuid),
+        (driver.nvmlDeviceGetHandleByUUID, driver.gpu(0).uuid),
     ):
         assert refusal(call, argument) == pynvml.NVML_ERROR_GPU_IS_LOST
     assert driver.nvmlDeviceGetIndex(second) == 1
@@ -97,24 +70,6 @@ def test_a_pid_namespace_of_ones_own(start: Start, clock: Any) -> None:
     clock.now += 1
     assert driver.nvmlDeviceGetComputeRunningProcesses(handle) == []
     assert {sample.pid for sample in driver.nvmlDeviceGetProcessUtilization(handle, 0)} == {11}
-
-
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        ("unload_driver", pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
-        ("remove_library", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND),
-        ("mismatch_versions", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
-    ],
-)
-def test_no_driver_to_talk_to(fault: str, code: int) -> None:
-    driver = SimulatedNvml("H100")
-    getattr(driver.faults, fault)()
-    assert refusal(driver.nvmlInit) == code
-    assert refusal(driver.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
-    driver.faults.load_driver()
-    driver.nvmlInit()
-    assert driver.nvmlDeviceGetCount() == 1
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED])

@@ -32,38 +32,11 @@ def mig_handles(driver: SimulatedNvml, gpu: Any) -> list[Any]:
     return found
 
 
-def test_seven_slices(start: Start) -> None:
-    driver = start("H100/7x1g.10gb")
-    gpu = driver.nvmlDeviceGetHandleByIndex(0)
-    handles = mig_handles(driver, gpu)
-    assert driver.nvmlDeviceGetMigMode(gpu) == [1, 1]
-    assert [driver.nvmlDeviceGetGpuInstanceId(handle) for handle in handles] == list(range(7, 14))
-    uuids = [driver.nvmlDeviceGetUUID(handle) for handle in handles]
-    assert len(set(uuids)) == 7
-    assert all(uuid.startswith("MIG-") for uuid in uuids)
-    assert driver.nvmlDeviceGetName(handles[0]) == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-    assert driver.nvmlDeviceGetHandleByUUID(uuids[3]) == handles[3]
-    assert refusal(driver.nvmlDeviceGetGpuInstanceId, gpu) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-
-
 def test_mixed_slices_get_the_ids_a_real_driver_gives(start: Start) -> None:
     driver = start("A100/2x1g.5gb+2g.10gb+3g.20gb", mig_uuids={(0, 1): "MIG-given"})
     handles = mig_handles(driver, driver.nvmlDeviceGetHandleByIndex(0))
     assert [driver.nvmlDeviceGetGpuInstanceId(handle) for handle in handles] == [7, 8, 3, 1]
     assert driver.nvmlDeviceGetUUID(handles[1]) == "MIG-given"
-
-
-def test_memory_of_an_instance_is_its_own(start: Start) -> None:
-    driver = start("A100/2x3g.20gb")
-    gpu = driver.nvmlDeviceGetHandleByIndex(0)
-    first, second = mig_handles(driver, gpu)
-    driver.place(SimulatedLoad(0, 11, gi_id=1, memory=1000 * MIB))
-    info = driver.nvmlDeviceGetMemoryInfo(first, pynvml.nvmlMemory_v2)
-    assert (info.total, info.used) == (19968 * MIB, 1000 * MIB)
-    assert info.total == info.used + info.free + info.reserved
-    assert driver.nvmlDeviceGetMemoryInfo(second, pynvml.nvmlMemory_v2).used == 0
-    assert driver.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used == 1000 * MIB
-    assert driver.nvmlDeviceGetBAR1MemoryInfo(first).bar1Total == 32768 * MIB
 
 
 def test_processes_are_listed_with_their_instance(start: Start) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.models import MODELS
 from podgpu.simulate.workload import SimulatedLoad
 
 Start = Callable[..., SimulatedNvml]
@@ -27,18 +26,6 @@ def ready(**options: Any) -> tuple[list[float], SimulatedNvml, Any]:
     driver = SimulatedNvml("H100", clock=lambda: now[0], wall=lambda: now[0], **options)
     driver.nvmlInit()
     return now, driver, driver.nvmlDeviceGetHandleByIndex(0)
-
-
-def test_an_idle_gpu_idles(start: Start, clock: Any) -> None:
-    driver = start("T4")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    clock.now += 100
-    assert utilisation(driver, handle) == 0
-    assert driver.nvmlDeviceGetPowerUsage(handle) == 10_000
-    assert driver.nvmlDeviceGetTotalEnergyConsumption(handle) == 1_000_000
-    assert driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == 300
-    assert driver.nvmlDeviceGetPerformanceState(handle) == 8
-    assert driver.nvmlDeviceGetCurrentClocksEventReasons(handle) == pynvml.nvmlClocksEventReasonGpuIdle
 
 
 def test_duties_add_up_and_stop_at_the_whole(start: Start) -> None:
@@ -65,26 +52,6 @@ def test_a_hot_load_meets_the_power_cap(start: Start, clock: Any) -> None:
     (power,) = driver.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_PERF_POLICY_POWER])
     assert power.value.ullVal == 10_000_000_000
     assert 1000 < driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) < 1980
-
-
-def test_heat_follows_power_with_a_lag(start: Start, clock: Any) -> None:
-    driver = start("H100")
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-
-    def celsius() -> int:
-        return int(driver.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-
-    driver.place(SimulatedLoad(0, 11, duty=1.0, tensor=1.0, dram=1.0))
-    cold = celsius()
-    clock.now += 5
-    warm = celsius()
-    clock.now += 200
-    hot = celsius()
-    assert cold < warm < hot < 87
-    driver.remove(11)
-    assert celsius() == hot
-    clock.now += 300
-    assert celsius() == cold
 
 
 LOADS = st.lists(
@@ -140,17 +107,6 @@ def test_the_same_seed_tells_the_same_story(loads: list[SimulatedLoad], steps: l
     assert utilisation(watched, watched_handle) == utilisation(left, left_handle)
     energies = [d.nvmlDeviceGetTotalEnergyConsumption(h) for d, h in ((watched, watched_handle), (left, left_handle))]
     assert abs(energies[0] - energies[1]) <= 1
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_can_be_loaded(start: Start, clock: Any, model: str) -> None:
-    driver = start(model)
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    driver.place(SimulatedLoad(0, 11, duty=1.0))
-    clock.now += 60
-    idle, lowest, limit = MODELS[model].power
-    assert idle * 1000 < driver.nvmlDeviceGetPowerUsage(handle) <= limit * 1000
-    assert driver.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [lowest * 1000, limit * 1000]
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 100), st.floats(0, 1000), st.floats(0.1, 60))

@@ -1,25 +1,54 @@
-"""Small nodes as figures, for the tests of `podgpu top`."""
+"""Small views for the tests of `podgpu top`."""
 
 from __future__ import annotations
 
-from podgpu.model import Device, Workload
-from podgpu.top.figures import DeviceFigures, FlatView, HolderFigures
+from typing import Any
+
+from podgpu.cluster.parts import Totals
+from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
+from podgpu.model import Workload, parts_of
+from podgpu.top.feed import Seen
+from podgpu.top.lines import Line, make_lines
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
+H100 = "NVIDIA H100 80GB HBM3"
 GIB = 1024**3
-MIB = 1024**2
+NOW = 1_800_000_000.0
 TRAINER = Workload("research", "train", "main")
 SERVER = Workload("serving", "chat", "engine")
 BATCH = Workload("batch", "embed", "worker")
+LOST = ConditionView(
+    condition="lost", since=NOW - 100, says="GPU 1 has fallen off the bus", do="Drain the node and reset the GPU."
+)
 
 
-def gpu(index: int, model: str = "NVIDIA H100 80GB HBM3", **more: object) -> Device:
-    return Device(index, f"GPU-{index}", f"0000:0{index}:00.0", model, **more)  # type: ignore[arg-type]
+def holder(who: Workload = TRAINER, **figures: Any) -> HolderView:
+    return HolderView(*parts_of(who), **figures)
 
 
-def view(*devices: DeviceFigures) -> FlatView:
-    return FlatView(devices)
+def gpu(index: int | None, *holders: HolderView, model: str = H100, **more: Any) -> GpuView:
+    return GpuView(uuid=f"GPU-{index}", index=index, model=model, holders=list(holders), **more)
 
 
-def holder(who: Workload = TRAINER, **figures: float | None) -> HolderFigures:
-    return HolderFigures(who, **figures)  # type: ignore[arg-type]
+def instance(number: int, *holders: HolderView, **more: Any) -> InstanceView:
+    return InstanceView(id=str(number), profile="1g.10gb", holders=list(holders), **more)
+
+
+def node(*gpus: GpuView, name: str = "n", **more: Any) -> NodeView:
+    return NodeView(name=name, gpus=list(gpus), **more)
+
+
+def view(*nodes: NodeView, taken_at: float | None = NOW, **more: Any) -> View:
+    gpus = sum(len(node.gpus) for node in nodes)
+    given: dict[str, Any] = {"notes": [], "alerts": [], "namespaces": [], "interval_seconds": 15.0} | more
+    totals = given.pop("totals", Totals(gpus, 0.0, 0.0, 0.0, 0.0, float(gpus), 0))
+    return View(scope="cluster", taken_at=taken_at, totals=totals, nodes=list(nodes), **given)
+
+
+def lines_of(*gpus: GpuView, **more: Any) -> list[Line]:
+    return make_lines(view(node(*gpus)), NOW, **more)
+
+
+def seen(*gpus: GpuView, **more: Any) -> Seen:
+    shown = view(node(*gpus), **more)
+    return Seen(shown, tuple(make_lines(shown, NOW)), read_at=100.0, now=NOW)

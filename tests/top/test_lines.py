@@ -1,57 +1,60 @@
-"""Lines, their order and what a filter leaves of them, and how they are printed."""
+"""Lines of a view, their order, and what a filter leaves."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from podgpu.agent.usage_turn import RunningProcess
+from podgpu.cluster.view import ConditionView
 from podgpu.model import Workload
-from podgpu.top.arrange import Order, arrange
-from podgpu.top.cells import ASCII, PLAIN, RICH, bar, duration, fit, fit_start, idle, printable, width_of
-from podgpu.top.figures import DeviceFigures, ProcessFigures
-from podgpu.top.history import History, Idle
-from podgpu.top.lines import Line, flatten, lines_of
-from podgpu.top.table import as_text, table_of
-from tests.top.scene import BATCH, GIB, SERVER, TRAINER, holder, view
+from podgpu.top.lines import Line, Order, arrange, flatten, make_lines
+from tests.top.scene import BATCH, GIB, LOST, NOW, SERVER, TRAINER, gpu, holder, instance, lines_of, node, view
 
-H100 = "NVIDIA H100 80GB HBM3"
-EXCLUSIVE = DeviceFigures(
-    "GPU-0", 0, H100, "n", "", "", 0.93, 61 * GIB, 80 * GIB, 600.0, 67.0, holders=(holder(TRAINER, processes=1),)
+EXCLUSIVE = gpu(
+    0,
+    holder(TRAINER, processes=1, use="used"),
+    utilization_ratio=0.93,
+    memory_used_bytes=61 * GIB,
+    memory_total_bytes=80 * GIB,
+    power_watts=600.0,
+    temperature_celsius=67.0,
 )
-SHARED = DeviceFigures(
-    "GPU-1",
+SHARED = gpu(
     1,
-    H100,
-    "n",
-    utilization=0.5,
-    memory_used=14 * GIB,
-    memory_total=80 * GIB,
-    power_watts=300.0,
-    holders=(
-        holder(SERVER, utilization=0.15, memory=5 * GIB, processes=1, busy_seconds=0.0, idle_seconds=90.0),
-        holder(BATCH, utilization=0.35, memory=9 * GIB, processes=2),
+    holder(
+        SERVER,
+        utilization_ratio=0.0,
+        memory_used_bytes=5 * GIB,
+        power_watts=100.0,
+        processes=1,
+        use="idle",
+        idle_since=NOW - 90,
     ),
+    holder(BATCH, utilization_ratio=0.5, memory_used_bytes=9 * GIB, processes=2, use="used"),
+    utilization_ratio=0.5,
+    memory_used_bytes=14 * GIB,
+    memory_total_bytes=80 * GIB,
+    power_watts=300.0,
 )
-FREE = DeviceFigures("GPU-2", 2, "NVIDIA L4", "n", utilization=0.0)
-PARENT = DeviceFigures("GPU-3", 3, H100, "n", utilization=0.3, power_watts=200.0, temperature=40.0)
-PART = DeviceFigures("GPU-3", 3, H100, "n", "7", "1g.10gb", 0.6, 2 * GIB, 10 * GIB, holders=(holder(BATCH),))
-EMPTY_PART = replace(PART, instance="11", utilization=0.0, holders=())
+FREE = gpu(2, model="NVIDIA L4", utilization_ratio=0.0)
+PARTED = gpu(
+    3,
+    utilization_ratio=0.3,
+    power_watts=200.0,
+    temperature_celsius=40.0,
+    instances=[
+        instance(11, utilization_ratio=0.0, memory_used_bytes=2 * GIB, memory_total_bytes=10 * GIB),
+        instance(7, holder(BATCH), utilization_ratio=0.6, memory_used_bytes=2 * GIB, memory_total_bytes=10 * GIB),
+    ],
+)
+ALL = lines_of(EXCLUSIVE, SHARED, FREE, PARTED)
 
 
-def lines(*devices: DeviceFigures) -> list[Line]:
-    history = History()
-    history.note(view(*devices), 1000.0)
-    return lines_of(view(*devices), history)
-
-
-def shape(of: list[Line]) -> list[str]:
-    return ["  " * depth + f"{line.gpu} {line.holder or line.remark}".strip() for depth, line in flatten(of)]
-
-
-ALL = lines(FREE, EMPTY_PART, PART, PARENT, SHARED, EXCLUSIVE)
+def shape(lines: list[Line]) -> list[str]:
+    return ["  " * depth + f"{line.number} {line.name or line.remark}".strip() for depth, line in flatten(lines)]
 
 
 def test_the_tree() -> None:
@@ -67,39 +70,56 @@ def test_the_tree() -> None:
     ]
 
 
-def test_one_holder_is_one_line_with_the_devices_figures() -> None:
-    (line,) = lines(EXCLUSIVE)
+def test_one_holder_is_one_line_with_the_figures_of_the_device() -> None:
+    (line,) = lines_of(EXCLUSIVE)
     assert (line.utilization, line.memory, line.power, line.processes) == (0.93, 61 * GIB, 600.0, 1)
-
-
-def test_what_the_device_does_not_tell_its_one_holder_may() -> None:
-    silent = replace(EXCLUSIVE, utilization=None, memory_used=None)
-    (line,) = lines(replace(silent, holders=(holder(TRAINER, utilization=0.4, memory=GIB),)))
+    silent = gpu(0, holder(utilization_ratio=0.4, memory_used_bytes=GIB))
+    (line,) = lines_of(silent)
     assert (line.utilization, line.memory) == (0.4, GIB)
 
 
-def test_a_page_of_instances_only_still_has_a_gpu_above_them() -> None:
-    assert shape(lines(PART)) == ["3 1 of 1 instance held", "  3/7 batch/embed/worker"]
-
-
-def test_processes_stand_beneath_their_holder_and_strangers_beneath_the_device() -> None:
-    running = (
-        ProcessFigures(30, GIB, 0.2, BATCH),
-        ProcessFigures(20, GIB, None, SERVER),
-        ProcessFigures(10, GIB),
-        ProcessFigures(5, GIB, 0.1, Workload("other", "pod", "c")),
-    )
-    found = lines(replace(SHARED, processes=running))
-    assert shape(found) == [
-        "1 2 holders",
-        "  batch/embed/worker",
-        "    batch/embed/worker",
-        "  serving/chat/engine",
-        "    serving/chat/engine",
-        "  other/pod/c",
-        "  pid 10, in no known container",
+def test_processes_are_beneath_their_holder_and_others_beneath_the_device() -> None:
+    running = [
+        RunningProcess(30, GIB, 0.2, BATCH),
+        RunningProcess(20, GIB, None, SERVER),
+        RunningProcess(10, GIB),
+        RunningProcess(5, GIB, 0.1, Workload("other", "pod", "c")),
     ]
-    assert [line.remark for _, line in flatten(found) if line.kind == "process"][:2] == ["pid 30", "pid 20"]
+    found = lines_of(SHARED, PARTED, processes={"GPU-1": running, "GPU-3/gi7": [RunningProcess(7)]})
+    assert [f"{'  ' * depth}{line.remark or line.name}" for depth, line in flatten(found)] == [
+        "2 holders",
+        "  batch/embed/worker",
+        "    pid 30",
+        "  serving/chat/engine",
+        "    pid 20",
+        "  pid 5",
+        "  pid 10, in no known container",
+        "1 of 2 instances held",
+        "  -",
+        "    pid 7, in no known container",
+        "  -",
+    ]
+
+
+@pytest.mark.parametrize("name", ["lost", "unreadable", "driver_away", "node_gone", "stale", "thermal"])
+def test_figures_that_are_not_current_are_not_shown(name: str) -> None:
+    condition = ConditionView(condition=name, since=NOW - 60, says="wrong", do="repair it")
+    broken = replace(SHARED, conditions=[] if name == "stale" else [condition])
+    (line,) = make_lines(view(node(broken, old=name == "stale")), NOW)
+    is_current = name == "thermal"
+    assert [line.utilization is not None, line.power is not None, line.slot.memory_total_bytes is not None] == (
+        [is_current] * 3
+    )
+    holders = [inner for inner in line.beneath if inner.kind == "holder"]
+    assert [inner.name for inner in holders] == ["batch/embed/worker", "serving/chat/engine"]
+    assert [inner.idle is not None for inner in holders] == [False, is_current]
+    assert line.severity == {"stale": "", "thermal": "warn"}.get(name, "bad")
+
+
+def test_a_lost_gpu_names_its_last_holders() -> None:
+    (line,) = lines_of(gpu(1, absent=True, last_holders=[BATCH], conditions=[LOST]))
+    assert line.remark == "last held by batch/embed/worker"
+    assert [(inner.kind, inner.age) for inner in line.beneath] == [("condition", 100.0)]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +136,7 @@ def test_orders(order: Order, first: str) -> None:
     assert shape(arrange(ALL, order))[0] == first
 
 
-def test_sorting_goes_by_the_largest_beneath_and_keeps_what_belongs_together() -> None:
+def test_a_tree_is_sorted_by_its_largest_value() -> None:
     assert shape(arrange(ALL, "utilisation")) == [
         "0 research/train/main",
         "3 1 of 2 instances held",
@@ -130,13 +150,26 @@ def test_sorting_goes_by_the_largest_beneath_and_keeps_what_belongs_together() -
     assert shape(arrange(ALL, "idle"))[:3] == ["1 2 holders", "  serving/chat/engine", "  batch/embed/worker"]
 
 
+@pytest.mark.parametrize("order", ["gpu", "utilisation"])
+def test_broken_gpus_are_first(order: Order) -> None:
+    hot = ConditionView(condition="thermal", says="hot", do="")
+    found = arrange(lines_of(EXCLUSIVE, gpu(4, conditions=[hot]), gpu(5, conditions=[LOST])), order)
+    assert [line.number for line in found] == ["5", "4", "0"]
+
+
+def test_a_condition_of_the_whole_node_is_shown_once() -> None:
+    away = ConditionView(condition="driver_away", says="no driver answers", do="")
+    found = arrange(lines_of(*(gpu(number, conditions=[away]) for number in range(3))), "gpu")
+    assert [line.severity for line in found] == ["bad"] * 3
+    assert [len(line.beneath) for line in found] == [1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("wanted", "left"),
     [
         ("EMBED", ["1 2 holders", "  batch/embed/worker", "3 1 of 2 instances held", "  3/7 batch/embed/worker"]),
         ("l4", ["2 -"]),
         ("holders", []),
-        ("research", ["0 research/train/main"]),
         ("1g.10", ["3 1 of 2 instances held", "  3/7 batch/embed/worker", "  3/11 -"]),
     ],
 )
@@ -144,108 +177,16 @@ def test_filters(wanted: str, left: list[str]) -> None:
     assert shape(arrange(ALL, "gpu", wanted)) == left
 
 
-def test_a_node_may_be_filtered_for() -> None:
-    other = replace(EXCLUSIVE, uuid="GPU-9", index=0, node="node-b")
-    assert len(arrange(lines(EXCLUSIVE, other), "gpu", "node-b")) == 1
+def test_nodes_and_broken_gpus_can_be_filtered() -> None:
+    lines = make_lines(view(node(gpu(0)), node(gpu(1, conditions=[LOST]), name="node-b")), NOW)
+    for wanted in ("node-b", "broken", "fallen off"):
+        assert [line.number for line in arrange(lines, "gpu", wanted)] == ["1"]
 
 
 @given(st.sampled_from(["utilisation", "memory", "power", "idle", "gpu"]), st.text(max_size=3))
-def test_sorting_and_filtering_invent_nothing(order: Order, wanted: str) -> None:
-    everything = [(line.kind, line.gpu, line.holder) for _, line in flatten(ALL)]
-    left = [(line.kind, line.gpu, line.holder) for _, line in flatten(arrange(ALL, order, wanted))]
-    assert all(left.count(one) <= everything.count(one) for one in left)
+def test_sorting_and_filtering_only_remove(order: Order, wanted: str) -> None:
+    everything = [line.row for _, line in flatten(ALL)]
+    left = [line.row for _, line in flatten(arrange(ALL, order, wanted))]
+    assert all(left.count(row) <= everything.count(row) for row in left)
     if not wanted:
-        assert sorted(left) == sorted(everything)
-
-
-# Printing
-
-
-def printed(of: list[Line], width: int | None = None) -> list[str]:
-    table = table_of(of, "gpu", PLAIN, width)
-    return [as_text(row) for row in (table.header, *table.body)]
-
-
-def test_as_wide_as_it_takes() -> None:
-    assert printed(ALL) == [
-        "GPU  MODEL          HOLDER                UTIL              MEM GiB POWER TEMP PROC   IDLE",
-        "0    H100 80GB HBM3 research/train/main   #########.  93% 61.0/80.0  600W  67C    1      –",
-        "1    H100 80GB HBM3 2 holders             #####.....  50% 14.0/80.0  300W    –    3",
-        "                      batch/embed/worker  ####......  35%  9.0          –         2      –",
-        "                      serving/chat/engine ##........  15%  5.0          –         1   busy",
-        "2    L4             -                     ..........   0%    –/–        –    –    –",
-        "3    H100 80GB HBM3 1 of 2 instances held ###.......  30%    –/–     200W  40C    –",
-        "3/7  1g.10gb          batch/embed/worker  ######....  60%  2.0/10.0     –         –      –",
-        "3/11 1g.10gb          -                   ..........   0%  2.0/10.0     –         –",
-    ]
-
-
-def test_never_wider_than_the_terminal() -> None:
-    for width in range(10, 200):
-        table = table_of(ALL, "gpu", RICH, width)
-        (drawn,) = {sum(width_of(text) for text, _ in row) for row in (table.header, *table.body)}
-        assert drawn <= max(width, 15), width
-
-
-def test_narrow_terminals_lose_columns_and_not_the_holder() -> None:
-    header = printed(ALL, 40)[0]
-    assert "HOLDER" in header
-    assert "UTIL" in header
-    assert "MODEL" not in header
-
-
-def test_a_hostile_name_moves_no_cursor() -> None:
-    bad = holder(Workload("ns", "p\x1b[2J\n\u202e", "c"))
-    text = "\n".join(printed(lines(replace(EXCLUSIVE, holders=(bad,), model="M\x07"))))
-    assert "\x1b" not in text
-    assert text.count("\n") == 1
-    assert "ns/p?[2J??/c" in text
-
-
-def test_bars() -> None:
-    assert [bar(r, 4, PLAIN) for r in (None, 0.0, 0.5, 1.0, 7.0, -1.0)] == [
-        "    ",
-        "....",
-        "##..",
-        "####",
-        "####",
-        "....",
-    ]
-    assert [bar(r, 4, RICH) for r in (0.0, 0.5, 0.53, 1.0)] == ["    ", "██  ", "██▏ ", "████"]
-
-
-@given(st.floats(0, 1), st.integers(0, 30))
-def test_bars_have_their_width(ratio: float, width: int) -> None:
-    assert len(bar(ratio, width, RICH)) == len(bar(ratio, width, PLAIN)) == width
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (59.9, "59s"), (60, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (86399, "23h59m"), (90000, "1d01h")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_idle_times() -> None:
-    texts = [idle(value, PLAIN) for value in (None, Idle(0), Idle(0, True), Idle(61), Idle(61, True))]
-    assert texts == ["–", "busy", ">0s", "1m01s", ">1m01s"]
-    assert idle(None, ASCII) == "-"
-
-
-def test_little_memory_is_not_none() -> None:
-    small = printed(lines(replace(EXCLUSIVE, memory_used=1)))[1]
-    assert "<0.1/80.0" in small
-
-
-@given(st.text(), st.integers(1, 40))
-def test_fitted_text_has_the_width_asked_for(text: str, width: int) -> None:
-    clean = printable(text)
-    assert clean.isprintable()
-    for fitted in (fit(clean, width, PLAIN), fit_start(clean, width, PLAIN), fit(clean, width, PLAIN, right=True)):
-        assert width_of(fitted) == width
-
-
-def test_what_is_too_long_keeps_both_ends_or_the_beginning() -> None:
-    assert fit("namespace/pod-abcdef", 11, PLAIN) == "names…bcdef"
-    assert fit_start("H100 80GB", 6, PLAIN) == "H100… "
+        assert sorted(map(str, left)) == sorted(map(str, everything))

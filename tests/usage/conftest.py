@@ -13,7 +13,6 @@ import pytest
 from podgpu.simulate.proc import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 
-_NOBODY = 65534
 _IN_MEMORY = "/dev/shm"  # like the real one; on some disks each of 100,000 processes costs a millisecond
 
 

@@ -109,16 +109,6 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
     assert owners.find({7}, names.complete, names.learn) == Owners()
 
 
-def test_a_reused_pid_is_its_new_containers(proc: SimulatedProc, owners: ProcessOwners, names: Names) -> None:
-    start(proc, 7, 0)
-    names.pods |= {UIDS[0]: "train", UIDS[1]: "serve"}
-    owners.find({7}, names.complete, names.learn)
-    proc.reuse(7, container_cgroup(UIDS[1], IDS[1]))
-    assert owners.find({7}, names.complete, names.learn).workloads[7].pod == "serve"
-    proc.reuse(7, "0::/system.slice/sshd.service\n")
-    assert owners.find({7}, names.complete, names.learn) == Owners()
-
-
 def test_what_may_not_be_read_cannot_be_told(
     proc: SimulatedProc,
     owners: ProcessOwners,

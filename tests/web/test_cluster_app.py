@@ -56,20 +56,15 @@ def test_metrics_by_node() -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes"])
-def test_openmetrics(path: str) -> None:
+def test_openmetrics_and_gzip(path: str) -> None:
     with serving(reading()) as (client, _):
         text, asked = client.ask(path), client.ask(path, Accept="application/openmetrics-text;version=1.0.0")
+        zipped = client.ask(path, Accept_Encoding="gzip")
     assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     series = [line for line in asked.text.splitlines() if not line.startswith("#")]
     assert series == [line for line in text.text.splitlines() if not line.startswith("#")]
     assert sum(len(family.samples) for family in parse_openmetrics(asked.text)) == len(series)
-
-
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/view"])
-def test_gzip(path: str) -> None:
-    with serving(reading()) as (client, _):
-        plain, zipped = client.ask(path), client.ask(path, Accept_Encoding="gzip")
-    assert gzip.decompress(zipped.body) == plain.body
+    assert gzip.decompress(zipped.body) == text.body
 
 
 def test_page_and_view() -> None:
@@ -123,11 +118,7 @@ def test_stopped_loop_serves_self_metrics_only() -> None:
         ("GET", "/metrics", 200),
         ("GET", "/nothing", 404),
         ("GET", "/page/..%2fcluster_app.py", 404),
-        ("GET", "/api/v1/pods/%00/%ff", 404),
-        ("HEAD", "/api/v1/view", 200),
-        ("POST", "/", 405),
         ("POST", "/api/v1/view", 405),
-        ("OPTIONS", "/metrics", 405),
     ],
 )
 def test_security_headers(method: str, path: str, status: int) -> None:

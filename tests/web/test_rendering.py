@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +11,7 @@ import pytest
 
 from podgpu.agent.publish import NodeParts, Published
 from podgpu.metrics.counters import Counter, shipped_counters
-from podgpu.metrics.encode import encode
-from podgpu.metrics.render import Policy, render_node
+from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Device, HolderUsage, Reading, Workload
 from tests.agent.documents import make_parts
 from tests.nodes.clock import PATIENCE
@@ -23,7 +20,6 @@ from tests.web.server import Client, running
 
 COUNTERS = shipped_counters("default") or ()
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
-POLICY = Policy(counters=COUNTERS)
 
 
 class WatchedCounters(tuple[Counter, ...]):
@@ -107,40 +103,3 @@ def test_exposition_that_became_too_old_while_it_was_rendered(node: Node) -> Non
         text = exposition.result(PATIENCE)
     assert "DCGM_FI" not in text
     assert "podgpu_" in text
-
-
-def test_each_snapshot_is_rendered_anew(node: Node) -> None:
-    with running(node.agent) as client:
-        for pods in (1, 2, 300, 3):
-            node.agent.published = Published(node_with(pods), POLICY, node.clock.monotonic())
-            assert client.ask("/metrics").text.count("podgpu_container_gpu_processes{") == pods
-
-
-def test_changes_are_logged_without_a_request(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    node.driver.faults.unsupported("nvmlDeviceGetTemperature")
-    node.take_turns()
-    assert any("GPU_TEMP: not supported by GPU-" in line for line in caplog.messages)
-    assert node.agent.published.exposition_if_made("fresh") is None
-
-
-@pytest.mark.parametrize("virtual", [False, True])
-def test_the_work_grows_linearly_with_the_pods(virtual: bool) -> None:
-    small, large = (count_calls(pods, virtual) for pods in (250, 500))
-    assert large < 2.1 * small
-
-
-def count_calls(pods: int, virtual: bool) -> int:
-    """Function calls of one rendering."""
-    state, policy, calls = Published(node_with(pods), POLICY, 0.0).state, Policy(COUNTERS, virtual_gpus=virtual), 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        encode(render_node(state, policy))
-    finally:
-        sys.setprofile(None)
-    return calls

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.gpu.exposition import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
+from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
 from podgpu.metrics.counters import Naming
 from podgpu.model import Allocation, Device
@@ -195,8 +195,7 @@ class ApiHealth:
 def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> ExpositionSource:
     """Opens an exporter's metrics, from a URL or a file. Raises UsageError."""
     access = access_by(options, "exporter", "the exporter")
-    max_age = options.get("exporter_max_age", DEFAULT_MAX_AGE)
-    return open_exposition_source(place, access, timeout=deadline or _deadline(options), max_age=max_age)
+    return open_exposition_source(place, access, timeout=deadline or _deadline(options))
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:

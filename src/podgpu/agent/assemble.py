@@ -300,7 +300,7 @@ def _simulated(argument: str, options: Options) -> Telemetry:
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
-    count = len(driver.machine.gpus)
+    count = len(driver.gpus)
     switch_logs = _switch_logs(
         options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
     )

@@ -23,7 +23,7 @@ from podgpu.agent.telemetry_turn import (
     fields_to_read,
     make_lanes,
 )
-from podgpu.agent.usage_turn import UsagePart, UsageTurn
+from podgpu.agent.usage_turn import RunningProcess, UsagePart, UsageTurn
 from podgpu.clock import Clock, UnixTime
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
@@ -322,6 +322,10 @@ class Agent:
         """Returns slow facts of one GPU by field id, and how many of its NVLinks are up."""
         part = self._telemetry_part
         return part.details.get(uuid, {}), part.links_up.get(uuid)
+
+    def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
+        """Returns the processes of the last usage turn by device key."""
+        return self._usage_part.list_processes()
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request. None: no such GPU."""

@@ -149,7 +149,8 @@ class TelemetryTurn:
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
         gone = {g.uuid for g in self._inventory.gpus} - here
-        workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
+        # A GPU whose index changed gets a new worker, too.
+        workers = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
         self._isolation.forget(workers)
         for worker in workers:
             self._answers.pop(worker, None)

@@ -11,7 +11,7 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageFlaws
-from podgpu.model import Assignment, Device, DeviceUsage, SourceStatus
+from podgpu.model import Assignment, Device, DeviceUsage, SourceStatus, Workload
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import MAX_NAMESPACES, Ledger, UsageSnapshot
@@ -28,6 +28,14 @@ Results = Mapping[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]
 
 
 @dataclass(frozen=True, slots=True)
+class RunningProcess:
+    pid: int
+    memory: int | None = None
+    utilization: float | None = None
+    owner: Workload | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class UsagePart:
     """Result of a usage turn."""
 
@@ -35,6 +43,23 @@ class UsagePart:
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by source and reason, since the start
+    readings: Sequence[DeviceUsage] = ()
+    owners: Mapping[int, Workload] = field(default_factory=dict)  # by pid
+
+    def list_processes(self) -> dict[str, list[RunningProcess]]:
+        """By device key."""
+        return {
+            reading.device.key: [
+                RunningProcess(p.pid, p.memory, _utilization(reading, p.pid), self.owners.get(p.pid))
+                for p in reading.processes or ()
+            ]
+            for reading in self.readings
+        }
+
+
+def _utilization(reading: DeviceUsage, pid: int) -> float | None:
+    busy = None if reading.process_busy_ns is None else reading.process_busy_ns.get(pid, 0)
+    return busy / reading.window_ns if busy is not None and reading.window_ns else None
 
 
 class UsageTurn:
@@ -83,7 +108,8 @@ class UsageTurn:
         new = {uuid: error for uuid, error in failed.items() if uuid not in failing}
         status = self._status(self._clock.monotonic() - began, owners, new)
         sources = (status, *_switches_status(results))
-        return UsagePart(self._ledger.snapshot(began_at), began_at, sources, dict(self._errors))
+        snapshot = self._ledger.snapshot(began_at)
+        return UsagePart(snapshot, began_at, sources, dict(self._errors), usages, owners.workloads)
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)

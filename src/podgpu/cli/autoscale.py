@@ -27,8 +27,8 @@ from podgpu.cli.cluster import (
     SCRAPE_OPTIONS,
     VIEW_OPTIONS,
     check_backend,
+    choose_ages,
     choose_collector,
-    freshness,
 )
 from podgpu.cli.exporter_options import pick_options
 from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
@@ -46,7 +46,7 @@ from podgpu.web.sockets import Address, parse_address
 _CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
 _log = logging.getLogger("podgpu")
 
-_FROM_VIEW = ("node-label", "interval", "stale-after", "drop-after", "used-field")
+_FROM_VIEW = ("node-label", "interval", "stale-after", "used-field")
 
 
 def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = AUTOSCALING) -> Option:
@@ -125,7 +125,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if options["unregister"]:
         unregister(options)
         return
-    settings = _make_settings(options, *freshness(ctx, options))
+    settings = _make_settings(options, *choose_ages(ctx, options))
     check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
     _run(options, settings, probe_address)
 

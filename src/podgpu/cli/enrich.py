@@ -24,7 +24,7 @@ from podgpu.cli.process import configure_logging, stop_on_signal
 from podgpu.clock import Clock
 from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.files import AtomicFile, FileOwner, OutputError
+from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
 from podgpu.metrics.render import Policy
@@ -78,8 +78,6 @@ ENRICH_OPTIONS = (
         ours=True,
     ),
     Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
-    Option("owner", help="Numeric UID or UID:GID of the file. Default: the user who runs podgpu.", ours=True),
-    Option("self-metrics", default="true", help="Also write podgpu_exporter_* metrics about the sources.", kind="bool"),
     *pick_options(_SHARED, _CHANGES),
     *EXPORTER_ACCESS_OPTIONS,
 )
@@ -112,7 +110,7 @@ def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_exposition(options["in"], options)
-    textfile = AtomicFile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
+    textfile = AtomicFile(options["out"], _mode(options["mode"]))
     if textfile.path.suffix != ".prom":
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
@@ -135,22 +133,12 @@ def _mode(text: str) -> int:
     return int(text.removeprefix("0o"), 8)
 
 
-def _owner(text: str) -> FileOwner | None:
-    if not text:
-        return None
-    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
-    if match is None:
-        raise UsageError(f"--owner {text!r}: write UID or UID:GID in numbers, such as 65534:65534")
-    return FileOwner(int(match[1]), int(match[2]) if match[2] else -1)
-
-
 def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
     is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
     default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
     return EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
         stale_after=options["stale_after"] if is_set else default,
-        self_metrics=options["self_metrics"],
         device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
     )
 

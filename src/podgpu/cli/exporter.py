@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from podgpu.agent.api_access import SOON_SECONDS, ApiAccess
 from podgpu.agent.assemble import Naming, Options, exporter_agent
@@ -25,12 +25,14 @@ from podgpu.cli.terminal import print_out
 from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.model import encode_node, has_readings
+from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
 from podgpu.web.node_page import NodeWaste, node_recorder
-from podgpu.web.protection import Protection
 from podgpu.web.sockets import Address, parse_address, systemd_sockets
+
+if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
+    from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
 
@@ -52,7 +54,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if options["once"]:
-            _print_once(exporter.agent, options["dump_snapshot"])
+            _print_once(exporter.agent)
         else:
             exporter.serve(addresses)
 
@@ -128,8 +130,6 @@ def check_options(ctx: click.Context, options: dict[str, Any]) -> ListenAddresse
         gpu_manager_address = _gpu_manager_address(options)
     with naming_variable(ctx, "probe_address"):
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
-    if options["dump_snapshot"] and not options["once"]:
-        raise UsageError("--dump-snapshot needs --once")
     return ListenAddresses(address, gpu_manager_address, probe_address)
 
 
@@ -145,10 +145,10 @@ def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Checks DCGM's options. A host engine is used only if -r is given."""
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
-        if is_given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
+        is_set = ctx.get_parameter_source("remote_hostengine_info") is not ParameterSource.DEFAULT
+        if is_set and options["remote_hostengine_info"]:
             from podgpu.gpu.dcgm.connection import parse_address  # all of DCGM's, for those who have it only
 
             engine = parse_address(options["remote_hostengine_info"])
@@ -165,12 +165,10 @@ def without_effect(ctx: click.Context) -> list[str]:
     return [f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored]
 
 
-def _print_once(agent: Agent, dump: str) -> None:
+def _print_once(agent: Agent) -> None:
     try:
         agent.warm_up()
         published = agent.published
-        if dump:
-            _write(Path(dump), encode_node(published.state))
         print_out(published.fresh.plain)
         if not has_readings(published.state):
             failed = [source.message for source in published.state.sources if source.up is False]
@@ -179,10 +177,3 @@ def _print_once(agent: Agent, dump: str) -> None:
             )
     finally:
         agent.stop()
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content + b"\n")
-    except OSError as e:
-        raise StartError(f"--dump-snapshot {path}: cannot be written ({e.strerror})") from e

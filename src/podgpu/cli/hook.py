@@ -54,22 +54,6 @@ HOOK_OPTIONS = (
         "Address of its own metrics and probes, such as :9403. Default: none.",
         ours=True,
     ),
-    Option(
-        "plugin-name",
-        "",
-        "PODGPU_HOOK_PLUGIN_NAME",
-        "podgpu",
-        "Plugin name in the runtime's log. Also: NRI_PLUGIN_NAME.",
-        ours=True,
-    ),
-    Option(
-        "plugin-index",
-        "",
-        "PODGPU_HOOK_PLUGIN_INDEX",
-        "90",
-        "Two digits; plugins with lower ones run first. Also: NRI_PLUGIN_IDX.",
-        ours=True,
-    ),
     *pick_options(_SHARED, _CHANGES),
 )
 
@@ -117,12 +101,12 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Hoo
     descriptor = environment.get("NRI_PLUGIN_SOCKET", "")
     if descriptor and not (descriptor.isascii() and descriptor.isdecimal() and len(descriptor) < 6):
         raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection")
-    name = environment.get("NRI_PLUGIN_NAME") or options["plugin_name"]
-    index = environment.get("NRI_PLUGIN_IDX") or options["plugin_index"]
+    name = environment.get("NRI_PLUGIN_NAME") or "podgpu"
+    index = environment.get("NRI_PLUGIN_IDX") or "90"
     if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
-        raise UsageError(f"--plugin-name {name!r}: letters, digits, and _ . + - only")
+        raise UsageError(f"NRI_PLUGIN_NAME {name!r}: letters, digits, and _ . + - only")
     if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
-        raise UsageError(f"--plugin-index {index!r}: write two digits, such as 90")
+        raise UsageError(f"NRI_PLUGIN_IDX {index!r}: write two digits, such as 90")
     return HookSettings(
         socket=options["socket"],
         inherited=int(descriptor) if descriptor else None,

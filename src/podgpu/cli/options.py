@@ -31,17 +31,13 @@ FROM_FILE = "podgpu.from_file"
 class Option:
     flag: str
     short: str = ""
+    """A letter, or a second long name."""
     env: str = ""
     default: str = ""
     help: str = ""
     kind: str = "text"
     """text, flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
     milliseconds), age (Go's format), whole:LOW-HIGH or choice:a|b."""
-    works: bool = True
-    """False: accepted, so that a migrated DaemonSet starts."""
-    alias: str = ""
-    acts_when_named: bool = False
-    """Setting it has an effect even at its default value."""
     ours: bool = False
     """dcgm-exporter does not have it."""
     group: str = COMMON
@@ -51,6 +47,16 @@ class Option:
     @property
     def parameter(self) -> str:
         return self.flag.replace("-", "_")
+
+    @property
+    def works(self) -> bool:
+        """False: accepted, so that a migrated DaemonSet starts."""
+        return self.group != NO_EFFECT
+
+    @property
+    def names(self) -> list[str]:
+        short = [f"-{self.short}" if len(self.short) == 1 else f"--{self.short}"] if self.short else []
+        return [f"--{self.flag}", *short]
 
 
 # Values
@@ -194,7 +200,7 @@ def is_given(ctx: click.Context, option: Option) -> bool:
         return False
     value = ctx.params[option.parameter]
     word = str(value).lower() if isinstance(value, bool) else str(value)
-    return option.acts_when_named or word != option.default
+    return word != option.default
 
 
 # Commands
@@ -261,12 +267,11 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 def _make_option(row: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    names = [f"--{row.flag}", *([f"-{row.short}"] if row.short else []), *([f"--{row.alias}"] if row.alias else [])]
     if row.kind == "flag":
-        return click.option(*names, row.parameter, cls=_Option, row=row, is_flag=True, help=row.help)
+        return click.option(*row.names, row.parameter, cls=_Option, row=row, is_flag=True, help=row.help)
     optional_value: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if row.kind == "bool" else {}
     return click.option(
-        *names,
+        *row.names,
         row.parameter,
         cls=_Option,
         row=row,
@@ -302,7 +307,13 @@ class _GroupedCommand(click.Command):
                 assert help_option is not None
                 params["help"] = help_option
                 flags.append("help")
-            if flags:
+            if group == NO_EFFECT and flags:
+                names = " ".join(f"--{flag}" for flag in flags)
+                lines: Iterable[str] = textwrap.wrap(
+                    names, formatter.width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+                )
+                _write_section(formatter, "Options of dcgm-exporter that are accepted without effect", lines)
+            elif flags:
                 lines = (line for flag in flags for line in _format_option(params[flag], formatter.width))
                 _write_section(formatter, group, lines)
         if any(row.kind == "bool" for row, _ in shown):
@@ -382,7 +393,7 @@ _SIMILAR = 0.85
 
 def normalize_arguments(arguments: Sequence[str], options: Iterable[Option]) -> list[str]:
     """Converts Go's `-c=1000` and `-collectors file`."""
-    long_names = {name for option in options for name in (option.flag, option.alias) if name}
+    long_names = {name[2:] for option in options for name in option.names if name.startswith("--")}
     normal: list[str] = []
     for argument in arguments:
         if re.match(r"-[A-Za-z]=", argument):

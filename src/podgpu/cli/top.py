@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -24,15 +23,15 @@ from podgpu.errors import UsageError, one_line
 from podgpu.metrics.counters import Counter
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
-from podgpu.top.arrange import Order, arrange
-from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
-from podgpu.top.controls import ORDERS, Controls
-from podgpu.top.feed import Feed, Seen, Source
-from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
-from podgpu.top.table import Table, as_text, table_of
+from podgpu.top.feed import Feed
+from podgpu.top.lines import arrange
+from podgpu.top.screen import ORDERS, Controls
+from podgpu.top.source import ClusterSource, ExporterSource, LocalSource, Source
+from podgpu.top.table import as_text, make_table, render_totals
+from podgpu.top.text import ASCII, PLAIN, RICH, Glyphs
 from podgpu.usage.containers import ContainerFinder
 
-_FIELDS = (203, 1001, 250, 251, 252, 253, 155, 150)  # utilisation, engine activity, memory, power, temperature
+_FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # temperature, power, utilisation, memory
 _LOCAL = (
     "kubernetes",
     "devices",
@@ -81,7 +80,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     elif ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
     controls = Controls(options["sort"], options["filter"])
-    with quiet_logs(), opened_feed(options, partial(naming_variable, ctx)) as feed:
+    with quiet_logs(), ExitStack() as at_exit:
+        feed = Feed(_open_source(options, partial(naming_variable, ctx), at_exit), options["interval"])
+        at_exit.callback(feed.close)
         if options["once"] or not is_interactive():
             return _print_once(feed, controls)
         return _run(feed, controls)
@@ -91,100 +92,72 @@ def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """Environment variables are ignored: they may be meant for the exporter."""
     if options["url"] and options["cluster"]:
         raise UsageError("--url and --cluster: give only one of them")
-    said = [flag for flag in _LOCAL if _said(ctx, flag)] + (["processes"] if options["processes"] else [])
-    asked = "--url" if options["url"] else "--cluster"
-    if said:
-        raise UsageError(f"--{said[0]} is for the local driver and cannot be combined with {asked}")
+    given = [flag for flag in _LOCAL if _is_given(ctx, flag)] + (["processes"] if options["processes"] else [])
+    remote = "--url" if options["url"] else "--cluster"
+    if given:
+        raise UsageError(f"--{given[0]} is for the local driver and cannot be combined with {remote}")
 
 
-def _said(ctx: click.Context, flag: str) -> bool:
+def _is_given(ctx: click.Context, flag: str) -> bool:
     return ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE
 
 
-def _glyphs(colour: bool) -> Glyphs:
+def _open_source(options: Options, naming: Naming, at_exit: ExitStack) -> Source:
+    """Raises UsageError."""
+    if options["url"]:
+        return ExporterSource(options["url"])
+    if options["cluster"]:
+        return ClusterSource(options["cluster"])
+    api = ApiAccess(options["kubeconfig"])
+    at_exit.callback(api.close)
+    counters = tuple(Counter(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
+    with naming("devices"):
+        selection = parse_selection(options["devices"])
+    with naming("telemetry"):
+        telemetry = open_telemetry(options["telemetry"], options)
+    settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
+    with naming("allocation"):
+        holders = make_holders(options, api, telemetry)
+    agent = assemble_agent(telemetry, holders, settings, ContainerFinder(options["path_proc"]))
+    with naming("devices"):
+        agent.check_selection()
+    return LocalSource(agent, node_name(), options["processes"])
+
+
+def _choose_glyphs(colour: bool) -> Glyphs:
     if not has_letters("–…█▏"):
         return ASCII
     return RICH if colour else PLAIN
 
 
 def _run(feed: Feed, controls: Controls) -> int:
-    from podgpu.top.live import show_live
+    from podgpu.top.live import show_live  # loads rich
 
-    feed.read_or_raise()
+    feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show costs its letters only
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not have all letters of a name
     colour = wants_colour()
-    return show_live(feed, controls, feed.name, colour, _glyphs(colour), sys.stdin.fileno(), sys.stdout)
+    return show_live(feed, controls, colour, _choose_glyphs(colour), sys.stdin.fileno(), sys.stdout)
 
 
 def _print_once(feed: Feed, controls: Controls) -> int:
-    seen = feed.read_twice() if feed.has_rates else feed.read_or_raise()
+    seen = feed.read_for_print()
     colour = wants_colour()
+    glyphs = _choose_glyphs(colour)
     size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
-    table = _table(seen, controls, _glyphs(colour), size.columns if size else None)
-    lines = [table.header, *table.body]
-    if size:  # for a person; a script gets the table alone
-        from podgpu.top.summary import totals_line
-
-        lines.append(totals_line(seen.view.totals, seen.view.currency, size.columns, _glyphs(colour)))
+    lines = arrange(seen.lines, controls.order, controls.wanted)
+    table = make_table(lines, controls.order, glyphs, size.columns if size else None)
+    printed = [table.header(), *table.body]
+    if size:  # scripts get the table alone
+        printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns, glyphs))
     if colour and size:
-        from podgpu.top.screen import Screen
+        from podgpu.top.live import Painter  # loads rich
 
-        Screen(sys.stdout, colour).write(lines, size)
+        Painter(sys.stdout, colour).print(printed, size)
     else:
-        print_out("".join(f"{as_text(line)}\n" for line in lines))
-    if controls.wanted and not table.body:
+        print_out("".join(f"{as_text(line)}\n" for line in printed))
+    if controls.wanted and not lines:
         click.echo(f"podgpu: no line contains {controls.wanted!r} (--filter)", err=True)
     for note in seen.notes:
         click.echo(f"podgpu: {one_line(note)}", err=True)
     return 0
-
-
-def _table(seen: Seen, controls: Controls, glyphs: Glyphs, width: int | None) -> Table:
-    order: Order = controls.order
-    return table_of(arrange(seen.lines, order, controls.wanted), order, glyphs, width)
-
-
-@contextmanager
-def opened_feed(options: Options, naming: Naming) -> Iterator[Feed]:
-    """Raises UsageError."""
-    with ExitStack() as stack:
-        feed = Feed(_source(options, naming, stack), options["interval"])
-        stack.callback(feed.close)
-        yield feed
-
-
-def _source(options: Options, naming: Naming, stack: ExitStack) -> Source:
-    """Imports what each needs: a remote view loads no agent."""
-    if options["url"]:
-        from podgpu.top.exporter import ExporterSource
-
-        return ExporterSource(options["url"])
-    if options["cluster"]:
-        from podgpu.top.api import ClusterSource
-
-        return ClusterSource(options["cluster"])
-    api = ApiAccess(options["kubeconfig"])
-    stack.callback(api.close)
-    return top_source(options, api, naming)
-
-
-def top_source(options: Options, api: ApiAccess, naming: Naming) -> LocalSource:
-    """Assembles what `podgpu top` shows of this node: an agent as the exporter has it, with the fields of the table."""
-    with naming("devices"):
-        selection = parse_selection(options["devices"])
-    with naming("telemetry"):
-        telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
-    settings = Settings(interval=options["interval"], selection=selection, policy=_top_policy())
-    with naming("allocation"):
-        holders = make_holders(options, api, telemetry)
-    finder = ContainerFinder(options["path_proc"])
-    agent = assemble_agent(telemetry, holders, settings, finder)
-    with naming("devices"):
-        agent.check_selection()
-    watch = ProcessWatch(telemetry, finder, holders.identities) if options["processes"] else None
-    return LocalSource(agent, node_name(), watch)
-
-
-def _top_policy() -> Policy:
-    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in _FIELDS))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.parts import HeldPart
+from podgpu.cluster.parts import HeldPart, slot_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.view import total_of
 from podgpu.cluster.waste import RESTORED, idle_seconds
@@ -126,15 +126,15 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
         used = slot.usage.memory_used_bytes
     power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
     temperature = None if instance is not None else gpu.temperature_celsius
-    figures = Figures(slot.utilization_ratio, used, power, temperature)
+    figures = Figures(slot_utilization(slot), used, power, temperature)
     return None if figures == Figures() else figures
 
 
 def _differs(slot: Slot, usage: HolderUsage | None) -> bool:
-    own = None if usage is None else usage.utilization_ratio
-    if slot.utilization_ratio is None or own is None:
+    own, whole = None if usage is None else usage.utilization_ratio, slot_utilization(slot)
+    if whole is None or own is None:
         return own is not None
-    return abs(slot.utilization_ratio - own) > _OWN_DIFFERENCE
+    return abs(whole - own) > _OWN_DIFFERENCE
 
 
 def _account(part: HeldPart, node: NodeEntry, state: ClusterState) -> UsageAccount:

@@ -26,6 +26,7 @@ from podgpu.cluster.parts import (
     gpu_utilization,
     is_lost,
     slot_model,
+    slot_utilization,
     sum_held,
     sum_totals,
 )
@@ -40,6 +41,7 @@ from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import (
     Condition,
     DeviceState,
+    HolderUsage,
     MigInstance,
     NodeState,
     Slot,
@@ -48,10 +50,12 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     XidCount,
+    parts_of,
 )
 
 API = "podgpu/v1"
 _NS, _MJ = 1_000_000_000, 1000
+_NO_USAGE = HolderUsage()
 _Short = Annotated[str, Meta(max_length=512)]
 
 
@@ -66,16 +70,11 @@ class ConditionView(_Part, kw_only=True):
     do: str
 
 
-class HolderView(_Part, kw_only=True):
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-    uid: str = ""
-    container_id: str = ""
-    job: str = ""
+class HolderView(Workload, frozen=True, kw_only=True):
     share_ratio: float | None = None
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
+    power_watts: float | None = None
     processes: int | None = None
     busy_seconds: float | None = None
     idle_seconds: float | None = None
@@ -164,7 +163,7 @@ class View(_Part, kw_only=True):
     nodes: list[NodeView]
 
 
-class PodAnswer(_Part, kw_only=True):
+class PodResponse(_Part, kw_only=True):
     """`/api/v1/pods/NAMESPACE/POD`."""
 
     api: str = msgspec.field(default_factory=lambda: API)
@@ -212,7 +211,7 @@ class GpuDetails(_Part, kw_only=True):
     method: _Short = ""
 
 
-class GpuAnswer(GpuDetails, kw_only=True):
+class GpuResponse(GpuDetails, kw_only=True):
     """`/api/v1/gpus/UUID`."""
 
     taken_at: float | None = None
@@ -343,7 +342,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldP
         view.utilization_ratio = _rounded(gpu_utilization(gpu))
         return view
     _fill_slot(view, gpu, held.get((uuid, None), ()), conditions, is_lost(gpu))
-    view.utilization_ratio = _rounded(gpu_utilization(gpu) if instances else gpu.utilization_ratio)
+    view.utilization_ratio = _rounded(gpu_utilization(gpu))
     view.power_watts = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
     view.temperature_celsius = gpu.temperature_celsius
     view.last_holders = gpu.last_holders
@@ -380,7 +379,7 @@ def _fill_slot(
 ) -> None:
     usage = slot.usage
     used = slot.memory_used_bytes
-    view.utilization_ratio = _rounded(slot.utilization_ratio)
+    view.utilization_ratio = _rounded(slot_utilization(slot))
     view.memory_used_bytes = usage.memory_used_bytes if used is None and usage is not None else used
     view.memory_total_bytes = slot.memory_total_bytes
     view.energy_joules = None if usage is None else _divided(usage.energy_mj, _MJ)
@@ -390,29 +389,29 @@ def _fill_slot(
 
 
 def _make_holder(part: HeldPart) -> HolderView:
-    holder, usage = part.holder, part.holder.usage
-    view = HolderView(
-        namespace=holder.namespace,
-        pod=holder.pod,
-        container=holder.container,
-        uid=holder.uid,
-        container_id=holder.container_id,
-        job=holder.job,
+    holder, usage = part.holder, part.holder.usage or _NO_USAGE
+    return HolderView(
+        *parts_of(holder),
         share_ratio=_rounded(holder.share_ratio),
+        utilization_ratio=_rounded(usage.utilization_ratio),
+        memory_used_bytes=usage.memory_used_bytes,
+        power_watts=_power(part.gpu, usage),
+        processes=usage.processes,
+        busy_seconds=_divided(usage.busy_ns, _NS),
+        idle_seconds=_divided(usage.idle_ns, _NS),
+        energy_joules=_divided(usage.energy_mj, _MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
         cost_per_hour=_rounded(part.cost_per_hour),
         part=round(part.part, 6),
         use=part.use,
     )
-    if usage is not None:
-        view.utilization_ratio = _rounded(usage.utilization_ratio)
-        view.memory_used_bytes = usage.memory_used_bytes
-        view.processes = usage.processes
-        view.busy_seconds = _divided(usage.busy_ns, _NS)
-        view.idle_seconds = _divided(usage.idle_ns, _NS)
-        view.energy_joules = _divided(usage.energy_mj, _MJ)
-    return view
+
+
+def _power(gpu: DeviceState, usage: HolderUsage) -> float | None:
+    if gpu.power_mw is None or usage.power_ratio is None:
+        return None
+    return round(gpu.power_mw * usage.power_ratio / 1000, 1)
 
 
 def _make_condition(condition: Condition) -> ConditionView:
@@ -431,7 +430,7 @@ def _divided(value: int | None, by: int) -> float | None:
 # One pod, one GPU
 
 
-def make_pod(page: PageState, namespace: str, pod: str) -> PodAnswer | None:
+def make_pod(page: PageState, namespace: str, pod: str) -> PodResponse | None:
     """The devices that the pod holds, with all their holders. None: it holds none."""
     state, view = page.state, page.view
     nodes = []
@@ -442,7 +441,7 @@ def make_pod(page: PageState, namespace: str, pod: str) -> PodAnswer | None:
     if not nodes:
         return None
     parts = [p for n in state.nodes for p in n.held if (p.holder.namespace, p.holder.pod) == (namespace, pod)]
-    return PodAnswer(
+    return PodResponse(
         taken_at=view.taken_at,
         simulated=view.simulated,
         namespace=namespace,
@@ -465,16 +464,16 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
     return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances) if instances else None
 
 
-def make_gpu_answer(view: View, uuid: str) -> GpuAnswer | None:
+def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
     """The GPU as in the view. If several nodes have it, one that answers."""
     found = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
     if not found:
         return None
     node, gpu = min(found, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
-    return GpuAnswer(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
 
 
-def add_details(answer: GpuAnswer, details: GpuDetails) -> GpuAnswer:
+def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
     return replace(answer, fields=details.fields, xids=details.xids, sources=details.sources, method=details.method)
 
 

@@ -51,13 +51,10 @@ class NodeSettings:
 
     counters: tuple[Counter, ...] = ()
     selection: Selection = field(default_factory=Selection)
-    sources: tuple[AllocationSource, ...] = ()
-    """Highest precedence first. Empty: no pod labels are wanted."""
+    sources: tuple[AllocationSource, ...] = ()  # highest precedence first. Empty: no pod labels are wanted.
     kubelet_required: bool = False
-    watches: tuple[Store[Any], ...] = ()
-    """All watches of the API server."""
-    pods: Store[PodRecord] | None = None
-    """This node's pods in the API server, if watched."""
+    watches: tuple[Store[Any], ...] = ()  # all watches of the API server
+    pods: Store[PodRecord] | None = None  # this node's pods in the API server, if watched
     identities: IdentityReader = field(default_factory=IdentityReader)
     no_hostname: bool = False
     container_usage: bool = True

@@ -12,8 +12,7 @@ from podgpu.errors import one_line
 
 class Level(StrEnum):
     OK = "ok"
-    NOTE = "note"
-    """Worth knowing; nothing fails because of it."""
+    NOTE = "note"  # worth knowing; nothing fails because of it
     WRONG = "wrong"
 
 

@@ -38,8 +38,7 @@ ReadError = SourceError | StartError
 class GpuReadings:
     """Answers of the driver and of the GPUs."""
 
-    inventory: Inventory | None = None
-    """None: the driver did not answer, see `error`."""
+    inventory: Inventory | None = None  # None: the driver did not answer, see `error`
     error: ReadError | None = None
     answers: Mapping[Device, GpuAnswer] = field(default_factory=dict)
     failures: Mapping[Device, ReadError] = field(default_factory=dict)

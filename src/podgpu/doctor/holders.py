@@ -56,12 +56,9 @@ def check_watches(
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    version: str
-    """Of the pod-resources API."""
-    pods: frozenset[tuple[str, str]]
-    """Namespace and name of every pod."""
-    resources: frozenset[str]
-    """Every resource of which a container holds devices."""
+    version: str  # of the pod-resources API
+    pods: frozenset[tuple[str, str]]  # namespace and name of every pod
+    resources: frozenset[str]  # every resource of which a container holds devices
     allocation: Allocation
 
 

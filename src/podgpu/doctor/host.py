@@ -24,17 +24,14 @@ class Host:
     """None or empty fields are absent or could not be read."""
 
     uid: int | None = None
-    capabilities: int | None = None
-    """Effective capabilities, the kernel's bit mask."""
+    capabilities: int | None = None  # effective capabilities, the kernel's bit mask
     pid_namespace: str = ""
-    kernel_driver: str = ""
-    """Version of the NVIDIA driver in the kernel, which is also visible in containers."""
+    kernel_driver: str = ""  # version of the NVIDIA driver in the kernel, which is also visible in containers
     pci_gpus: int | None = None
     device_files: tuple[tuple[str, bool], ...] = ()
     """/dev/nvidiactl and /dev/nvidia<minor>, and whether this process can open each."""
     name: str = ""
-    node_name: str = ""
-    """The variable NODE_NAME."""
+    node_name: str = ""  # the variable NODE_NAME
     in_pod: bool = False
 
 

@@ -33,8 +33,7 @@ _OWN_PREFIX = "podgpu_"
 @dataclass(frozen=True, slots=True)
 class RelabelResult:
     families: tuple[ParsedFamily, ...]
-    ambiguous: int
-    """Number of dropped series: copies for several holders of one device with different values."""
+    ambiguous: int  # number of dropped series: copies for several holders of one device with different values
 
 
 def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], policy: Policy) -> RelabelResult:
@@ -121,9 +120,7 @@ class HolderResult:
 @dataclass(frozen=True)
 class EnrichSettings:
     policy: Policy = field(default_factory=Policy)
-    stale_after: float | None = 75.0
-    """Seconds after which old values are removed; None: never."""
-    self_metrics: bool = True
+    stale_after: float | None = 75.0  # seconds after which old values are removed; None: never
     device_name_ids: bool = False
 
 
@@ -228,8 +225,6 @@ class Enricher:
         self, sources: tuple[SourceStatus, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
     ) -> bytes:
         """Skips `existing` families: the text may come from podgpu, and a second HELP line would break the file."""
-        if not self._settings.self_metrics:
-            return b""
         statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
         families = (family for family in render_self(state) if family.name not in existing)

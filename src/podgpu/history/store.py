@@ -122,7 +122,7 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryError(PodgpuError):
-    """History cannot be opened, written or read. The message says why."""
+    """History cannot be opened, written or read."""
 
 
 class Figures(NamedTuple):

@@ -11,8 +11,7 @@ from podgpu.model import Allocation, Device
 class AllocationSource(Protocol):
     """Reports which workloads were given which devices."""
 
-    name: str
-    """Value of the `source` label in podgpu's own metrics."""
+    name: str  # value of the `source` label in podgpu's own metrics
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """Reads the source once. Raises SourceError."""

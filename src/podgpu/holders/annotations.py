@@ -77,8 +77,7 @@ class AnnotationsAllocation(AllocationSource):
 
     def __init__(self, pods: Store[PodRecord]) -> None:
         self._pods = pods
-        self._logged: dict[str, str] = {}
-        """Pod uid -> error that was logged."""
+        self._logged: dict[str, str] = {}  # pod uid -> error that was logged
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """Uses the last known pods while the API server is away, but not after it has withdrawn the permission."""
@@ -180,12 +179,9 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
 class Grant:
     """A device, or a part of it, given to a container."""
 
-    container: str | None
-    """None: given to the pod; the annotation does not name a container."""
-    device: str | int
-    """An id, or N of /dev/nvidiaN."""
-    key: str
-    """Name of the annotation."""
+    container: str | None  # None: given to the pod; the annotation does not name a container
+    device: str | int  # an id, or N of /dev/nvidiaN
+    key: str  # name of the annotation
     share: float | None = None
 
 
@@ -232,8 +228,7 @@ def _number(text: str, what: str) -> int:
 
 class _KoordinatorGpu(Struct):
     minor: Annotated[int, Meta(ge=0, lt=1_000_000)] | None = None
-    id: str | None = None
-    """Absent in older versions."""
+    id: str | None = None  # absent in older versions
     resources: dict[str, str | int | float | None] | None = None
 
     def quantity(self, name: str) -> Fraction:

@@ -32,8 +32,7 @@ def unknown_liveness(_workload: Workload) -> None:
 class CachedHolder:
     listed_at: float
     source_instance: int
-    identity: Workload
-    """The holder with its uid and container id, as known when it was last listed."""
+    identity: Workload  # the holder with its uid and container id, as known when it was last listed
     assignments: list[Assignment] = field(default_factory=list)
     vcuda: list[VcudaRequest] = field(default_factory=list)
 
@@ -45,8 +44,7 @@ class AllocationCache:
         self._answer: Allocation | None = None
         self._answered_at = float("-inf")
         self._holders: dict[Workload, CachedHolder] = {}
-        self.needs_liveness = False
-        """True if `resolve` needs to know whether containers run."""
+        self.needs_liveness = False  # true if `resolve` needs to know whether containers run
 
     def update(self, answer: Allocation | None, now: float, complete: Complete) -> int:
         """Records the source's answer, or None if it did not answer.

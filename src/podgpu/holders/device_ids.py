@@ -23,16 +23,12 @@ class DeviceId(NamedTuple):
 
     gpu_uuid: str | None = None
     mig_uuid: str | None = None
-    minor: int | None = None
-    """N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order."""
+    minor: int | None = None  # N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order.
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = False
-    """All GPUs of the node: the only id on WSL."""
-    integrated: bool = False
-    """The GPU of a Tegra board, whose id has neither UUID nor minor."""
-    replica: str = ""
-    """Time slice, MPS client or vGPU of a shared device."""
+    everything: bool = False  # all GPUs of the node: the only id on WSL
+    integrated: bool = False  # the GPU of a Tegra board, whose id has neither UUID nor minor
+    replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
     def shared(self) -> SharedDevice:
@@ -120,8 +116,7 @@ class HeldId(NamedTuple):
     holder: Workload
     resource: str
     text: str
-    device_id: DeviceId | None
-    """None if the id is not recognised."""
+    device_id: DeviceId | None  # None if the id is not recognised
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:

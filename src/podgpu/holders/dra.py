@@ -251,10 +251,8 @@ async def _get_claim(client: ApiClient, version: str, namespace: str, name: str)
 class PreparedClaims:
     """The claims that the driver has prepared on this node."""
 
-    uuids: Mapping[DeviceName, str]
-    """Current UUIDs of GPUs and MIG devices."""
-    admin: Mapping[ClaimName, frozenset[DeviceName]]
-    """Devices of each claim that were allocated with adminAccess."""
+    uuids: Mapping[DeviceName, str]  # current UUIDs of GPUs and MIG devices
+    admin: Mapping[ClaimName, frozenset[DeviceName]]  # devices of each claim that were allocated with adminAccess
 
 
 class _CheckpointVersion(Struct):

@@ -30,8 +30,7 @@ _FILE_NAME = re.compile(r"\d+(\.\d+)?", re.ASCII)
 @dataclass(frozen=True, slots=True)
 class JobFile:
     jobs: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    """Reasons why lines, or the whole file, were ignored."""
+    errors: tuple[str, ...] = ()  # reasons why lines, or the whole file, were ignored
 
 
 class HpcAllocation(AllocationSource):
@@ -42,8 +41,7 @@ class HpcAllocation(AllocationSource):
     def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)
         self._files: dict[str, ReadOnChange[JobFile]] = {}
-        self._logged: dict[str, str] = {}
-        """File name -> reason that was logged."""
+        self._logged: dict[str, str] = {}  # file name -> reason that was logged
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         names = _list_job_files(self.directory)

@@ -69,10 +69,8 @@ class Identities:
     """Namespace, pod and uid. A name can have two uids, because logs of a recreated pod stay for a while."""
     containers: frozenset[Workload] = frozenset()
     """Namespace, pod, container and container id. A name can have two ids after a restart."""
-    api_pods: frozenset[Workload] = frozenset()
-    """Current pods and containers of the API server."""
-    problems: tuple[SourceError, ...] = field(default=(), compare=False)
-    """Errors while reading."""
+    api_pods: frozenset[Workload] = frozenset()  # current pods and containers of the API server
+    problems: tuple[SourceError, ...] = field(default=(), compare=False)  # errors while reading
     api_uids: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Uid of a static pod on the node -> its uid in the API server."""
 

@@ -151,8 +151,7 @@ class PodResourcesClient:
         self._identity: SocketIdentity | None = None
         self.source_instance = 0
         """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
-        self.version: str | None = None
-        """API version of this kubelet, None before the first answer."""
+        self.version: str | None = None  # API version of this kubelet, None before the first answer
 
     def close(self) -> None:
         self._grpc.close()

@@ -27,11 +27,9 @@ Complete = Callable[[Workload], Workload]
 
 @dataclass(slots=True)
 class _MergedHolder:
-    source: str
-    """The source with the highest precedence that lists the workload."""
+    source: str  # the source with the highest precedence that lists the workload
     holder: Workload
-    claims: dict[str, list[Assignment]]
-    """Device -> assignments, highest precedence first."""
+    claims: dict[str, list[Assignment]]  # device -> assignments, highest precedence first
 
     def add(self, claim: Assignment) -> bool:
         """Returns False if the claim contradicts a source with higher precedence."""

@@ -57,10 +57,8 @@ class SourceSettings:
 @dataclass(frozen=True)
 class SourceType:
     create: Callable[[str, SourceSettings], AllocationSource]
-    is_present: Callable[[SourceSettings], bool]
-    """Returns True if `auto` uses the source on this node."""
-    argument: str = ""
-    """Form of the argument in help texts, such as [:PATH]."""
+    is_present: Callable[[SourceSettings], bool]  # returns True if `auto` uses the source on this node
+    argument: str = ""  # form of the argument in help texts, such as [:PATH]
 
 
 def _create_annotations(argument: str, settings: SourceSettings) -> AllocationSource:

@@ -7,13 +7,11 @@ count only if they have the form of a GPU id.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from podgpu.errors import SourceError, few_of
@@ -37,6 +35,8 @@ MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
 """NVIDIA's device plugin mounts one file per GPU here with its volume-mounts strategy."""
 MAX_IDS = 512
 """Per container. No node has more GPUs and MIG instances; users must not be able to fill the file."""
+DISAGREEMENT = "disagreement"
+"""NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator assigned."""
 _MAX_ID_LENGTH = 128
 _NODE = re.compile(r"/dev/nvidia(0|[1-9][0-9]{0,5})", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
@@ -49,16 +49,13 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IG
 """The driver writes question marks for a GPU that was never opened."""
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
-_log = logging.getLogger("podgpu")
 
 
 # How this node numbers its GPUs: by minor (/dev/nvidiaN), by index (PCI order) and by UUID
 
 
-@dataclass(frozen=True)
-class Card:
-    uuid: str
-    """Empty if unknown."""
+class Card(NamedTuple):
+    uuid: str  # empty if unknown
     minor: int | None
 
 
@@ -68,13 +65,9 @@ class Cards:
 
     cards: tuple[Card, ...] = ()
 
-    @cached_property
-    def _by_minor(self) -> dict[int, str]:
-        return {card.minor: card.uuid for card in self.cards if card.minor is not None and card.uuid}
-
     def of_minor(self, minor: int) -> str:
         """Returns the UUID, or the number if it is unknown. Readers of podlist.json take numbers for minors."""
-        return self._by_minor.get(minor, str(minor))
+        return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
     def of_index(self, index: int) -> str:
         """Returns the UUID, or the number if it is unknown: on most nodes minors equal indices."""
@@ -87,13 +80,6 @@ class Cards:
         uuids = tuple(card.uuid for card in self.cards)
         return uuids if all(uuids) else ()
 
-    @property
-    def numbers_differ(self) -> bool:
-        return any(card.minor not in (None, index) for index, card in enumerate(self.cards))
-
-    def __str__(self) -> str:
-        return few_of(f"minor {card.minor} is index {index}" for index, card in enumerate(self.cards))
-
 
 def read_cards(proc: str) -> Cards:
     """Reads /proc/driver/nvidia/gpus, which needs no driver library. Blocks if the driver hangs."""
@@ -103,7 +89,7 @@ def read_cards(proc: str) -> Cards:
     except OSError:
         return Cards()
     texts = (_read_information(os.path.join(root, place, "information")) for place in places)
-    return Cards(tuple(parse_card(text) for text in texts if not _EXCLUDED.search(text)))
+    return Cards(tuple(_parse_card(text) for text in texts if not _EXCLUDED.search(text)))
 
 
 def _bus_order(place: str) -> tuple[int, ...]:
@@ -117,7 +103,7 @@ def _read_information(path: str) -> str:
         return ""
 
 
-def parse_card(text: str) -> Card:
+def _parse_card(text: str) -> Card:
     uuid, minor = _UUID.search(text), _MINOR.search(text)
     return Card(uuid[1] if uuid else "", int(minor[1]) if minor else None)
 
@@ -147,8 +133,6 @@ class CardsWatch:
             cards = self._read()
             if cards != self.cards:
                 self.cards = cards
-                if cards.numbers_differ:
-                    _log.warning("on this node minors and indices of GPUs differ (%s)", cards)
                 self._on_change()
             self._was_read.set()
             self._stopping.wait(self._every)
@@ -161,14 +145,10 @@ class CardsWatch:
 class ContainerFacts:
     id: str
     name: str
-    visible: str | None = None
-    """NVIDIA_VISIBLE_DEVICES; None if it is not set."""
-    is_monitor: bool = False
-    """Its driver capabilities allow queries only."""
-    mounted: tuple[str, ...] = ()
-    """Names under MOUNTED_DEVICES."""
-    minors: tuple[int, ...] = ()
-    """Of its device nodes; empty for a privileged container, which has all of the host."""
+    visible: str | None = None  # NVIDIA_VISIBLE_DEVICES; None if it is not set
+    is_monitor: bool = False  # its driver capabilities allow queries only
+    mounted: tuple[str, ...] = ()  # names under MOUNTED_DEVICES
+    minors: tuple[int, ...] = ()  # of its device nodes; empty for a privileged container, which has all of the host
     gpu_manager: str = ""
 
 
@@ -178,23 +158,10 @@ class Sandbox:
     namespace: str
     name: str
     uid: str = ""
-    annotations: Pairs = ()
-    """Only those in which schedulers write GPUs."""
+    annotations: Pairs = ()  # only those in which schedulers write GPUs
     containers: tuple[ContainerFacts, ...] = ()
     order: tuple[str, ...] = ()
     """Container names in the order of creation, which is the order of the pod's spec. Annotations use the position."""
-
-    def with_container(self, container: ContainerFacts) -> Sandbox:
-        """Replaces an older container of the same name, whose end may have been missed."""
-        others = (other for other in self.containers if other.name != container.name and other.id != container.id)
-        order = self.order if container.name in self.order else (*self.order, container.name)
-        return replace(self, containers=(*others, container), order=order)
-
-    def without_container(self, container_id: str) -> Sandbox:
-        return replace(self, containers=tuple(c for c in self.containers if c.id != container_id))
-
-    def with_containers_of(self, other: Sandbox) -> Sandbox:
-        return replace(self, containers=other.containers, order=other.order)
 
 
 class PodlistEntry(NamedTuple):
@@ -205,17 +172,13 @@ class PodlistEntry(NamedTuple):
 
 
 class PodProblem(NamedTuple):
-    reason: str
-    """Label of podgpu_hook_errors_total."""
+    reason: str  # label of podgpu_hook_errors_total
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxGpus:
+class SandboxGpus(NamedTuple):
     entries: tuple[PodlistEntry, ...] = ()
     problems: tuple[PodProblem, ...] = ()
-    disagreeing: int = 0
-    """Containers whose NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator assigned."""
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> SandboxGpus:
@@ -232,7 +195,7 @@ def find_gpus(sandbox: Sandbox, cards: Cards) -> SandboxGpus:
         for container in sandbox.containers
     )
     problems = tuple(_find_disagreements(sandbox, cards))
-    return SandboxGpus(tuple(entry for entry in entries if entry.gpus), problems, len(problems))
+    return SandboxGpus(tuple(entry for entry in entries if entry.gpus), problems)
 
 
 def _unique(ids: Iterable[str]) -> tuple[str, ...]:
@@ -252,7 +215,12 @@ def _read_scheduler(sandbox: Sandbox, cards: Cards) -> dict[str, tuple[str, ...]
     for_all = tuple(_id_of(grant.device, cards) for grant in grants if grant.container is None)
     if for_all:
         return {container.name: for_all for container in sandbox.containers}
-    return (_chosen_by_variable(sandbox, grants) or _group_by_container(grants, cards)) | own
+    chosen = _chosen_by_variable(sandbox, grants)
+    if not chosen:
+        for grant in grants:
+            name = grant.container or ""
+            chosen[name] = (*chosen.get(name, ()), _id_of(grant.device, cards))
+    return chosen | own
 
 
 def _pod_record(sandbox: Sandbox) -> PodRecord:
@@ -293,14 +261,6 @@ def _chosen_by_variable(sandbox: Sandbox, grants: Sequence[Grant]) -> dict[str, 
     return chosen
 
 
-def _group_by_container(grants: Sequence[Grant], cards: Cards) -> dict[str, tuple[str, ...]]:
-    held: dict[str, tuple[str, ...]] = {}
-    for grant in grants:
-        name = grant.container or ""
-        held[name] = (*held.get(name, ()), _id_of(grant.device, cards))
-    return held
-
-
 def _id_of(device: str | int, cards: Cards) -> str:
     return cards.of_minor(device) if isinstance(device, int) else device
 
@@ -309,12 +269,11 @@ def _read_own_devices(container: ContainerFacts, cards: Cards) -> tuple[str, ...
     visible = (container.visible or "").strip()
     if visible == "none":
         return ()
-    if visible and visible != "void" and not visible.startswith(MOUNTED_DEVICES):
-        named = _resolve(visible.split(",", MAX_IDS), container, cards)
-        if named is not None:
-            return named
-    if container.mounted:
-        named = _resolve((_mounted_name(name) for name in container.mounted), container, cards)
+    sources = [[_mounted_name(name) for name in container.mounted]]
+    if visible not in ("", "void") and not visible.startswith(MOUNTED_DEVICES):
+        sources.insert(0, visible.split(",", MAX_IDS))
+    for words in sources:
+        named = _resolve(words, container, cards)
         if named is not None:
             return named
     return tuple(map(cards.of_minor, container.minors))
@@ -360,7 +319,7 @@ def _find_disagreements(sandbox: Sandbox, cards: Cards) -> Iterator[PodProblem]:
                 " to the container toolkit, which reads indices where koordinator writes minors: podlist.json has"
                 " koordinator's assignment; --inject corrects the variable of new containers"
             )
-            yield PodProblem("disagreement", text)
+            yield PodProblem(DISAGREEMENT, text)
 
 
 def _uuids(grants: Sequence[Grant], cards: Cards) -> tuple[str, ...]:

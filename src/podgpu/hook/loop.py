@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import platform
 import socket
 import threading
 from collections.abc import Callable
@@ -11,14 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from podgpu import __version__
 from podgpu.errors import SourceError, StartError
 from podgpu.files import AtomicFile
-from podgpu.hook.counters import HookCounters, HookState
+from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, CardsWatch, Sandbox, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.podlist import PodlistWriter
-from podgpu.metrics.encode import Family
+from podgpu.metrics import families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
@@ -28,8 +31,7 @@ _CARDS_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class HookSettings:
     socket: str = "/var/run/nri/nri.sock"
-    inherited: int | None = None
-    """Descriptor of the connection, if the runtime started the hook."""
+    inherited: int | None = None  # descriptor of the connection, if the runtime started the hook
     name: str = "podgpu"
     index: str = "90"
     inject: bool = False
@@ -42,38 +44,43 @@ class Hook:
     def __init__(self, settings: HookSettings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
         self._settings = settings
         self._counters = HookCounters()
-        self._cards = CardsWatch(partial(read, settings.proc), self._wake_writer)
+        self._cards = CardsWatch(partial(read, settings.proc), lambda: self._writer.wake.set())
         self._writer = PodlistWriter(file, self._counters, lambda: self._cards.cards)
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
-        self._plugin: Plugin | None = None
-        """Of the open connection. Changes of earlier connections are ignored."""
+        self._plugin: Plugin | None = None  # of the open connection; changes of earlier ones are ignored
         self._logged = ""
-        self._fatal: StartError | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def fatal(self) -> StartError | None:
-        """Why the inherited connection failed."""
-        return self._fatal
+        self.fatal: StartError | None = None  # why the inherited connection failed
 
     @property
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and self._writer.is_alive
 
     @property
-    def state(self) -> HookState:
+    def is_synchronised(self) -> bool:
         plugin = self._plugin
-        return HookState(
-            is_synchronised=plugin is not None and plugin.is_synchronised,
-            is_up_to_date=self._writer.is_up_to_date,
-            containers=plugin.containers if plugin is not None else 0,
-            gpu_containers=self._writer.gpu_containers,
-            disagreeing=self._writer.disagreeing,
-        )
+        return plugin is not None and plugin.is_synchronised
+
+    @property
+    def is_up_to_date(self) -> bool:
+        return self._writer.is_up_to_date
 
     def families(self) -> list[Family]:
-        return self._counters.families(self.state)
+        plugin = self._plugin
+        build = Labels((("version", __version__), ("python_version", platform.python_version())))
+        gauges = (
+            (families.HOOK_SYNCHRONISED, int(self.is_synchronised)),
+            (families.HOOK_CONTAINERS, plugin.containers if plugin is not None else 0),
+            (families.HOOK_GPU_CONTAINERS, self._writer.gpu_containers),
+            (families.HOOK_DISAGREEING, self._writer.disagreeing),
+            (families.HOOK_UP_TO_DATE, int(self.is_up_to_date)),
+        )
+        return [
+            families.HOOK_BUILD_INFO.of([Sample(build, 1)]),
+            *(spec.of([Sample(NO_LABELS, value)]) for spec, value in gauges),
+            *self._counters.families(),
+        ]
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """`on_fatal` is called when an inherited connection ends; the runtime then starts another hook."""
@@ -94,16 +101,13 @@ class Hook:
         self._cards.stop()
         self._writer.stop()
 
-    def _wake_writer(self) -> None:
-        self._writer.wake()
-
     def _run(self, on_end: Callable[[], object]) -> None:
         self._cards.wait_read(_CARDS_SECONDS)  # so that the first file has UUIDs, not numbers
         retry = _FIRST_RETRY
         while not self._stopping.is_set():
             was_good = self._connect_once()
             if self._settings.inherited is not None:
-                self._fatal = None if was_good or self._stopping.is_set() else StartError(self._logged)
+                self.fatal = None if was_good or self._stopping.is_set() else StartError(self._logged)
                 on_end()
                 return
             retry = _FIRST_RETRY if was_good else retry
@@ -147,14 +151,15 @@ class Hook:
         inherited, path = self._settings.inherited, self._settings.socket
         try:
             if inherited is not None:
+                path = f"descriptor {inherited}"
                 return socket.socket(fileno=inherited)
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(path)
+            except OSError:
+                connection.close()
+                raise
         except OSError as error:
-            raise _explain(error, f"descriptor {inherited}") from error
-        try:
-            connection.connect(path)
-        except OSError as error:
-            connection.close()
             raise _explain(error, path) from error
         return connection
 

@@ -18,11 +18,10 @@ from google.protobuf.message import DecodeError
 from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
+from podgpu.metrics import families
 
-PLUGIN_SERVICE = 1
-"""Stream of the runtime's requests."""
-RUNTIME_SERVICE = 2
-"""Stream of the plugin's requests."""
+PLUGIN_SERVICE = 1  # stream of the runtime's requests
+RUNTIME_SERVICE = 2  # stream of the plugin's requests
 REQUEST, RESPONSE, DATA = 1, 2, 3
 PLUGIN_API = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_API = "nri.pkg.api.v1alpha1.Runtime"
@@ -30,11 +29,9 @@ MAX_MESSAGE = 4 * 1024 * 1024
 _FRAME_HEADER = struct.Struct(">II")
 _MESSAGE_HEADER = struct.Struct(">IIBB")
 _MAX_FRAME = MAX_MESSAGE + _MESSAGE_HEADER.size
-_MAX_SENT_FRAME = 4096
-"""Go's ttrpc reads through a buffer of this size and rejects larger frames."""
+_MAX_SENT_FRAME = 4096  # Go's ttrpc reads through a buffer of this size and rejects larger frames
 _SEND_SECONDS = 5
-_REGISTRATION_SECONDS = 60.0
-"""The runtime registers plugins one after the other."""
+_REGISTRATION_SECONDS = 60.0  # the runtime registers plugins one after the other
 _READ_BYTES = 256 * 1024
 _UNIMPLEMENTED = 12
 _log = logging.getLogger("podgpu")
@@ -207,7 +204,7 @@ class Session:
         try:
             answer = self._plugin.answer(method, request.payload)
         except NoSuchMethod:
-            self._counters.answered("other", time.monotonic() - started)
+            self._count_request("other", started)
             return _status(_UNIMPLEMENTED, f"podgpu has no method {method[:80]}")
         except DecodeError:
             self._failed(method, "bad_request", "the request is not an NRI message")
@@ -216,9 +213,13 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
             self._failed(method, "bug", f"{type(error).__name__}: {error}")
-        self._counters.answered(method, time.monotonic() - started)
+        self._count_request(method, started)
         response: bytes = nri_pb2.Response(payload=answer).SerializeToString()
         return response
+
+    def _count_request(self, method: str, started: float) -> None:
+        self._counters.add(families.HOOK_REQUESTS, method)
+        self._counters.add(families.HOOK_REQUEST_SECONDS, method, time.monotonic() - started)
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
         """Counts every failure and logs each reason once."""

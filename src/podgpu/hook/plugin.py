@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from podgpu.errors import SourceError
 from podgpu.holders.annotations import is_read
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import (
-    MOUNTED_DEVICES,
-    VISIBLE_DEVICES,
-    Cards,
-    ContainerFacts,
-    Sandbox,
-    wanted_variable,
-)
+from podgpu.hook.devices import MOUNTED_DEVICES, VISIBLE_DEVICES, Cards, ContainerFacts, Sandbox, wanted_variable
 from podgpu.hook.nri import NoSuchMethod
+from podgpu.metrics import families
 
 _RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
 _EVENT_OF_METHOD = {
@@ -82,9 +77,7 @@ class Sandboxes:
     """All sandboxes and containers of the node. Records are frozen, so that other threads can read them."""
 
     def __init__(self, pods: Iterable[Any] = (), containers: Iterable[Any] = ()) -> None:
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._sandbox_of: dict[str, str] = {}
-        """Container id -> sandbox id."""
+        self._by_id: dict[str, Sandbox] = {}
         pod_by_id = {pod.id: pod for pod in pods}
         for pod in pod_by_id.values():
             self.add(pod)
@@ -93,14 +86,10 @@ class Sandboxes:
                 self.put_container(pod_by_id[container.pod_sandbox_id], container)
 
     def all(self) -> tuple[Sandbox, ...]:
-        return tuple(self._sandboxes.values())
-
-    @property
-    def containers(self) -> int:
-        return len(self._sandbox_of)
+        return tuple(self._by_id.values())
 
     def get(self, sandbox_id: str) -> Sandbox | None:
-        return self._sandboxes.get(sandbox_id)
+        return self._by_id.get(sandbox_id)
 
     def add(self, pod: Any) -> None:
         """Adds a sandbox and removes older ones of the same pod, whose end may have been missed."""
@@ -110,35 +99,33 @@ class Sandboxes:
         self._update(pod)
 
     def remove(self, sandbox_id: str) -> None:
-        sandbox = self._sandboxes.pop(sandbox_id, None)
-        for container in sandbox.containers if sandbox else ():
-            self._sandbox_of.pop(container.id, None)
+        self._by_id.pop(sandbox_id, None)
 
     def put_container(self, pod: Any, container: Any) -> None:
+        """Replaces an older container of the same name, whose end may have been missed."""
+        self.remove_container(container.id)
         if container.state == _STOPPED:
-            self.remove_container(container.id)
             return
         if not container.id or not pod.id:
             raise SourceError("nameless", "the runtime reports a container without an id or without a sandbox")
-        before = self._update(pod)
-        after = before.with_container(read_container(container))
-        for removed in {c.id for c in before.containers} - {c.id for c in after.containers}:
-            self._sandbox_of.pop(removed, None)
-        self._sandboxes[after.id] = after
-        self._sandbox_of[container.id] = after.id
+        sandbox, facts = self._update(pod), read_container(container)
+        others = (other for other in sandbox.containers if other.name != facts.name)
+        order = sandbox.order if facts.name in sandbox.order else (*sandbox.order, facts.name)
+        self._by_id[pod.id] = replace(sandbox, containers=(*others, facts), order=order)
 
     def remove_container(self, container_id: str) -> None:
-        sandbox = self._sandboxes.get(self._sandbox_of.pop(container_id, ""))
-        if sandbox is not None:
-            self._sandboxes[sandbox.id] = sandbox.without_container(container_id)
+        for sandbox in self.all():
+            kept = tuple(container for container in sandbox.containers if container.id != container_id)
+            if len(kept) < len(sandbox.containers):
+                self._by_id[sandbox.id] = replace(sandbox, containers=kept)
 
     def _update(self, pod: Any) -> Sandbox:
         """Keeps the known facts if the runtime sends only the id, as it does when a container ends."""
-        known = self._sandboxes.get(pod.id)
+        known = self._by_id.get(pod.id)
         if known is None or pod.name:
             sandbox = read_sandbox(pod)
-            known = sandbox if known is None else sandbox.with_containers_of(known)
-            self._sandboxes[pod.id] = known
+            known = sandbox if known is None else replace(sandbox, containers=known.containers, order=known.order)
+            self._by_id[pod.id] = known
         return known
 
 
@@ -158,14 +145,13 @@ class Plugin:
         self._inject = inject
         self._counters = counters
         self._sandboxes = Sandboxes()
-        self._reported_pods: list[Any] = []
-        """Parts of an unfinished Synchronize."""
+        self._reported_pods: list[Any] = []  # parts of an unfinished Synchronize
         self._reported_containers: list[Any] = []
         self.is_synchronised = False
 
     @property
     def containers(self) -> int:
-        return self._sandboxes.containers
+        return sum(len(sandbox.containers) for sandbox in self._sandboxes.all())
 
     def answer(self, method: str, payload: bytes) -> bytes:
         """Returns the encoded response. Raises NoSuchMethod, SourceError or protobuf's DecodeError."""
@@ -201,7 +187,7 @@ class Plugin:
         self._sandboxes = Sandboxes(self._reported_pods, self._reported_containers)
         self._reported_pods, self._reported_containers = [], []
         self.is_synchronised = True
-        self._counters.synchronised()
+        self._counters.add(families.HOOK_SYNCHRONISATIONS)
         _log.info("the runtime reported all its containers: %d", self.containers)
         self._publish()
         return b""
@@ -215,7 +201,7 @@ class Plugin:
         value = wanted_variable(sandbox, read_container(subject.container), self._cards())
         if value is None:
             return b""
-        self._counters.adjusted()
+        self._counters.add(families.HOOK_ADJUSTMENTS)
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
             # Another plugin may have set it. The runtime fails the container unless it is removed first.

@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
 from podgpu.holders.podlist import MAX_BYTES
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import Cards, PodlistEntry, PodProblem, Sandbox, SandboxGpus, find_gpus
+from podgpu.hook.devices import DISAGREEMENT, Cards, PodlistEntry, PodProblem, Sandbox, SandboxGpus, find_gpus
+from podgpu.metrics import families
 
 _log = logging.getLogger("podgpu")
 _PAUSE_SECONDS = 0.05
@@ -42,12 +44,13 @@ class PodlistWriter:
         self._cards = cards
         self._sandboxes: tuple[Sandbox, ...] | None = None
         """None until the runtime reported all containers; the previous file stays until then."""
-        self._cache: dict[str, tuple[Sandbox, Cards, SandboxGpus]] = {}
         self._logged: set[str] = set()
-        self._wake = threading.Event()
+        self.wake = threading.Event()
         self._stopping = False
         self._identity = self._look()
-        self._content = self._read()
+        self._content: bytes | None = None
+        with suppress(SourceError):
+            self._content = read_bounded(str(file.path), MAX_BYTES)
         self._failure = ""
         self.is_up_to_date = False
         self.gpu_containers = 0
@@ -64,23 +67,20 @@ class PodlistWriter:
     def update(self, sandboxes: tuple[Sandbox, ...]) -> None:
         """Sets the sandboxes to write. Does not block."""
         self._sandboxes = sandboxes
-        self._wake.set()
-
-    def wake(self) -> None:
-        self._wake.set()
+        self.wake.set()
 
     def stop(self) -> None:
         """Writes the last update first, if that works in time."""
         self._stopping = True
-        self._wake.set()
+        self.wake.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         wait, retry, stopping = _CHECK_SECONDS, _FIRST_RETRY, False
         while not stopping:
-            self._wake.wait(wait)
-            self._wake.clear()
+            self.wake.wait(wait)
+            self.wake.clear()
             stopping = self._stopping
             try:
                 self.write_changes()
@@ -99,36 +99,26 @@ class PodlistWriter:
         sandboxes = self._sandboxes
         if sandboxes is None:
             return
-        results = self._evaluate(sandboxes)
-        entries = [entry for result in results for entry in result.entries]
-        self.gpu_containers, self.disagreeing = len(entries), sum(result.disagreeing for result in results)
-        self._write(encode_podlist(entries))
-        self.is_up_to_date = sandboxes is self._sandboxes
-
-    def _evaluate(self, sandboxes: tuple[Sandbox, ...]) -> list[SandboxGpus]:
-        """Computes the entries. Results of unchanged sandboxes are cached; each problem is logged and counted once."""
-        cards, cache = self._cards(), self._cache
-        self._cache = {}
-        for sandbox in sandboxes:
-            cached = cache.get(sandbox.id)
-            if cached is None or cached[0] is not sandbox or cached[1] != cards:
-                cached = sandbox, cards, _find_gpus_safely(sandbox, cards)
-            self._cache[sandbox.id] = cached
-        results = [result for _, _, result in self._cache.values()]
-        problems = {problem.text: problem.reason for result in results for problem in result.problems}
-        for text, reason in problems.items():
+        cards = self._cards()
+        results = [_find_gpus_safely(sandbox, cards) for sandbox in sandboxes]
+        problems = [problem for result in results for problem in result.problems]
+        for reason, text in problems:
             if text not in self._logged:
                 self._counters.error(reason)
                 _log.warning("%s", text)
-        self._logged = set(problems)
-        return results
+        self._logged = {text for _, text in problems}
+        entries = [entry for result in results for entry in result.entries]
+        self.gpu_containers = len(entries)
+        self.disagreeing = sum(reason == DISAGREEMENT for reason, _ in problems)
+        self._write(encode_podlist(entries))
+        self.is_up_to_date = sandboxes is self._sandboxes
 
     def _write(self, content: bytes) -> None:
         if content == self._content and self._identity is not None and self._identity == self._look():
             return
         self.is_up_to_date = False
         self._file.write(content)
-        self._counters.wrote()
+        self._counters.add(families.HOOK_WRITES)
         self._content, self._identity = content, self._look()
         if self._failure:
             _log.info("%s is written again", self._file.path)
@@ -144,12 +134,6 @@ class PodlistWriter:
     def _look(self) -> FileIdentity | None:
         try:
             return look_at(str(self._file.path))
-        except SourceError:
-            return None
-
-    def _read(self) -> bytes | None:
-        try:
-            return read_bounded(str(self._file.path), MAX_BYTES)
         except SourceError:
             return None
 

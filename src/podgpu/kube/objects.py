@@ -203,8 +203,7 @@ def _is_address(text: str) -> bool:
 
 class MetricsUrls(NamedTuple):
     urls: tuple[str, ...]
-    problems: tuple[str, ...]
-    """Services without the port."""
+    problems: tuple[str, ...]  # services without the port
 
 
 def metrics_urls(slices: Iterable[EndpointSliceRecord], *, https: bool = False) -> MetricsUrls:

@@ -167,11 +167,18 @@ class _SlotBuilder:
     instances: dict[int, _SlotBuilder] = field(default_factory=dict)
 
     def values(self, is_podgpu: bool) -> dict[str, float]:
-        """One value per field. With virtual GPUs there is one series per holder."""
+        """One value per field. With virtual GPUs there is one series per holder.
+
+        dcgm-exporter gives each holder the value of the whole device. If these differ, none of them can be trusted.
+        """
         values: dict[str, float] = {}
         for name, by_holder in self.fields.items():
-            combine = sum if is_podgpu and name in _DIVIDED_FIELDS else max
-            values[name] = by_holder[()] if () in by_holder else combine(by_holder.values())
+            if () in by_holder:
+                values[name] = by_holder[()]
+            elif is_podgpu:
+                values[name] = (sum if name in _DIVIDED_FIELDS else max)(by_holder.values())
+            elif len(set(by_holder.values())) == 1:
+                values[name] = next(iter(by_holder.values()))
         return values
 
     def build(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> DeviceState:

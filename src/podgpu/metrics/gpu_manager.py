@@ -23,6 +23,7 @@ _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _MIB = 1024 * 1024
 _DECIMALS = 6
+_NAMES = ("pod_name", "namespace", "node", "container_name")
 
 Key = tuple[str, ...]
 Number = int | float | None
@@ -176,5 +177,5 @@ def _tidy(number: Number) -> Number:
 @lru_cache(maxsize=4096)
 def _labels(key: Key, node: str, label: str, card: str) -> Labels:
     _, namespace, pod, container = key
-    named = zip(f.GPU_MANAGER_LABELS, (pod, namespace, node or None, container), strict=True)
+    named = zip(_NAMES, (pod, namespace, node or None, container), strict=True)
     return Labels([*((name, value) for name, value in named if value is not None), (label, card)])

@@ -53,9 +53,8 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> MigratedF
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_error_position(error)}"
-        ) from None
+        place = f", at {error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{place}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
     texts = _find_strings(text)
@@ -81,12 +80,6 @@ def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     return string.path
 
 
-def _error_position(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f", at {error.lineno}:{error.colno}"
-    return ""
-
-
 def _make_change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange | None:
     if rewritten.text == string.value and not rewritten.left and not rewritten.notes:
         return None
@@ -100,12 +93,10 @@ def _rewrite_value(string: _JsonString, direction: Direction) -> RewriteResult |
     """Rewrites queries, and reports metric names elsewhere."""
     if _is_query(string):
         return _rewrite_query(string, direction)
-    names = direction.mentions(string.value)
-    if not names:
-        return None
     if string.key in _PROSE or string.path[:1] == ("templating",):
-        return RewriteResult(string.value, notes=(f"{', '.join(names)}: mentioned in a text, which stays unchanged",))
-    return RewriteResult(string.value, (f"{', '.join(names)}: mentioned outside of a query: check it by hand",))
+        result = direction.report(string.value, "mentioned in a text, which stays unchanged")
+        return None if result is None else RewriteResult(string.value, notes=result.left)
+    return direction.report(string.value, "mentioned outside of a query: check it by hand")
 
 
 def _is_query(string: _JsonString) -> bool:
@@ -117,10 +108,10 @@ def _rewrite_beside_query(string: _JsonString, direction: Direction) -> RewriteR
     """Rewrites legends, columns named by labels, and patterns in the panel or variable of a query."""
     if not _OF_VARIABLES.isdisjoint(string.path):
         return RewriteResult(string.value)
-    if string.key == "regex" and not string.is_key:
-        return _rewrite_pattern(string.value, direction)
+    if string.key == "regex" and not string.is_key:  # applies to printed series: `Hostname="…"`
+        return RewriteResult(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], string.value))
     if string.key in _LEGENDS or "${__" in string.value:
-        return _rewrite_legend(string.value, direction)
+        return RewriteResult(_TEMPLATE.sub(lambda match: _rename_label(match, direction), string.value))
     if string.is_key or string.key not in _PROSE:
         return RewriteResult(direction.label(string.value) or string.value)
     return RewriteResult(string.value)
@@ -139,29 +130,18 @@ def _rewrite_query(string: _JsonString, direction: Direction) -> RewriteResult |
     try:
         return rewrite(string.value, direction)
     except PromqlError as error:  # the value of a variable may also be a list or a data source
-        names = direction.mentions(string.value)
-        problem = f"{', '.join(names)}: cannot be parsed as PromQL: {error}"
-        return RewriteResult(string.value, (problem,)) if names else None
+        return direction.report(string.value, f"cannot be parsed as PromQL: {error}")
 
 
-def _rewrite_legend(value: str, direction: Direction) -> RewriteResult:
-    def renamed(match: re.Match[str]) -> str:
-        label = match[1] or match[2]
-        return match[0].replace(label, direction.label(label) or label)
-
-    return RewriteResult(_TEMPLATE.sub(renamed, value))
-
-
-def _rewrite_pattern(value: str, direction: Direction) -> RewriteResult:
-    """A variable's regex applies to printed series: `Hostname="…"`."""
-    return RewriteResult(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
+def _rename_label(match: re.Match[str], direction: Direction) -> str:
+    label = match[1] or match[2]
+    return match[0].replace(label, direction.label(label) or label)
 
 
 def _find_strings(text: str) -> list[_JsonString]:
     """Finds all strings of valid JSON with their positions."""
     strings: list[_JsonString] = []
-    path: list[str | int | None] = []
-    """Key or index in each open container; None where a key is expected."""
+    path: list[str | int | None] = []  # key or index in each open container; None where a key is expected
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token in "{[":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.errors import PodgpuError
 
@@ -47,33 +48,20 @@ class PromqlError(PodgpuError):
     """The text is not PromQL that podgpu can parse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    kind: str
-    """Group of _TOKEN, or `end`."""
-    text: str
-    start: int
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A name or a string with its position."""
+class Word(NamedTuple):
+    """A token, or a part of a string, with its position."""
 
     text: str
     start: int
     end: int
+    kind: str = ""  # group of _TOKEN, or `end`
 
 
 @dataclass(frozen=True, slots=True)
 class LabelMatcher:
     label: Word
     operator: str
-    value: Word
-    """With its quotes."""
+    value: Word  # with its quotes
 
 
 @dataclass(slots=True)
@@ -94,8 +82,7 @@ class Literal(Node):
 class VectorSelector(Node):
     name: Word | None
     matchers: tuple[LabelMatcher, ...] = ()
-    is_variable: bool = False
-    """The name is a Grafana variable, in whole or in part."""
+    is_variable: bool = False  # the name is a Grafana variable, in whole or in part
     is_range: bool = False
 
 
@@ -117,35 +104,30 @@ class Binary(Node):
     operator: str
     left: Node
     right: Node
-    labels: tuple[Word, ...] = ()
-    """Of on, ignoring, group_left and group_right."""
+    labels: tuple[Word, ...] = ()  # of on, ignoring, group_left and group_right
 
 
 @dataclass(slots=True)
-class Paren(Node):
-    of: Node
-
-
-@dataclass(slots=True)
-class Modified(Node):
-    """With a sign, an offset or a subquery."""
+class Wrapped(Node):
+    """An expression in parentheses, or with a sign, an offset or a subquery."""
 
     of: Node
+    is_paren: bool = False
 
 
-def tokenize(text: str) -> list[Token]:
+def tokenize(text: str) -> list[Word]:
     if len(text) > _MAX_LENGTH:
         raise PromqlError(f"longer than {_MAX_LENGTH} characters")
-    tokens: list[Token] = []
+    tokens: list[Word] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise PromqlError(f"cannot parse {text[position : position + 20]!a} at character {position + 1}")
         if match.lastgroup != "space":
-            tokens.append(Token(match.lastgroup or "", match[0], position))
+            tokens.append(Word(match[0], position, match.end(), match.lastgroup or ""))
         position = match.end()
-    return [*tokens, Token("end", "", len(text))]
+    return [*tokens, Word("", len(text), len(text), "end")]
 
 
 def parse_promql(text: str) -> Node:
@@ -161,15 +143,15 @@ def parse_promql(text: str) -> Node:
 
 
 class _PromqlParser:
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[Word]) -> None:
         self._tokens = tokens
         self._position = 0
 
     @property
-    def next(self) -> Token:
+    def next(self) -> Word:
         return self._tokens[self._position]
 
-    def take(self) -> Token:
+    def take(self) -> Word:
         token = self.next
         self._position += token.kind != "end"
         return token
@@ -183,7 +165,7 @@ class _PromqlParser:
             return True
         return False
 
-    def expect(self, text: str) -> Token:
+    def expect(self, text: str) -> Word:
         token = self.take()
         if token.text != text or token.kind != "operator":
             raise self.unexpected(token, repr(text))
@@ -193,10 +175,10 @@ class _PromqlParser:
         token = self.take()
         if token.kind not in kinds:
             raise self.unexpected(token, expected)
-        return Word(token.text, token.start, token.end)
+        return token
 
     @staticmethod
-    def unexpected(token: Token, expected: str) -> PromqlError:
+    def unexpected(token: Word, expected: str) -> PromqlError:
         what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
         return PromqlError(f"{what}: {expected} was expected")
 
@@ -214,7 +196,7 @@ class _PromqlParser:
         while self.accept("+", "-"):
             pass
         node = self._parse_power()
-        return node if self.next is first or first.start >= node.start else Modified(first.start, node.end, node)
+        return node if self.next is first or first.start >= node.start else Wrapped(first.start, node.end, node)
 
     def _parse_power(self) -> Node:
         base = self._parse_modifiers(self._parse_primary())
@@ -249,7 +231,7 @@ class _PromqlParser:
             return Literal(token.start, token.end, token.kind, token.text)
         if token.kind == "operator" and token.text == "(":
             inner = self.parse_binary(0)
-            return Paren(token.start, self.expect(")").end, inner)
+            return Wrapped(token.start, self.expect(")").end, inner, is_paren=True)
         if token.kind == "operator" and token.text == "{":
             return self._parse_selector(token.start, None)
         if token.kind == "name":
@@ -263,13 +245,13 @@ class _PromqlParser:
                 return Literal(token.start, token.end, "number", token.text)
         elif token.kind != "variable":
             raise self.unexpected(token, "an expression")
-        selector = VectorSelector(token.start, token.end, Word(token.text, token.start, token.end))
+        selector = VectorSelector(token.start, token.end, token)
         if self.accept("{"):
             selector = self._parse_selector(token.start, selector.name)
         selector.is_variable = token.kind == "variable"
         return selector
 
-    def _parse_aggregation(self, token: Token) -> Node:
+    def _parse_aggregation(self, token: Word) -> Node:
         labels = self._parse_labels() if self.accept("by", "without") else ()
         arguments, end = self._parse_arguments()
         if self.accept("by", "without"):
@@ -307,7 +289,7 @@ class _PromqlParser:
             if self.accept("["):
                 is_subquery = self._parse_range()
                 if is_subquery or not isinstance(node, VectorSelector):
-                    node = Modified(node.start, node.end, node)
+                    node = Wrapped(node.start, node.end, node)
                 else:
                     node.is_range = True
             elif self.accept("offset"):
@@ -342,7 +324,7 @@ def children(node: Node) -> Sequence[Node]:
             return node.arguments
         case Binary():
             return (node.left, node.right)
-        case Modified() | Paren():
+        case Wrapped():
             return (node.of,)
     return ()
 

@@ -23,12 +23,11 @@ from podgpu.migrate.promql import (
     Binary,
     FunctionCall,
     Literal,
-    Modified,
     Node,
-    Paren,
     PromqlError,
     VectorSelector,
     Word,
+    Wrapped,
     find_labels,
     find_selectors,
     is_named_by_variable,
@@ -69,12 +68,9 @@ _UNITLESS_INSTANT = frozenset({"absent", "timestamp", "count", "group"})
 @dataclass(frozen=True, slots=True)
 class RenamedMetric:
     name: str
-    factor: Fraction
-    """Old value = new value * factor."""
-    is_default: bool
-    """dcgm-exporter exports it without a custom counter file."""
-    is_inferred: bool
-    """The new name was not seen in a release yet."""
+    factor: Fraction  # old value = new value * factor
+    is_default: bool  # dcgm-exporter exports it without a custom counter file
+    is_inferred: bool  # the new name was not seen in a release yet
 
 
 @dataclass(frozen=True)
@@ -92,15 +88,19 @@ class Direction:
         """True if the old label names are hardly used by others: `Hostname`, unlike `hostname`."""
         return self.to == "4.9"
 
-    @staticmethod
-    def has_labels(metric: str) -> bool:
-        """True if the metric has the exporter's labels."""
-        return _EXPORTER_METRICS.match(metric) is not None
+    def report(self, text: str, problem: str) -> RewriteResult | None:
+        """Reports a text that has old names and cannot be rewritten."""
+        names = self.mentions(text)
+        return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
     def mentions(self, text: str) -> list[str]:
         """Finds old names in any text. `Hostname` is too common to count."""
         words = dict.fromkeys(_WORDS.findall(text))
         return [w for w in words if self.metric(w) or (self.label(w) and w.startswith("DCGM_"))]
+
+
+def has_exporter_labels(metric: str) -> bool:
+    return _EXPORTER_METRICS.match(metric) is not None
 
 
 @cache
@@ -132,17 +132,12 @@ def _renamed_labels(to: Generation) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    text: str
-    """Unchanged if a part could not be rewritten."""
-    left: tuple[str, ...] = ()
-    """Messages about parts that could not be rewritten."""
+    text: str  # unchanged if a part could not be rewritten
+    left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
     notes: tuple[str, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """Changes by position in the old text."""
-    reads_both: bool = False
-    """It already reads both names and stays unchanged."""
-    is_exporter: bool = False
-    """It reads the exporter's series, so labels beside it are the exporter's."""
+    edits: tuple[Edit, ...] = ()  # changes by position in the old text
+    reads_both: bool = False  # it already reads both names and stays unchanged
+    is_exporter: bool = False  # it reads the exporter's series, so labels beside it are the exporter's
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +145,14 @@ class FileChange:
     start: int
     end: int
     text: str
-    place: str
-    """Position in the file, for messages."""
+    place: str  # position in the file, for messages
     result: RewriteResult
 
 
 @dataclass(frozen=True, slots=True)
 class MigratedFile:
     text: str
-    changed: int = 0
-    """Number of rewritten parts."""
+    changed: int = 0  # number of rewritten parts
     left: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -248,7 +241,7 @@ class _Rewriter:
         return any(has_new.values()), [name for name, has in has_new.items() if not has]
 
     def _has_labels(self, metric: str) -> bool:
-        return metric in self.recorded or self.direction.has_labels(metric)
+        return metric in self.recorded or has_exporter_labels(metric)
 
     def _fail(self, node: Node, problem: str) -> None:
         self.left.append(f"{self._show(node)}: {problem}")
@@ -269,11 +262,9 @@ class _Rewriter:
                 self._rewrite_aggregation(node)
             case Binary():
                 self._rewrite_binary(node)
-            case Paren():
-                if not self._remove_conversion(node.of, node):
+            case Wrapped():
+                if not (node.is_paren and self._remove_conversion(node.of, node)):
                     self._rewrite(node.of)
-            case Modified():
-                self._rewrite(node.of)
 
     def _rewrite_aggregation(self, node: Aggregation) -> None:
         for word in node.labels:
@@ -288,7 +279,7 @@ class _Rewriter:
     def _rewrite_operand(self, node: Node, *, unitless: bool) -> None:
         """An operand whose values do not matter needs no conversion."""
         inner = node
-        while isinstance(inner, Paren):
+        while isinstance(inner, Wrapped) and inner.is_paren:
             inner = inner.of
         if unitless and isinstance(inner, VectorSelector):
             self._rewrite_selector(inner, wrap=None)

@@ -22,11 +22,10 @@ from podgpu.migrate.rewrite import (
     RewriteResult,
     apply_changes,
     apply_edits,
+    has_exporter_labels,
     rewrite_expression,
 )
 
-_MAX_CHAIN = 10
-"""Recording rules may use recording rules."""
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"(?:\$labels|\.Labels)\.(\w+)|index\s+\$labels\s+\"(\w+)\"")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
@@ -39,10 +38,8 @@ _USES = ("expr", "record")
 class _Scalar:
     node: yaml.ScalarNode
     path: str
-    use: str
-    """expr, template, record, or empty."""
-    rule: str = ""
-    """The rule that contains it."""
+    use: str  # expr, template, record, or empty
+    rule: str = ""  # the rule that contains it
 
 
 def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
@@ -50,7 +47,7 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules: entries with expr and alert or record were expected")
-    recorded = _find_recorded(scalars, direction)
+    recorded = _find_recorded(scalars)
     rewritten = {
         scalar: result for scalar in scalars if (result := _rewrite_value(scalar, direction, recorded)) is not None
     }
@@ -115,31 +112,24 @@ def _members(node: yaml.MappingNode, path: str, use: str, rule: str) -> Iterator
         yield value, f"{path}.{name}".lstrip("."), member_use, rule
 
 
-def _find_recorded(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str]:
+def _find_recorded(scalars: Sequence[_Scalar]) -> frozenset[str]:
     """Recorded metrics with the exporter's labels, because they are computed from its metrics."""
-    found: frozenset[str] = frozenset()
     rules: dict[str, dict[str, str]] = {}
     for scalar in scalars:
-        if scalar.use in ("expr", "record"):
+        if scalar.use in _USES:
             rules.setdefault(scalar.rule, {})[scalar.use] = str(scalar.node.value)
-    for _ in range(_MAX_CHAIN):
-        before = found
-        for rule in rules.values():
-            if "record" in rule and _reads(rule.get("expr", ""), direction, found):
-                found |= {rule["record"]}
-        if found == before:
-            break
-    return found
+    reads = {rule["record"]: _find_metrics(rule.get("expr", "")) for rule in rules.values() if "record" in rule}
+    found: set[str] = set()
+    for _ in reads:  # recording rules may use recording rules
+        found |= {record for record, names in reads.items() if any(n in found or has_exporter_labels(n) for n in names)}
+    return frozenset(found)
 
 
-def _reads(expression: str, direction: Direction, recorded: frozenset[str]) -> bool:
+def _find_metrics(expression: str) -> set[str]:
     try:
-        return any(
-            name in recorded or direction.has_labels(name)
-            for name in map(name_of, find_selectors(parse_promql(expression)))
-        )
+        return set(map(name_of, find_selectors(parse_promql(expression))))
     except PromqlError:
-        return False
+        return set()
 
 
 # One value
@@ -167,14 +157,10 @@ def _rewrite_value(scalar: _Scalar, direction: Direction, recorded: frozenset[st
         try:
             return rewrite_expression(value, direction, recorded)
         except PromqlError as error:
-            names = direction.mentions(value)
-            problem = f"{', '.join(names)}: cannot be parsed as PromQL: {error}"
-            return RewriteResult(value, (problem,)) if names else None
+            return direction.report(value, f"cannot be parsed as PromQL: {error}")
     if scalar.use == "template":
         return _rewrite_template(value, direction)
-    names = direction.mentions(value)
-    problem = f"{', '.join(names)}: mentioned outside of an expression: check it by hand"
-    return RewriteResult(value, (problem,)) if names else None
+    return direction.report(value, "mentioned outside of an expression: check it by hand")
 
 
 def _rewrite_template(value: str, direction: Direction) -> RewriteResult:
@@ -197,13 +183,9 @@ def _rewrite_template(value: str, direction: Direction) -> RewriteResult:
 
 
 def _write_in_style(source: str, node: yaml.ScalarNode, rewritten: RewriteResult) -> str:
-    if node.style == "'":
-        return (
-            "'" + rewritten.text.replace("'", "''") + "'"
-            if "\n" not in rewritten.text
-            else _double_quoted(rewritten.text)
-        )
-    if node.style == '"':
+    if node.style == "'" and "\n" not in rewritten.text:
+        return "'" + rewritten.text.replace("'", "''") + "'"
+    if node.style in ("'", '"'):
         return _double_quoted(rewritten.text)
     header = source.index("\n") + 1 if node.style in ("|", ">") and "\n" in source else 0
     return source[:header] + _edit_in_place(source[header:], str(node.value), rewritten)

@@ -76,7 +76,7 @@ class StageNode:
 
     @property
     def gpus(self) -> int:
-        return len(self.driver.machine.gpus)
+        return len(self.driver.gpus)
 
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:

@@ -5,6 +5,7 @@ A function that is missing in the tables is not supported. Return types are thos
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +23,26 @@ from podgpu.simulate.gpu import (
     SimulatedGpu,
     SimulatedInstance,
 )
-from podgpu.simulate.machine import Machine, address_in, pointer_to
 from podgpu.simulate.models import AMPERE, MIB
 from podgpu.simulate.workload import SimulatedLoad
 
 NO_INSTANCE = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
+_PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}
+
+
+def pointer_to(address: int, pointer_type: Any) -> Any:
+    """Makes a handle: a number that is never dereferenced, in a pointer of pynvml's type."""
+    return ctypes.cast(ctypes.c_void_p(address), pointer_type)
+
+
+def address_in(handle: Any) -> int:
+    """Returns the number of a handle, 0 for anything else."""
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
+    except ctypes.ArgumentError:
+        return 0
 
 
 def refuse(code: int) -> NoReturn:
@@ -166,7 +180,9 @@ def _affinity(words: int, first: int) -> Any:
     return (pynvml.c_ulonglong * words)(*([first] if words else []))
 
 
-def list_processes(loads: Iterable[SimulatedLoad], kind: str) -> list[Any]:
+def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
+    """`function`: nvmlDeviceGet<kind>RunningProcesses, with or without a version."""
+    kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
     return [
         pynvml.nvmlFriendlyObject(
             {
@@ -177,7 +193,7 @@ def list_processes(loads: Iterable[SimulatedLoad], kind: str) -> list[Any]:
             }
         )
         for load in loads
-        if load.kind == kind
+        if load.kind == _PROCESS_KINDS[kind]
     ]
 
 
@@ -436,53 +452,18 @@ class GpmSample:
     meter: Meter = field(default_factory=Meter)
 
 
-class GpmSamples:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._samples: dict[int, GpmSample] = {}
-
-    def allocate(self) -> Any:
-        address = self._machine.new_address()
-        self._samples[address] = GpmSample()
-        return pointer_to(address, pynvml.c_nvmlGpmSample_t)
-
-    def free(self, pointer: Any) -> None:
-        self._find(pointer)
-        del self._samples[address_in(pointer)]
-
-    def fill(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
-        if not gpu.model.gpm:
-            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
-        if meter is None:
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        sample = self._find(pointer)
-        sample.gpu, sample.gi_id, sample.at, sample.nvlinks = gpu.number, gi_id, gpu.at, gpu.nvlinks
-        sample.meter = Meter(meter.busy, meter.tensor, meter.dram)
-        return pointer
-
-    def evaluate(self, request: Any, answer_for: Callable[[int, int], Any]) -> Any:
-        """Fills in a c_nvmlGpmMetricsGet_t. `answer_for(metric, gpu)` overrides the values."""
-        first, second = self._find(request.sample1), self._find(request.sample2)
-        if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        for index in range(request.numMetrics):
-            metric = request.metrics[index]
-            override = answer_for(metric.metricId, second.gpu)
-            if override is not None:
-                metric.nvmlReturn, metric.value = override.error, override.value or 0.0
-                continue
-            value = _evaluate(metric.metricId, first, second)
-            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
-            metric.value = value or 0.0
-        return request
-
-    def forget(self) -> None:
-        self._samples.clear()
-
-    def _find(self, pointer: Any) -> GpmSample:
-        sample = self._samples.get(address_in(pointer))
-        return refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT) if sample is None else sample
+def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample, answer_for: Callable[[str, int], Any]) -> Any:
+    """Fills in a c_nvmlGpmMetricsGet_t. `answer_for` returns injected values of `gpm <metric>`."""
+    if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    for index in range(request.numMetrics):
+        metric = request.metrics[index]
+        injected = answer_for(f"gpm {metric.metricId}", second.gpu)
+        value = _evaluate(metric.metricId, first, second) if injected is None else injected.value
+        error = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
+        metric.nvmlReturn = error if injected is None else injected.error
+        metric.value = value or 0.0
+    return request
 
 
 def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:

@@ -1,13 +1,19 @@
 """A simulated driver: an object with the functions, constants and structures of the pynvml module.
 
-Functions that are not simulated are not supported. The real driver is never called.
+Functions that are not simulated are not supported. The real driver is never called. One lock guards everything; it is
+never held while a call hangs.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import threading
 import time
-from collections import Counter
+import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -17,16 +23,19 @@ import pynvml
 from podgpu.simulate.device_calls import (
     GPU_CALLS,
     MIG_CALLS,
-    GpmSamples,
+    NO_INSTANCE,
+    GpmSample,
+    address_in,
+    evaluate_gpm,
     list_processes,
     pci_bus_id,
+    pointer_to,
     read_field_values,
     refuse,
 )
 from podgpu.simulate.engine import Engine, SimulatedSwitchLog
-from podgpu.simulate.gpu import SimulatedGpu
-from podgpu.simulate.machine import EventSets, FaultInjector, Handle, HandleTarget, InjectedAnswer, Machine, address_in
-from podgpu.simulate.models import GpuSpec, parse_spec
+from podgpu.simulate.gpu import Meter, SimulatedGpu, SimulatedInstance, lay_out
+from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles, parse_spec
 from podgpu.simulate.workload import SimulatedLoad
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
@@ -34,7 +43,16 @@ _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct
 """Functions of pynvml that call no driver."""
 _GPU_CLOCK_LAG_NS = 1_000_000
 """Lag of the GPU's clock behind the machine's; on an H200 it drifts by 7 µs a second."""
-_WITHOUT_SESSION = frozenset({"nvmlInit", "nvmlShutdown"})
+_MAX_WAIT_SECONDS = 0.025
+"""For events, in real time, because an injected clock may stand still. Closing the driver waits for it."""
+_FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
+
+
+@dataclass(slots=True)
+class EventSet:
+    registered: set[int] = field(default_factory=set)
+    """Numbers of GPUs."""
+    waiting: deque[Any] = field(default_factory=deque)
 
 
 class SimulatedNvml:
@@ -60,141 +78,154 @@ class SimulatedNvml:
     ) -> None:
         self.calls: Counter[str] = Counter()
         """Number of calls per function."""
-        self.machine = Machine(
-            parse_spec(spec) if isinstance(spec, str) else spec,
-            seed=seed,
-            clock=clock,
-            wall=wall,
-            uuids=uuids,
-            mig_uuids=mig_uuids or {},
-            minors=minors,
-            unrest=unrest,
-            node=node,
-        )
-        self._events = EventSets(self.machine)
-        self._gpm = GpmSamples(self.machine)
-        self.faults = FaultInjector(self.machine, self._events)
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        """Notified of events and of the end of sessions."""
+        self._clock = clock
+        self._seed = seed
+        self._node = node
         self._driver_version = driver_version
-        self._sessions = 0
-        self._session_epoch = 0
-        self._plain_calls = self._plain_table()
-        self._target_calls = self._target_table()
+        self._sessions = self._session_epoch = 0
+        self._addresses = itertools.count(_FIRST_ADDRESS, _ADDRESS_STEP)
+        self._layouts = itertools.count()
+        self._targets: dict[int, tuple[SimulatedGpu, SimulatedInstance | None]] = {}
+        """Address of a handle -> its device."""
+        self._event_sets: dict[int, EventSet] = {}
+        self._gpm_samples: dict[int, GpmSample] = {}
+        self.faults = FaultInjector(self)
+        epoch = wall() - clock()  # computed once, so that a sample's timestamp is the same in every call
+        self.gpus: list[SimulatedGpu] = []
+        for number, one in enumerate(parse_spec(spec) if isinstance(spec, str) else spec):
+            gpu = SimulatedGpu(
+                number=number,
+                model=one.model,
+                uuid=uuids[number] if number < len(uuids) else f"GPU-{self._make_uuid('gpu', number)}",
+                minor=minors[number] if number < len(minors) else number,
+                seed=seed,
+                unrest=unrest,
+                at=clock(),
+                epoch=epoch,
+            )
+            if one.profiles:
+                self._cut(gpu, one.profiles, mig_uuids or {})
+            self.gpus.append(gpu)
+        linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
+        for gpu in linked:  # a single GPU has no NVLink, as measured on an H200
+            gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
+        self._functions = self._make_functions()
+
+    def gpu(self, number: int) -> SimulatedGpu:
+        return self.gpus[number]
 
     def place(self, load: SimulatedLoad) -> None:
-        self.machine.place(load)
+        with self.lock:
+            self._advance(self.gpus[load.gpu]).place(load)
 
     def remove(self, pid: int) -> None:
-        self.machine.remove(pid)
+        with self.lock:
+            if not sum(self._advance(gpu).evict(pid) for gpu in self.gpus):
+                raise ValueError(f"no simulated process {pid}")
 
     def switch_log(self, uuid: str) -> SimulatedSwitchLog:
         """Opens the context-switch log of a GPU."""
-        gpu = next(gpu for gpu in self.machine.gpus if gpu.uuid == uuid)
+        gpu = next(gpu for gpu in self.gpus if gpu.uuid == uuid)
 
         def engines() -> Mapping[int | None, Engine]:
-            with self.machine.lock:
-                return dict(self.machine.current(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
+            with self.lock:
+                return dict(self._advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
 
         return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS)
+
+    # Calls
 
     def __getattr__(self, name: str) -> Any:
         # Only called for names that are not attributes yet; the functions created here become attributes.
         if not name.startswith(_PYNVML_NAMES):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        if name in self._plain_calls:
-            call = partial(self._call, name, self._plain_calls[name])
-        elif name in self._target_calls or name in GPU_CALLS or name in MIG_CALLS:
-            call = partial(self._call_on_device, name)
-        else:
-            known = getattr(pynvml, name)
-            if not isinstance(known, FunctionType) or name in _HARMLESS:
-                return known
-            call = partial(self._call_unknown, name)
-        self.__dict__[name] = call
+        known = getattr(pynvml, name)
+        if name not in self._functions and (not isinstance(known, FunctionType) or name in _HARMLESS):
+            return known
+        call = self.__dict__[name] = partial(self._call, name)
         return call
 
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        number = self._aimed_at(name, arguments)
-        self._begin(name, number)
-        with self.machine.lock:
-            if name not in _WITHOUT_SESSION:
-                self._require_session()
-            answer = self.faults.answer_for(name, number)
-            if answer is not None:
-                return _return(answer)
-            return function(*arguments)
-
-    def _aimed_at(self, name: str, arguments: Sequence[Any]) -> int | None:
-        """Returns the GPU whose handle is requested, so that faults can apply to it."""
-        with self.machine.lock:
-            gpus = self.machine.enumeration()
-            if name == "nvmlDeviceGetHandleByIndex":
-                return next((gpu.number for index, gpu in enumerate(gpus) if index == arguments[0]), None)
-            if name == "nvmlDeviceGetHandleByPciBusId":
-                return next((gpu.number for gpu in gpus if _is_at(gpu, arguments[0])), None)
-        return None
-
-    def _call_on_device(self, name: str, handle: Any, *arguments: Any, **named: Any) -> Any:
-        address = address_in(handle)
-        aimed = self.machine.targets.get(address)
-        self._begin(name, aimed.gpu.number if aimed else None)
-        with self.machine.lock:
-            self._require_session()
-            # Looked up again, because the device may have been removed while the call hung.
-            target = self.machine.targets.get(address)
-            if target is None:
-                refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            _require_present(target.gpu)
-            answer = self.faults.answer_for(name, target.gpu.number)
-            if answer is not None:
-                return _return(answer)
-            self.machine.current(target.gpu)
-            return self._answer(name, target, arguments, named)
-
-    def _call_unknown(self, name: str, *arguments: Any, **named: Any) -> Any:
-        if arguments and address_in(arguments[0]) in self.machine.targets:
-            return self._call_on_device(name, *arguments, **named)
-        return self._call(name, lambda *ignored: refuse(pynvml.NVML_ERROR_NOT_SUPPORTED), *arguments)
-
-    def _begin(self, name: str, gpu: int | None) -> None:
-        with self.machine.lock:
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        gpu = self._find_gpu(name, arguments)
+        with self.lock:
             self.calls[name] += 1
         self.faults.wait_out(name, gpu)
+        with self.lock:
+            if name not in ("nvmlInit", "nvmlShutdown"):
+                self._check_session()
+            is_device_call = name not in self._functions and name.startswith(("nvmlDevice", "nvmlGpm"))
+            if is_device_call:
+                # Looked up again, because the device may have been removed while the call hung.
+                target = self._targets.get(address_in(arguments[0])) or refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                _check_present(target[0])
+            injected = self.faults.answer_for(name, gpu)
+            if injected is not None:
+                return refuse(injected.error) if injected.error else injected.value
+            if is_device_call:
+                return self._call_device(name, self._advance(target[0]), target[1], *arguments[1:], **named)
+            function = self._functions.get(name)
+            return function(*arguments) if function else refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def _answer(self, name: str, target: HandleTarget, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        if name in self._target_calls:
-            return self._target_calls[name](target, *arguments)
-        if target.instance is None and name in GPU_CALLS:
-            return GPU_CALLS[name](target.gpu, *arguments, **named)
-        if target.instance is not None and name in MIG_CALLS:
-            return MIG_CALLS[name](target.gpu, target.instance, *arguments, **named)
-        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    def _find_gpu(self, name: str, arguments: Sequence[Any]) -> int | None:
+        """Returns the number of the GPU that a call is about, so that faults can apply to it."""
+        with self.lock:
+            listed = self._list_gpus()
+            if name == "nvmlDeviceGetHandleByIndex":
+                return listed[arguments[0]].number if arguments[0] < len(listed) else None
+            if name == "nvmlDeviceGetHandleByPciBusId":
+                return next((gpu.number for gpu in listed if _is_at(gpu, arguments[0])), None)
+            target = self._targets.get(address_in(arguments[0])) if arguments else None
+            return target[0].number if target else None
 
-    def _require_session(self) -> None:
-        if not self._sessions:
-            refuse(pynvml.NVML_ERROR_UNINITIALIZED)
-        if self._session_epoch != self.faults.driver_epoch:
-            refuse(self.faults.session_error)
+    def _call_device(
+        self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any, **named: Any
+    ) -> Any:
+        if "RunningProcesses" in name:
+            gi_id = None if instance is None else instance.gi_id
+            return [] if self.faults.processes_hidden else list_processes(gpu.running(gi_id), name)
+        if instance is not None:
+            function = MIG_CALLS.get(name) or refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return function(gpu, instance, *arguments, **named)
+        match name:
+            case "nvmlDeviceGetIndex":
+                return self._list_gpus().index(gpu)
+            case "nvmlDeviceGetMigDeviceHandleByIndex":
+                return self._find_mig_handle(gpu, *arguments)
+            case "nvmlDeviceGetFieldValues":
+                return read_field_values(gpu, arguments[0], self.faults.answer_for)
+            case "nvmlDeviceRegisterEvents":
+                return self._find(self._event_sets, arguments[1]).registered.add(gpu.number)
+            case "nvmlGpmSampleGet":
+                return self._fill_gpm_sample(gpu, None, *arguments)
+            case "nvmlGpmMigSampleGet":
+                return self._fill_gpm_sample(gpu, *arguments)
+        function = GPU_CALLS.get(name) or refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return function(gpu, *arguments, **named)
 
-    def _plain_table(self) -> dict[str, Callable[..., Any]]:
+    def _make_functions(self) -> dict[str, Callable[..., Any]]:
+        """Functions without a device."""
         return {
             "nvmlInit": self._init,
             "nvmlShutdown": self._shutdown,
             "nvmlSystemGetDriverVersion": lambda: self._driver_version,
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._driver_version}",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
-            "nvmlDeviceGetCount": lambda: len(self.machine.enumeration()),
-            "nvmlDeviceGetHandleByIndex": self._by_index,
-            "nvmlDeviceGetHandleByUUID": self._by_uuid,
-            "nvmlDeviceGetHandleByPciBusId": self._by_pci_bus_id,
-            "nvmlGpmSampleAlloc": self._gpm.allocate,
-            "nvmlGpmSampleFree": self._gpm.free,
-            "nvmlGpmMetricsGet": lambda request: self._gpm.evaluate(
-                request, lambda metric, gpu: self.faults.answer_for(f"gpm {metric}", gpu)
-            ),
-            "nvmlEventSetCreate": self._events.create,
-            "nvmlEventSetFree": self._events.free,
+            "nvmlDeviceGetCount": lambda: len(self._list_gpus()),
+            "nvmlDeviceGetHandleByIndex": self._find_by_index,
+            "nvmlDeviceGetHandleByUUID": self._find_by_uuid,
+            "nvmlDeviceGetHandleByPciBusId": self._find_by_pci_bus_id,
+            "nvmlGpmSampleAlloc": lambda: self._allocate(self._gpm_samples, GpmSample(), pynvml.c_nvmlGpmSample_t),
+            "nvmlGpmSampleFree": lambda sample: self._free(self._gpm_samples, sample),
+            "nvmlGpmMetricsGet": self._read_gpm,
+            "nvmlEventSetCreate": lambda: self._allocate(self._event_sets, EventSet(), pynvml.c_nvmlEventSet_t),
+            "nvmlEventSetFree": lambda event_set: self._free(self._event_sets, event_set),
             "nvmlEventSetWait_v2": self._wait,
         }
+
+    # Sessions
 
     def _init(self) -> None:
         if self.faults.init_error:
@@ -209,93 +240,293 @@ class SimulatedNvml:
             refuse(pynvml.NVML_ERROR_UNINITIALIZED)
         self._sessions -= 1
         if not self._sessions:
-            self._gpm.forget()
-            self._events.forget()
-        self.machine.changed.notify_all()
+            self._gpm_samples.clear()
+            self._event_sets.clear()
+        self._changed.notify_all()
 
-    def _by_index(self, index: int) -> Handle:
-        gpus = self.machine.enumeration()
-        if not 0 <= index < len(gpus):
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._handle(gpus[index])
+    def _check_session(self) -> None:
+        if not self._sessions:
+            refuse(pynvml.NVML_ERROR_UNINITIALIZED)
+        if self._session_epoch != self.faults.driver_epoch:
+            refuse(self.faults.session_error)
 
-    def _by_uuid(self, wanted: str | bytes) -> Handle:
-        uuid = wanted.decode() if isinstance(wanted, bytes) else wanted
-        for gpu in self.machine.enumeration():
-            if gpu.uuid == uuid:
-                return self._handle(gpu)
+    def reload(self) -> None:
+        """Makes all handles and event sets stale."""
+        self._targets.clear()
+        self._event_sets.clear()
+        self._changed.notify_all()
+
+    # Handles
+
+    def _advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
+        gpu.advance(self._clock())
+        return gpu
+
+    def _list_gpus(self) -> list[SimulatedGpu]:
+        return [gpu for gpu in self.gpus if gpu.enumerated]
+
+    def _find_handle(self, gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> Any:
+        """Returns the same handle for the same device until it becomes stale."""
+        _check_present(gpu)
+        target = (gpu, instance)
+        address = next((address for address, known in self._targets.items() if known == target), None)
+        if address is None:
+            address = next(self._addresses)
+            self._targets[address] = target
+        return pointer_to(address, pynvml.c_nvmlDevice_t)
+
+    def _find_by_index(self, index: int) -> Any:
+        gpus = self._list_gpus()
+        return self._find_handle(gpus[index]) if index < len(gpus) else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def _find_by_uuid(self, wanted: str) -> Any:
+        for gpu in self._list_gpus():
+            if gpu.uuid == wanted:
+                return self._find_handle(gpu)
             for instance in gpu.instances:
-                if instance.uuid == uuid:
-                    _require_present(gpu)
-                    return Handle(self.machine.address_of(gpu, instance))
+                if instance.uuid == wanted:
+                    return self._find_handle(gpu, instance)
         refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _by_pci_bus_id(self, wanted: str | bytes) -> Handle:
-        for gpu in self.machine.enumeration():
-            if _is_at(gpu, wanted):
-                return self._handle(gpu)
-        refuse(pynvml.NVML_ERROR_NOT_FOUND)
+    def _find_by_pci_bus_id(self, wanted: str) -> Any:
+        gpu = next((gpu for gpu in self._list_gpus() if _is_at(gpu, wanted)), None)
+        return self._find_handle(gpu) if gpu else refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _handle(self, gpu: SimulatedGpu) -> Handle:
-        _require_present(gpu)
-        return Handle(self.machine.address_of(gpu))
-
-    def _wait(self, event_set: Any, timeout_ms: int) -> Any:
-        return self._events.wait(event_set, timeout_ms, self._require_session)
-
-    def _target_table(self) -> dict[str, Callable[..., Any]]:
-        table: dict[str, Callable[..., Any]] = {
-            "nvmlDeviceGetIndex": _on_gpu(lambda gpu: self.machine.enumeration().index(gpu)),
-            "nvmlDeviceGetMigDeviceHandleByIndex": _on_gpu(self._mig_handle),
-            "nvmlDeviceGetFieldValues": _on_gpu(
-                lambda gpu, fields: read_field_values(gpu, fields, self.faults.answer_for)
-            ),
-            "nvmlDeviceRegisterEvents": _on_gpu(self._events.register),
-            "nvmlGpmSampleGet": _on_gpu(lambda gpu, sample: self._gpm.fill(gpu, None, sample)),
-            "nvmlGpmMigSampleGet": _on_gpu(self._gpm.fill),
-        }
-        for name, kind in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps")):
-            for version in ("", "_v2", "_v3"):
-                table[f"nvmlDeviceGet{name}RunningProcesses{version}"] = partial(self._processes, kind)
-        return table
-
-    def _mig_handle(self, gpu: SimulatedGpu, index: int) -> Handle:
+    def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
             refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        for instance in gpu.instances:
-            if instance.slot == index:
-                return Handle(self.machine.address_of(gpu, instance))
-        refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        instance = next((instance for instance in gpu.instances if instance.slot == index), None)
+        return self._find_handle(gpu, instance) if instance else refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _processes(self, kind: str, target: HandleTarget) -> list[Any]:
-        if self.faults.processes_hidden:
-            return []
-        return list_processes(target.gpu.running(target.instance.gi_id if target.instance else None), kind)
+    def reset(self, gpu: SimulatedGpu) -> None:
+        """Resets the counters, ends processes, makes handles stale and restores a lost GPU."""
+        with self.lock:
+            gpu.lost, gpu.enumerated = False, True
+            self._advance(gpu).reset()
+            self._targets = {address: target for address, target in self._targets.items() if target[0] is not gpu}
+
+    def relayout(self, gpu: SimulatedGpu, profiles: Sequence[str] | None) -> list[str]:
+        """Changes the MIG layout (None: MIG off) and returns the UUIDs of the new MIG devices."""
+        with self.lock:
+            chosen = None if profiles is None else parse_profiles(gpu.model, profiles)
+            self._targets = {a: t for a, t in self._targets.items() if t[0] is not gpu or t[1] is None}
+            self._cut(self._advance(gpu), chosen, {})
+            return [instance.uuid for instance in gpu.instances]
+
+    def _cut(
+        self, gpu: SimulatedGpu, profiles: Sequence[MigProfile] | None, given: Mapping[tuple[int, int], str]
+    ) -> None:
+        if profiles is None:
+            gpu.cut(None)
+            return
+        layout = next(self._layouts)
+        uuids = [
+            given.get((gpu.number, slot)) or f"MIG-{self._make_uuid('mig', gpu.number, layout, slot)}"
+            for slot in range(len(profiles))
+        ]
+        gpu.cut(lay_out(gpu.model, profiles, uuids))
+
+    def _make_uuid(self, *parts: object) -> uuid.UUID:
+        named = (self._node, self._seed, *parts) if self._node else (self._seed, *parts)
+        digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
+        return uuid.UUID(bytes=digest[:16], version=4)
+
+    # Event sets and GPM samples
+
+    def _allocate(self, objects: dict[int, Any], new: Any, kind: Any) -> Any:
+        address = next(self._addresses)
+        objects[address] = new
+        return pointer_to(address, kind)
+
+    def _find(self, objects: Mapping[int, Any], pointer: Any) -> Any:
+        found = objects.get(address_in(pointer))
+        return refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
+
+    def _free(self, objects: dict[int, Any], pointer: Any) -> None:
+        self._find(objects, pointer)
+        del objects[address_in(pointer)]
+        self._changed.notify_all()
+
+    def _wait(self, event_set: Any, timeout_ms: int) -> Any:
+        deadline = time.monotonic() + min(timeout_ms / 1000, _MAX_WAIT_SECONDS)
+        while True:
+            self._check_session()
+            waiting = self._find(self._event_sets, event_set).waiting
+            if waiting:
+                return waiting.popleft()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                refuse(pynvml.NVML_ERROR_TIMEOUT)
+            self._changed.wait(left)
+
+    def raise_xid(self, gpu: SimulatedGpu, xid: int, gi_id: int | None) -> None:
+        with self.lock:
+            for event_set in self._event_sets.values():
+                if gpu.number in event_set.registered:
+                    event = pynvml.c_nvmlEventData_t()
+                    event.device = next(
+                        pointer_to(address, pynvml.c_nvmlDevice_t)
+                        for address, target in self._targets.items()
+                        if target == (gpu, None)
+                    )
+                    event.eventType = pynvml.nvmlEventTypeXidCriticalError
+                    event.eventData = xid
+                    event.gpuInstanceId = NO_INSTANCE if gi_id is None else gi_id
+                    event.computeInstanceId = NO_INSTANCE if gi_id is None else 0
+                    event_set.waiting.append(event)
+            self._changed.notify_all()
+
+    def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
+        if not gpu.model.gpm:
+            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
+        if meter is None:
+            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        sample = self._find(self._gpm_samples, pointer)
+        sample.gpu, sample.gi_id, sample.at, sample.nvlinks = gpu.number, gi_id, gpu.at, gpu.nvlinks
+        sample.meter = Meter(meter.busy, meter.tensor, meter.dram)
+        return pointer
+
+    def _read_gpm(self, request: Any) -> Any:
+        first, second = (self._find(self._gpm_samples, sample) for sample in (request.sample1, request.sample2))
+        return evaluate_gpm(request, first, second, self.faults.answer_for)
 
 
-def _is_at(gpu: SimulatedGpu, bus_id: str | bytes) -> bool:
+def _is_at(gpu: SimulatedGpu, bus_id: str) -> bool:
     """Accepts a domain of eight digits, of four digits (Linux), or none."""
-    text = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).upper()
-    return text in (pci_bus_id(gpu), pci_bus_id(gpu)[4:], pci_bus_id(gpu)[9:])
+    known = pci_bus_id(gpu)
+    return bus_id.upper() in (known, known[4:], known[9:])
 
 
-def _return(answer: InjectedAnswer) -> Any:
-    if answer.error:
-        refuse(answer.error)
-    return answer.value
-
-
-def _require_present(gpu: SimulatedGpu) -> None:
+def _check_present(gpu: SimulatedGpu) -> None:
     if gpu.lost:
         refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
-def _on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Restricts a call to whole GPUs."""
+# Faults
 
-    def call(target: HandleTarget, *arguments: Any) -> Any:
-        if target.instance is not None:
-            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return function(target.gpu, *arguments)
+Subject = str | int
+"""Name of a function, number of a field value, or `gpm <metric>`."""
 
-    return call
+
+@dataclass(frozen=True, slots=True)
+class InjectedAnswer:
+    """Overrides a result: a value or an error code."""
+
+    value: Any = None
+    error: int = 0
+
+
+@dataclass(slots=True)
+class Hang:
+    function: str
+    gpu: int | None
+    released: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
+    """Set once a call hangs here."""
+
+    def release(self) -> None:
+        self.released.set()
+
+
+class FaultInjector:
+    """Injects faults. `gpu` is the number of a GPU, None for all GPUs and for calls without a device."""
+
+    def __init__(self, driver: SimulatedNvml) -> None:
+        self._driver = driver
+        self._hangs: list[Hang] = []
+        self._answers: dict[tuple[Subject, int | None], InjectedAnswer] = {}
+        self.init_error = 0
+        self.session_error = 0
+        """Error of calls in sessions from before the last reload."""
+        self.driver_epoch = 0
+        self.processes_hidden = False
+
+    def hang(self, function: str, gpu: int | None = None) -> Hang:
+        """Blocks calls of the function until released."""
+        hang = Hang(function, gpu)
+        self._hangs = [*self._hangs, hang]
+        return hang
+
+    def release_all(self) -> None:
+        hangs, self._hangs = self._hangs, []
+        for hang in hangs:
+            hang.release()
+
+    def answer(self, subject: Subject, value: Any, gpu: int | None = None) -> None:
+        """Makes the function or field value return `value`."""
+        self._answers[subject, gpu] = InjectedAnswer(value=value)
+
+    def fail(self, subject: Subject, error: int, gpu: int | None = None) -> None:
+        """Makes the function or field value fail with this NVML error code."""
+        self._answers[subject, gpu] = InjectedAnswer(error=error)
+
+    def unsupported(self, subject: Subject, gpu: int | None = None) -> None:
+        self.fail(subject, pynvml.NVML_ERROR_NOT_SUPPORTED, gpu)
+
+    def clear(self, subject: Subject, gpu: int | None = None) -> None:
+        self._answers.pop((subject, gpu), None)
+
+    def hide_processes(self) -> None:
+        """Simulates a separate PID namespace: process lists are empty, process utilisation is not."""
+        self.processes_hidden = True
+
+    def lose(self, gpu: int, *, enumerated: bool = True) -> None:
+        """Makes a GPU fall off the bus. Without `enumerated` it is no longer counted."""
+        with self._driver.lock:
+            lost = self._driver.gpus[gpu]
+            lost.lost, lost.enumerated = True, enumerated
+
+    def recover(self, gpu: int) -> None:
+        with self._driver.lock:
+            lost = self._driver.gpus[gpu]
+            lost.lost, lost.enumerated = False, True
+
+    def reset(self, gpu: int) -> None:
+        self._driver.reset(self._driver.gpus[gpu])
+
+    def relayout(self, gpu: int, profiles: Sequence[str] | None) -> list[str]:
+        return self._driver.relayout(self._driver.gpus[gpu], profiles)
+
+    def cut_link(self, gpu: int, link: int) -> None:
+        """Takes an NVLink down until the GPU is reset."""
+        self._driver.gpus[gpu].links_down.add(link)
+
+    def raise_xid(self, gpu: int, xid: int, gi_id: int | None = None) -> None:
+        self._driver.raise_xid(self._driver.gpus[gpu], xid, gi_id)
+
+    def unload_driver(self) -> None:
+        self._take_driver_away(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    def remove_library(self) -> None:
+        self._take_driver_away(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    def mismatch_versions(self) -> None:
+        """Simulates a driver upgrade while the library stays."""
+        self._take_driver_away(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    def _take_driver_away(self, init_error: int) -> None:
+        self.init_error = init_error
+        self.reload_driver()
+
+    def load_driver(self) -> None:
+        self.init_error = 0
+
+    def reload_driver(self, error: int = pynvml.NVML_ERROR_UNKNOWN) -> None:
+        """Makes all handles stale. Open sessions fail with `error` until they are shut down and opened again."""
+        with self._driver.lock:
+            self.driver_epoch += 1
+            self.session_error = error
+            self._driver.reload()
+
+    def wait_out(self, function: str, gpu: int | None) -> None:
+        """Blocks while a hang matches. Call without the lock."""
+        for hang in self._hangs:
+            if hang.function == function and hang.gpu in (None, gpu):
+                hang.entered.set()
+                hang.released.wait()
+
+    def answer_for(self, subject: Subject, gpu: int | None) -> InjectedAnswer | None:
+        if not self._answers:
+            return None
+        return self._answers.get((subject, gpu)) or self._answers.get((subject, None))

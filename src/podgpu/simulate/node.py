@@ -43,10 +43,10 @@ class Tenant:
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     """`first`: offset in the pattern. With a multiple of 8 the pods have other names than those of another node."""
     result: list[Tenant] = []
-    whole = [g for g in driver.machine.gpus if not g.instances]
+    whole = [g for g in driver.gpus if not g.instances]
     for position, gpu in enumerate(whole, first):
         result += _on_gpu(position, gpu.number, gpu.uuid)
-    for gpu in driver.machine.gpus:
+    for gpu in driver.gpus:
         for slot, instance in enumerate(gpu.instances):
             if slot < 5:  # the remaining instances stay free
                 result.append(
@@ -91,7 +91,7 @@ def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
 
 
 def load_of(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
-    room = driver.machine.gpus[tenant.gpu].model.memory // 2
+    room = driver.gpus[tenant.gpu].model.memory // 2
     return SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,

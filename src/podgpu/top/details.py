@@ -1,8 +1,4 @@
-"""This module writes the details of one GPU, as lines of a given width: what is wrong and what to do, who holds it,
-every figure.
-
-Pure, but for the time zone that clock times are shown in.
-"""
+"""Renders the details of one GPU: what is wrong and what to do, the holders, and every figure of the server."""
 
 from __future__ import annotations
 
@@ -11,208 +7,192 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView, XidView
 from podgpu.errors import few_of
-from podgpu.top import cells
-from podgpu.top.api_answers import NO_DATA, FieldFact, GpuFacts, XidFact
-from podgpu.top.cells import Glyphs, fit, printable, width_of
-from podgpu.top.figures import Condition, DeviceFigures, HolderFigures, holder_text
-from podgpu.top.history import Idle
-from podgpu.top.lines import Row
-from podgpu.top.table import Printed, Watched
+from podgpu.top.feed import FetchedDetails, Sparklines
+from podgpu.top.lines import Line, severity_of
+from podgpu.top.table import Spans, describe_condition
+from podgpu.top.text import (
+    NO_DATA,
+    Glyphs,
+    draw_sparkline,
+    fit,
+    format_gib,
+    format_idle,
+    format_money,
+    format_number,
+    format_percent,
+    format_span,
+    name_of,
+    printable,
+    shorten_model,
+    width_of,
+)
 
 _INDENT = "  "
-_WIDEST_FIELD = 38
-_KEPT = "\N{NO-BREAK SPACE}"
-_GIB = 1024**3
-
-
-@dataclass(frozen=True, slots=True)
-class More:
-    """What the server's own view of the GPU has, as far as it is known."""
-
-    facts: GpuFacts | None = None
-    error: str = ""
-    """Why there is none, or nothing newer."""
+_MAX_FIELD = 38
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_UNITS_NOT_SHOWN = frozenset(
+    {"string", "enum", "count", "number", "index", "id", "code", "packed", "bitmask", "binary"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the details are about."""
-
-    device: DeviceFigures
-    row: Row
-    now: float | None
-    """Unix time by the source's clock, for ages."""
+    line: Line  # of the GPU or MIG instance
+    now: float  # Unix time by the source's clock
     currency: str = ""
-    idle: tuple[Idle | None, ...] = ()
-    """Of each holder."""
-    more: More | None = None
-    """None: nobody can be asked for more."""
-    watched: Watched | None = None
+    sparklines: Sparklines | None = None
+    fetched: FetchedDetails | None = None  # None: there is no API
 
 
-def details_of(subject: Subject, width: int, glyphs: Glyphs) -> list[Printed]:
-    device = subject.device
-    lines = [_title(device, width, glyphs)]
-    for condition in device.conditions:
+def render_details(subject: Subject, width: int, glyphs: Glyphs) -> list[Spans]:
+    slot, fetched = subject.line.slot, subject.fetched
+    lines = [_title(subject.line, width, glyphs)]
+    for condition in slot.conditions:
         lines += _condition(condition, subject.now, width)
-    if not device.present and not device.conditions:
-        lines += _wrapped("it was here and is not", width, "bad")
-    facts = subject.more.facts if subject.more else None
-    if facts is not None:
-        lines += _wrong(facts, width)
-    lines += _facts(_figures(subject, glyphs), width)
-    lines += _history(subject, width, glyphs)
-    lines += _holders(subject, width, glyphs)
-    if subject.more is not None:
-        lines += _more(subject.more, width, glyphs)
+    if slot.absent and not slot.conditions:
+        lines += _wrap("it was here and is not any more", width, "bad")
+    if fetched is not None and fetched.details is not None:
+        lines += _problems(fetched.details, width)
+    lines += _join(_figures(subject, glyphs), width)
+    lines += _sparkline(subject, width, glyphs)
+    for holder in slot.holders:
+        owner = f", of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
+        lines += _wrap(f"held by {name_of(holder)}{owner}", width, "title")
+        lines += _join(_holder_figures(holder, subject, glyphs), width, _INDENT)
+    if slot.last_holders:
+        lines += _wrap(f"last held by {few_of(map(name_of, slot.last_holders))}", width)
+    elif not slot.holders:
+        lines += _wrap("free", width)
+    if fetched is not None:
+        lines += _fetched(fetched, width, glyphs)
     return lines
 
 
-def _title(device: DeviceFigures, width: int, glyphs: Glyphs) -> Printed:
-    number = "?" if device.index < 0 else str(device.index)
-    of_instance = f"/{device.instance} {device.profile}" if device.instance else ""
-    where = f"  on {device.node}" if device.node else ""
-    text = f"GPU {number}{of_instance}  {cells.short_model(device.model)}{where}  {device.uuid}"
+def _title(line: Line, width: int, glyphs: Glyphs) -> Spans:
+    instance = f" {line.slot.profile}" if isinstance(line.slot, InstanceView) else ""
+    node = f"  on {line.node}" if line.node else ""
+    text = f"GPU {line.number}{instance}  {shorten_model(line.gpu.model)}{node}  {line.gpu.uuid}"
     return [(fit(printable(text), width, glyphs), "title")]
 
 
-def _condition(of: Condition, now: float | None, width: int) -> Iterator[Printed]:
-    style = "bad" if of.severity == "broken" else "warn"
-    age = None if of.since is None or now is None else max(0.0, now - of.since)
-    since = f" (since {_clock(of.since)})" if of.since is not None else ""
-    yield from _wrapped(cells.condition(of, age) + since, width, style)
-    if of.do:
-        yield from _wrapped(f"{_INDENT}do: {of.do}", width)
+def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spans]:
+    since = condition.since
+    text = describe_condition(condition, None if since is None else max(0.0, now - since))
+    if since is not None:
+        text += f" (since {_format_time(since)})"
+    yield from _wrap(text, width, severity_of(condition))
+    if condition.do:
+        yield from _wrap(f"{_INDENT}do: {condition.do}", width)
 
 
 def _figures(subject: Subject, glyphs: Glyphs) -> list[str]:
-    device = subject.device
+    slot = subject.line.slot
     facts = [
-        f"utilisation {cells.percent(device.utilization, glyphs)}",
-        f"memory {_gib(device.memory_used, glyphs)} of {_gib(device.memory_total, glyphs)} GiB",
-        f"power {cells.watts(device.power_watts, glyphs)}",
-        f"temperature {cells.degrees(device.temperature, glyphs)}",
+        f"utilisation {format_percent(slot.utilization_ratio, glyphs)}",
+        f"memory {format_gib(slot.memory_used_bytes, glyphs)} of {format_gib(slot.memory_total_bytes, glyphs)} GiB",
+        f"power {format_number(slot.power_watts, 'W', glyphs)}",
+        f"temperature {format_number(slot.temperature_celsius, 'C', glyphs)}",
     ]
-    if device.price_per_hour is not None:
-        facts.append(f"price {money(device.price_per_hour, subject.currency)}/h")
+    if slot.price_per_hour is not None:
+        facts.append(f"price {format_money(slot.price_per_hour, subject.currency)}/h")
     return facts
 
 
-def _history(subject: Subject, width: int, glyphs: Glyphs) -> Iterator[Printed]:
-    points = subject.watched.points.get(subject.row, b"") if subject.watched else b""
-    if subject.watched is not None and points.strip(bytes([NO_DATA])):
-        label = f"last {cells.span(subject.watched.span)} "
-        room = max(0, width - len(label))
-        yield [(label[:width], "dim"), (cells.spark(points, min(len(points), room), glyphs), "bar")]
-
-
-# Who holds it
-
-
-def _holders(subject: Subject, width: int, glyphs: Glyphs) -> Iterator[Printed]:
-    device = subject.device
-    for holder, idle in zip(device.holders, subject.idle or (None,) * len(device.holders), strict=True):
-        owner = f", of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
-        yield from _wrapped(f"held by {holder_text(holder.holder)}{owner}", width, "title")
-        yield from _facts(_use(holder, idle, subject, glyphs), width, _INDENT)
-    if device.last_holders:
-        names = few_of(holder_text(workload) for workload in device.last_holders)
-        yield from _wrapped(f"last held by {names}", width)
-    elif not device.holders:
-        yield from _wrapped("held by nobody", width)
-
-
-def _use(holder: HolderFigures, idle: Idle | None, subject: Subject, glyphs: Glyphs) -> list[str]:
-    facts = [
-        f"utilisation {cells.percent(holder.utilization, glyphs)}",
-        f"memory {_gib(holder.memory, glyphs)} GiB",
-        f"processes {cells.number(holder.processes, glyphs)}",
-        "busy" if idle == Idle(0) else f"idle {cells.idle(idle, glyphs)}",
-    ]
-    if holder.share is not None:
-        facts.append(f"share {cells.percent(holder.share, glyphs)}")
-    if holder.cost_per_hour is not None:
-        facts.append(f"costs {money(holder.cost_per_hour, subject.currency)}/h")
-    return facts
-
-
-def money(amount: float, currency: str) -> str:
-    return f"{amount:.2f} {currency}".rstrip()
-
-
-# What the server knows beside
-
-
-def _more(more: More, width: int, glyphs: Glyphs) -> Iterator[Printed]:
-    if more.facts is None:
-        yield from _wrapped(f"no more is known: {more.error}" if more.error else f"asking for more {glyphs.cut}", width)
+def _sparkline(subject: Subject, width: int, glyphs: Glyphs) -> Iterator[Spans]:
+    if subject.sparklines is None:
         return
-    if more.error:
-        yield from _wrapped(f"what follows could not be renewed: {more.error}", width, "warn")
-    if more.facts.method:
-        yield from _wrapped(f"busy time is divided by {more.facts.method}", width, "dim")
-    yield from _fields(more.facts.fields, width, glyphs)
+    points = subject.sparklines.points.get(subject.line.row, b"")
+    if points.strip(bytes([NO_DATA])):
+        label = f"last {format_span(subject.sparklines.span)} "
+        room = max(0, width - len(label))
+        yield [(label[:width], "dim"), (draw_sparkline(points, min(len(points), room), glyphs), "bar")]
 
 
-def _wrong(facts: GpuFacts, width: int) -> Iterator[Printed]:
-    for xid in facts.xids:
-        yield from _wrapped(_xid(xid), width, "warn")
-    for source in facts.sources:
-        if not source.works:
-            yield from _wrapped(f"source {source.name}: {source.message or 'does not answer'}", width, "warn")
+def _holder_figures(holder: HolderView, subject: Subject, glyphs: Glyphs) -> list[str]:
+    since = holder.idle_since
+    idle = format_idle(holder.use, None if since is None else max(0.0, subject.now - since), glyphs)
+    facts = [
+        f"utilisation {format_percent(holder.utilization_ratio, glyphs)}",
+        f"memory {format_gib(holder.memory_used_bytes, glyphs)} GiB",
+        f"processes {format_number(holder.processes, '', glyphs)}",
+        idle if idle in ("busy", "idle") else f"idle {idle}",
+    ]
+    if holder.share_ratio is not None:
+        facts.append(f"share {format_percent(holder.share_ratio, glyphs)}")
+    if holder.cost_per_hour is not None:
+        facts.append(f"costs {format_money(holder.cost_per_hour, subject.currency)}/h")
+    return facts
 
 
-def _xid(of: XidFact) -> str:
-    facts = [f"XID {of.number}", of.kind and f"({of.kind})", "" if of.at is None else f"at {_clock(of.at)}"]
-    return " ".join(filter(None, facts)) + (f": {of.says}" if of.says else "")
+# What only the server knows
 
 
-_BARE = frozenset({"string", "enum", "count", "number", "index", "id", "code", "packed", "bitmask", "binary"})
-"""Units that say nothing beside the value."""
+def _problems(details: GpuDetails, width: int) -> Iterator[Spans]:
+    for xid in details.xids or ():
+        yield from _wrap(_describe_xid(xid), width, "warn")
+    for source in details.sources:
+        if not source.ok:
+            reason = source.message or source.error or "does not answer"
+            yield from _wrap(f"source {source.source}: {reason}", width, "warn")
 
 
-def _in_words(of: FieldFact) -> str:
-    if of.unit == "bool":
-        return "no" if of.value in ("", "0", "False") else "yes"
-    if of.unit == "packed" and "CAPABILITY" in of.name and of.value.isdecimal():
-        packed = int(of.value[:10])
-        return f"{packed >> 16}.{packed & 0xFFFF}"
-    return of.value if of.unit in _BARE else f"{of.value} {of.unit}".rstrip()
+def _describe_xid(xid: XidView) -> str:
+    parts = [f"XID {xid.xid}", xid.class_ and f"({xid.class_})", "" if xid.at is None else f"at {_format_time(xid.at)}"]
+    return " ".join(filter(None, parts)) + (f": {xid.says}" if xid.says else "")
 
 
-def _fields(fields: Iterable[FieldFact], width: int, glyphs: Glyphs) -> Iterator[Printed]:
-    """As many beside each other as there is room for."""
-    texts = [printable(f"{of.name} {_in_words(of)}") for of in fields]
+def _fetched(fetched: FetchedDetails, width: int, glyphs: Glyphs) -> Iterator[Spans]:
+    if fetched.details is None:
+        text = f"no details: {fetched.error}" if fetched.error else f"fetching details {glyphs.cut}"
+        yield from _wrap(text, width)
+        return
+    if fetched.error:
+        yield from _wrap(f"the following is old: {fetched.error}", width, "warn")
+    if fetched.details.method:
+        yield from _wrap(f"method of busy times: {fetched.details.method}", width, "dim")
+    yield from _fields(fetched.details.fields or (), width, glyphs)
+
+
+def _fields(fields: Iterable[FieldView], width: int, glyphs: Glyphs) -> Iterator[Spans]:
+    """In as many columns as fit."""
+    texts = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     if not texts:
         return
-    cell = min(max(map(width_of, texts)), max(_WIDEST_FIELD, width // 2 - 2))
+    cell = min(max(map(width_of, texts)), max(_MAX_FIELD, width // 2 - 2))
     count = max(1, (width + 2) // (cell + 2))
     for start in range(0, len(texts), count):
-        row = "  ".join(fit(text, min(cell, width), glyphs) for text in texts[start : start + count])
-        yield [(row, "")]
+        yield [("  ".join(fit(text, min(cell, width), glyphs) for text in texts[start : start + count]), "")]
 
 
-def _wrapped(text: str, width: int, style: str = "") -> list[Printed]:
+def _format_value(field: FieldView) -> str:
+    value = field.value
+    if field.unit == "bool":
+        return "no" if value in ("", "0", "False", 0) else "yes"
+    if field.unit == "packed" and "CAPABILITY" in field.name and isinstance(value, int):
+        return f"{value >> 16}.{value & 0xFFFF}"
+    text = f"{value:g}" if isinstance(value, float) and not value.is_integer() else str(value).removesuffix(".0")
+    return text if field.unit in _UNITS_NOT_SHOWN else f"{text} {field.unit}".rstrip()
+
+
+# Lines of text
+
+
+def _wrap(text: str, width: int, style: str = "") -> list[Spans]:
     indent = _INDENT * (2 if text.startswith(_INDENT) else 1)
-    clean = printable(text)
-    lines = textwrap.wrap(clean, max(1, width), subsequent_indent=indent if width > 20 else "", drop_whitespace=True)
+    lines = textwrap.wrap(printable(text), max(1, width), subsequent_indent=indent if width > 20 else "")
     return [[(line, style)] for line in lines]
 
 
-def _facts(facts: Iterable[str], width: int, indent: str = "") -> list[Printed]:
-    """As many on a line as there is room for, none of them broken."""
-    text = "   ".join(printable(fact).replace(" ", _KEPT) for fact in facts)
+def _join(facts: Iterable[str], width: int, indent: str = "") -> list[Spans]:
+    """As many facts on a line as fit. None is broken."""
+    text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts)
     lines = textwrap.wrap(text, max(1, width), initial_indent=indent, subsequent_indent=indent or _INDENT)
-    return [[(line.replace(_KEPT, " "), "")] for line in lines]
+    return [[(line.replace(_NO_BREAK, " "), "")] for line in lines]
 
 
-def _gib(size: int | None, glyphs: Glyphs) -> str:
-    return glyphs.absent if size is None else f"{size / _GIB:.1f}"
-
-
-def _clock(at: float) -> str:
-    """Local time; with the day where that is not today's."""
+def _format_time(at: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):

@@ -1,80 +1,85 @@
-"""This module makes the table's lines as a tree: a GPU, beneath it what is wrong with it, its MIG instances or holders,
-and processes.
+"""Turns a view into lines of a table, as a tree: a GPU, beneath it its conditions, MIG instances, holders, processes.
 
-A device with one holder is one line. `arrange.py` sorts and filters them. Pure.
+A GPU or instance with one holder is one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from msgspec.structs import replace as replace_in
+
+from podgpu.agent.usage_turn import RunningProcess
+from podgpu.cluster.parts import BLIND, Use
+from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.errors import few_of
-from podgpu.model import Workload, WorkloadKey
-from podgpu.top.figures import (
-    Condition,
-    DeviceFigures,
-    FlatView,
-    HolderFigures,
-    PhysicalGpu,
-    ProcessFigures,
-    holder_text,
-    is_blind,
-    physical_gpus,
-)
-from podgpu.top.history import History, Idle
+from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
+from podgpu.model import Workload, WorkloadKey, device_key, parts_of
+from podgpu.top.text import count_of, name_of
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
+Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
+Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
-"""What a line is about, whatever is read next: node, UUID, instance, and who or what beneath it."""
-NOBODY = "-"
+"""Identity of a line from reading to reading: node, UUID, MIG instance, and holder, process or condition."""
+SlotOfView = GpuView | InstanceView
+Processes = Mapping[str, Sequence[RunningProcess]]
+"""Key of a GPU or instance -> processes on it."""
+_SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     kind: Kind
-    row: Row = ("", "", "", "")
-    holder: str = ""
-    remark: str = ""
-    """What is to be shown where no holder is named."""
-    who: Workload | None = None
-    gpu: str = ""
+    row: Row
+    node: str
+    gpu: GpuView
+    slot: SlotOfView  # the GPU or MIG instance that the line is about or stands beneath, without figures if blind
+    number: str = ""
     model: str = ""
-    node: str = ""
+    holder: Workload | None = None
+    remark: str = ""  # shown if no holder is named
     utilization: float | None = None
     memory: int | None = None
-    memory_total: int | None = None
     power: float | None = None
     temperature: float | None = None
     processes: int | None = None
-    idle: Idle | None = None
-    held: bool = False
-    conditions: tuple[Condition, ...] = ()
-    age: float | None = None
-    """Seconds since which a condition is there."""
-    device: DeviceFigures | None = None
-    """What it is about or stands beneath."""
+    use: Use | None = None
+    idle: float | None = None  # seconds
+    conditions: Sequence[ConditionView] = ()
+    age: float | None = None  # of a condition, in seconds
     beneath: tuple[Line, ...] = ()
 
     @property
-    def severity(self) -> Literal["", "warn", "bad"]:
-        """How bad it is, with all that is beneath it."""
-        is_gone = self.kind in ("gpu", "instance") and self.device is not None and not self.device.present
-        is_bad = is_gone or any(condition.severity == "broken" for condition in self.conditions)
-        own = "bad" if is_bad else "warn" if self.conditions else ""
-        worst = [own, *(line.severity for line in self.beneath)]
-        return "bad" if "bad" in worst else "warn" if "warn" in worst else ""
+    def severity(self) -> Severity:
+        """The worst of this line and all lines beneath."""
+        found = {line.severity for line in self.beneath} | {severity_of(c) for c in self.conditions}
+        if self.is_slot and self.slot.absent:
+            found.add("bad")
+        return next((severity for severity in _SEVERITIES if severity in found), "")
+
+    @property
+    def is_slot(self) -> bool:
+        return self.kind in ("gpu", "instance")
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.slot.holders)
+
+    @property
+    def name(self) -> str:
+        return "" if self.holder is None else name_of(self.holder)
+
+    @property
+    def label(self) -> str:
+        return self.remark if self.kind == "process" else self.name or self.remark
 
 
-def lines_of(view: FlatView, history: History, wall: float | None = None) -> list[Line]:
-    """One for each physical GPU, in the order of GPUs. `wall` is now in Unix time, for ages."""
-    nodes: dict[str, list[DeviceFigures]] = {}
-    for device in sorted(view.devices, key=lambda d: d.place):
-        is_known = not is_blind(device) and device.node not in view.old_nodes
-        nodes.setdefault(device.node, []).append(device if is_known else without_figures(device))
-    build = _Builder(history, view.taken_at if view.taken_at is not None else wall)
-    return [build.gpu_line(gpu) for devices in nodes.values() for gpu in physical_gpus(devices)]
+def severity_of(condition: ConditionView) -> Severity:
+    spec = conditions().get(condition.condition)
+    return "bad" if spec is None or spec.severity == "broken" else "warn"
 
 
 def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]:
@@ -83,162 +88,211 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
         yield from flatten(line.beneath, depth + 1)
 
 
-class _Builder:
-    def __init__(self, history: History, now: float | None) -> None:
-        self._history = history
-        self._now = now
+def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
+    """One line for each GPU. `now` is Unix time by the clock of the source."""
+    return [_Builder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
 
-    def gpu_line(self, of: PhysicalGpu) -> Line:
-        first = of.devices[0]
-        gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
-        parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
-        line = self._device_line(gpu, gpu)
+
+class _Builder:
+    """Makes the lines of one GPU."""
+
+    def __init__(self, node: NodeView, gpu: GpuView, now: float, processes: Processes) -> None:
+        self._node = node.name
+        self._is_blind = node.old or gpu.absent or any(c.condition in BLIND for c in gpu.conditions)
+        self._gpu = gpu
+        self._now = now
+        self._processes = processes
+
+    def build(self) -> Line:
+        line = self._slot_line(self._gpu)
+        instances = sorted(self._gpu.instances, key=lambda instance: (len(instance.id), instance.id))
+        parts = tuple(self._slot_line(instance) for instance in instances)
         if not parts:
             return line
-        if not line.held:
-            held = sum(part.held for part in parts)
-            processes = _sum(part.processes for part in parts)
-            line = replace(line, remark=f"{held} of {_plural(len(parts), 'instance')} held", processes=processes)
+        if not line.is_held:
+            held = sum(part.is_held for part in parts)
+            remark = f"{held} of {count_of(len(parts), 'instance')} held"
+            line = replace(line, remark=remark, processes=_sum(part.processes for part in parts))
         return replace(line, beneath=(*line.beneath, *parts))
 
-    def _device_line(self, device: DeviceFigures, gpu: DeviceFigures) -> Line:
-        line = Line(
-            kind="instance" if device.instance else "gpu",
-            row=_row(device),
-            remark=_not_held(device),
-            gpu=_number(device),
-            model=device.profile if device.instance else device.model,
-            node=device.node,
-            utilization=device.utilization,
-            memory=device.memory_used,
-            memory_total=device.memory_total,
-            power=device.power_watts,
-            temperature=device.temperature,
-            held=bool(device.holders),
-            conditions=device.conditions,
-            device=device,
+    def _slot_line(self, slot: SlotOfView) -> Line:
+        if self._is_blind:
+            slot = _without_figures(slot)
+        number = "?" if self._gpu.index is None else str(self._gpu.index)
+        line = self._line(
+            "gpu",
+            slot,
+            number=number,
+            remark=_describe_free(slot),
+            utilization=slot.utilization_ratio,
+            memory=slot.memory_used_bytes,
+            power=slot.power_watts,
+            temperature=slot.temperature_celsius,
+            conditions=slot.conditions,
         )
-        wrong, strangers = self._condition_lines(device), _process_lines(_strangers(device), device)
-        people = [self._holder_line(device, holder, gpu) for holder in device.holders]
-        if len(people) == 1:
-            return _with_sole_holder(line, people[0], (*wrong, *people[0].beneath, *strangers))
-        if people:
-            processes = _sum(person.processes for person in people)
-            line = replace(line, remark=_plural(len(people), "holder"), processes=processes)
-        return replace(line, beneath=(*wrong, *sorted(people, key=lambda person: person.holder), *strangers))
+        if isinstance(slot, InstanceView):
+            line = replace(line, kind="instance", number=f"{number}/{slot.id}", model=slot.profile)
+        wrong = [self._condition_line(slot, condition) for condition in slot.conditions]
+        processes = self._processes_on(slot)
+        keys = {holder.key for holder in slot.holders}
+        others = self._process_lines(slot, (p for p in processes if _key_of(p) not in keys))
+        holders = [self._holder_line(slot, holder, processes) for holder in slot.holders]
+        if len(holders) == 1:
+            return _merge_holder(line, holders[0], (*wrong, *holders[0].beneath, *others))
+        if holders:
+            remark = count_of(len(holders), "holder")
+            line = replace(line, remark=remark, processes=_sum(holder.processes for holder in holders))
+        return replace(line, beneath=(*wrong, *sorted(holders, key=lambda holder: holder.name), *others))
 
-    def _holder_line(self, device: DeviceFigures, holder: HolderFigures, gpu: DeviceFigures) -> Line:
-        part = self._history.power_part(device, holder)
-        return Line(
-            kind="holder",
-            row=_row(device, holder.who),
-            holder=holder_text(holder.holder),
-            who=holder.holder,
-            model=device.model,
-            node=device.node,
-            utilization=holder.utilization,
-            memory=holder.memory,
-            memory_total=device.memory_total,
-            power=None if part is None or gpu.power_watts is None else part * gpu.power_watts,
+    def _holder_line(self, slot: SlotOfView, holder: HolderView, processes: Iterable[RunningProcess]) -> Line:
+        return self._line(
+            "holder",
+            slot,
+            holder.key,
+            holder=holder,
+            utilization=holder.utilization_ratio,
+            memory=holder.memory_used_bytes,
+            power=holder.power_watts,
             processes=holder.processes,
-            idle=self._history.idle(device, holder),
-            held=True,
-            device=device,
-            beneath=_process_lines((p for p in device.processes if _owner(p) == holder.who), device),
+            use=holder.use,
+            idle=None if holder.idle_since is None else max(0.0, self._now - holder.idle_since),
+            beneath=self._process_lines(slot, (p for p in processes if _key_of(p) == holder.key)),
         )
 
-    def _condition_lines(self, device: DeviceFigures) -> Iterator[Line]:
-        for condition in device.conditions:
-            yield Line(
-                kind="condition",
-                row=_row(device, condition.name),
-                model=device.model,
-                node=device.node,
-                conditions=(condition,),
-                age=self._age(condition),
-                device=device,
+    def _condition_line(self, slot: SlotOfView, condition: ConditionView) -> Line:
+        age = None if condition.since is None else max(0.0, self._now - condition.since)
+        return self._line("condition", slot, condition.condition, conditions=(condition,), age=age)
+
+    def _process_lines(self, slot: SlotOfView, processes: Iterable[RunningProcess]) -> tuple[Line, ...]:
+        return tuple(
+            self._line(
+                "process",
+                slot,
+                f"pid {process.pid}",
+                holder=process.owner,
+                remark=f"pid {process.pid}" if process.owner else f"pid {process.pid}, in no known container",
+                utilization=process.utilization,
+                memory=process.memory,
             )
+            for process in sorted(processes, key=lambda process: process.pid)
+        )
 
-    def _age(self, condition: Condition) -> float | None:
-        return None if condition.since is None or self._now is None else max(0.0, self._now - condition.since)
+    def _processes_on(self, slot: SlotOfView) -> Sequence[RunningProcess]:
+        if not self._processes:
+            return ()
+        instance = int(slot.id) if isinstance(slot, InstanceView) else None
+        return self._processes.get(device_key(self._gpu.uuid, instance), ())
+
+    def _line(self, kind: Kind, slot: SlotOfView, key: WorkloadKey | str = "", **figures: Any) -> Line:
+        instance = slot.id if isinstance(slot, InstanceView) else ""
+        row = self._node, self._gpu.uuid, instance, key
+        return Line(kind, row, self._node, self._gpu, slot, model=self._gpu.model, **figures)
 
 
-def _with_sole_holder(line: Line, own: Line, beneath: tuple[Line, ...]) -> Line:
+def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
     return replace(
         line,
-        holder=own.holder,
-        who=own.who,
-        utilization=own.utilization if line.utilization is None else line.utilization,
-        memory=own.memory if line.memory is None else line.memory,
-        power=own.power if line.power is None else line.power,
-        processes=own.processes,
-        idle=own.idle,
+        holder=holder.holder,
+        utilization=holder.utilization if line.utilization is None else line.utilization,
+        memory=holder.memory if line.memory is None else line.memory,
+        power=holder.power if line.power is None else line.power,
+        processes=holder.processes,
+        use=holder.use,
+        idle=holder.idle,
         beneath=beneath,
     )
 
 
-def without_figures(device: DeviceFigures) -> DeviceFigures:
-    """What is left of a device that cannot be seen: its name, what is wrong, and who holds it."""
-    nameless = DeviceFigures(device.uuid, device.index, device.model, device.node, device.instance, device.profile)
-    return replace(
-        nameless,
-        holders=tuple(
-            HolderFigures(of.holder, share=of.share, owner=of.owner, cost_per_hour=of.cost_per_hour)
-            for of in device.holders
-        ),
-        conditions=device.conditions,
-        present=device.present,
-        last_holders=device.last_holders,
-        price_per_hour=device.price_per_hour,
+def _without_figures(slot: SlotOfView) -> SlotOfView:
+    """Leaves identity, conditions and holders: the figures are not current."""
+    holders = [
+        HolderView(
+            *parts_of(holder),
+            share_ratio=holder.share_ratio,
+            owner=holder.owner,
+            cost_per_hour=holder.cost_per_hour,
+        )
+        for holder in slot.holders
+    ]
+    return replace_in(
+        slot,
+        utilization_ratio=None,
+        memory_used_bytes=None,
+        memory_total_bytes=None,
+        power_watts=None,
+        temperature_celsius=None,
+        holders=holders,
     )
 
 
-def _not_held(device: DeviceFigures) -> str:
-    if device.last_holders:
-        return f"last held by {few_of((holder_text(holder) for holder in device.last_holders), most=1)}"
-    return NOBODY if device.present else "not there"
+def _describe_free(slot: SlotOfView) -> str:
+    if slot.last_holders:
+        return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
+    return "not there" if slot.absent else "-"
 
 
-def _row(device: DeviceFigures, beneath: WorkloadKey | str = "") -> Row:
-    return device.node, device.uuid, device.instance, beneath
-
-
-def _strangers(device: DeviceFigures) -> Iterator[ProcessFigures]:
-    holders = {holder.who for holder in device.holders}
-    return (process for process in device.processes if _owner(process) not in holders)
-
-
-def _owner(process: ProcessFigures) -> WorkloadKey:
+def _key_of(process: RunningProcess) -> WorkloadKey:
     return process.owner.key if process.owner else ()
 
 
-def _process_lines(processes: Iterable[ProcessFigures], device: DeviceFigures) -> tuple[Line, ...]:
-    return tuple(
-        Line(
-            kind="process",
-            row=_row(device, f"pid {p.pid}"),
-            holder=holder_text(p.owner) if p.owner else "",
-            remark=f"pid {p.pid}" if p.owner else f"pid {p.pid}, in no known container",
-            model=device.model,
-            node=device.node,
-            utilization=p.utilization,
-            memory=p.memory,
-            memory_total=device.memory_total,
-            device=device,
-        )
-        for p in sorted(processes, key=lambda p: p.pid)
-    )
-
-
-def _number(device: DeviceFigures) -> str:
-    index = "?" if device.index < 0 else str(device.index)
-    return f"{index}/{device.instance}" if device.instance else index
-
-
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    known = [n for n in numbers if n is not None]
+    known = [number for number in numbers if number is not None]
     return sum(known) if known else None
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+# Sorting and filtering
+
+
+def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
+    """Returns the lines that match `wanted`: broken GPUs first, then by `order`, the largest first."""
+    kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
+    return list(_show_shared_once(sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))))
+
+
+def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
+    """A condition that all GPUs of a node share is shown beneath the first of them only."""
+    shown: set[tuple[str, str]] = set()
+    for line in lines:
+        shared = {(line.node, c.condition) for c in line.conditions if c.condition in (DRIVER_AWAY, NODE_GONE)}
+        repeated = {name for _, name in shared & shown}
+        shown |= shared
+        yield _without_conditions(line, repeated) if repeated else line
+
+
+def _without_conditions(line: Line, names: Container[str]) -> Line:
+    kept = (_without_conditions(inner, names) for inner in line.beneath if not _is_condition(inner, names))
+    return replace(line, beneath=tuple(kept)) if line.beneath else line
+
+
+def _is_condition(line: Line, names: Container[str]) -> bool:
+    return line.kind == "condition" and line.conditions[0].condition in names
+
+
+def _match(line: Line, wanted: str) -> Line | None:
+    """A matching line keeps everything beneath. Another line stays only for the lines beneath that match."""
+    if not wanted or wanted in _searchable(line).casefold():
+        return line
+    beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)
+    return replace(line, beneath=beneath) if beneath else None
+
+
+def _searchable(line: Line) -> str:
+    words = [line.name, line.node, line.model]
+    if line.conditions:
+        words += ["broken", *(condition.condition.replace("_", " ") for condition in line.conditions)]
+    if line.kind == "condition":
+        words += [condition.says for condition in line.conditions]
+    return "\n".join(words)
+
+
+def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
+    if order == "gpu":
+        return list(lines)
+    inner = [replace(line, beneath=tuple(_sort(line.beneath, order))) if line.beneath else line for line in lines]
+    return sorted(inner, key=lambda line: (line.kind != "condition", -_largest(line, order)))
+
+
+def _largest(line: Line, order: Order) -> float:
+    """A line is sorted by the largest value in its tree."""
+    own = {"utilisation": line.utilization, "memory": line.memory, "power": line.power, "idle": line.idle}.get(order)
+    return max([float("-inf") if own is None else own, *(_largest(inner, order) for inner in line.beneath)])

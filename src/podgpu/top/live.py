@@ -1,104 +1,147 @@
-"""This module runs the live table: it waits for keys, signals and news, and draws, in the main thread until it is told
-to end."""
+"""The live table: draws with rich, and waits for keys, signals and readings."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TextIO
 
+from rich.console import Console, ConsoleDimensions, Group
+from rich.live import Live
+from rich.text import Text
+
 from podgpu.errors import StartError
-from podgpu.top.cells import Glyphs
-from podgpu.top.controls import Controls
 from podgpu.top.feed import DetailsFeed, Feed, Seen
-from podgpu.top.frame import Frame, Screenful, frame_of, live_table
 from podgpu.top.lines import Line
-from podgpu.top.screen import Screen
-from podgpu.top.table import Table
-from podgpu.top.terminal import Events, Happened, single_keys, stop_here
+from podgpu.top.screen import Controls, Frame, Scene, draw, make_live_table
+from podgpu.top.table import Spans, Table
+from podgpu.top.terminal import EventLoop, Events, read_single_keys, stop_process
+from podgpu.top.text import Glyphs
 
 _REDRAW_SECONDS = 1.0  # ages grow also when nothing happens
-_SIGNALLED = 128
+_EXIT_BY_SIGNAL = 128
+_STYLES = {
+    "title": "bold",
+    "header": "reverse",
+    "sorted": "reverse bold cyan",
+    "bar": "green",
+    "dim": "dim",
+    "warn": "yellow",
+    "bad": "bold red",
+    "cursor": "reverse",
+}
 End = int | Literal["stopped"]
 
 
-def show_live(
-    feed: Feed, controls: Controls, name: str, colour: bool, glyphs: Glyphs, keyboard: int, output: TextIO
-) -> int:
-    """The exit code: 0, or 128 and the number of the signal that ended it. Raises StartError."""
-    view = _LiveView(feed, controls, name, glyphs, Screen(output, colour), output.fileno())
-    with Events(keyboard) as events:
+class Painter:
+    """Writes styled lines to a terminal."""
+
+    def __init__(self, file: TextIO, colour: bool) -> None:
+        self._colour = colour
+        self._console = Console(file=file, force_terminal=True, no_color=not colour, highlight=False, markup=False)
+        self._live: Live | None = None
+
+    @contextmanager
+    def use_alternate_screen(self) -> Iterator[None]:
+        live = Live(
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        with live:
+            self._live = live
+            yield
+        self._live = None
+
+    def show(self, lines: Iterable[Spans], size: tuple[int, int]) -> None:
+        self._console.size = ConsoleDimensions(*size)
+        if self._live is not None:
+            self._live.update(Group(*(self._to_text(line) for line in lines)), refresh=True)
+
+    def print(self, lines: Iterable[Spans], size: tuple[int, int]) -> None:
+        self._console.size = ConsoleDimensions(*size)
+        for line in lines:
+            self._console.print(self._to_text(line))
+
+    def _to_text(self, line: Spans) -> Text:
+        text = Text(no_wrap=True, overflow="crop")
+        for part, names in line:
+            styles = (_STYLES.get(name, "") for name in names.split()) if self._colour else ()
+            text.append(part, " ".join(filter(None, styles)))
+        return text
+
+
+def show_live(feed: Feed, controls: Controls, colour: bool, glyphs: Glyphs, keyboard: int, output: TextIO) -> int:
+    """Returns the exit code: 0, or 128 plus the number of the signal that ended it. Raises StartError."""
+    painter = Painter(output, colour)
+    with EventLoop(keyboard) as events:
+        session = _Session(feed, controls, glyphs, painter, output.fileno(), events)
         feed.start(events.notify)
         while True:
-            with single_keys(keyboard), view.screen.whole():
-                end = view.run(events)
+            with read_single_keys(keyboard), painter.use_alternate_screen():
+                end = session.run()
             if end != "stopped":
                 return end
-            stop_here()
+            stop_process()
 
 
-class _LiveView:
+class _Session:
     def __init__(
-        self,
-        feed: Feed,
-        controls: Controls,
-        name: str,
-        glyphs: Glyphs,
-        screen: Screen,
-        output: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, feed: Feed, controls: Controls, glyphs: Glyphs, painter: Painter, output: int, events: EventLoop
     ) -> None:
         self._feed = feed
         self._controls = controls
-        self._name = name
         self._glyphs = glyphs
-        self.screen = screen
+        self._painter = painter
         self._output = output
-        self._clock = clock
+        self._events = events
+        self._details = DetailsFeed(events.notify)
         self._lines: tuple[Line, ...] = ()
-        self._made_of: tuple[object, ...] = ()
-        self._table: Table | None = None
-        """Kept: keys that move the cursor make no new one."""
+        self._made_for: tuple[object, ...] = ()
+        self._table: Table | None = None  # cached, because keys that move the cursor do not change it
 
-    def run(self, events: Events) -> End:
-        details = DetailsFeed(events.notify)
+    def run(self) -> End:
         while True:
-            frame = self._draw(details)
-            self._controls = frame.controls
-            happened = events.wait(_REDRAW_SECONDS)
+            size = os.get_terminal_size(self._output)
+            frame = self._draw(size)
+            self._painter.show(frame.lines, size)
+            happened = self._events.wait(_REDRAW_SECONDS)
             for key in happened.keys:
-                self._controls = self._controls.press(key, frame.seat)
-                frame = self._frame(details, os.get_terminal_size(self._output))
-                self._controls = frame.controls
+                self._controls = self._controls.press(key, frame.viewport)
+                frame = self._draw(size)
             if (end := self._end(happened)) is not None:
                 return end
 
-    def _end(self, happened: Happened) -> End | None:
-        error = self._feed.seen.error
-        if isinstance(error, StartError):
-            raise error
-        if happened.ended_by:
-            return _SIGNALLED + happened.ended_by
-        if happened.stopped:
+    def _end(self, events: Events) -> End | None:
+        seen = self._feed.seen
+        if seen is not None and isinstance(seen.error, StartError):
+            raise seen.error
+        if events.ended_by:
+            return _EXIT_BY_SIGNAL + events.ended_by
+        if events.stopped:
             return "stopped"
-        return 0 if self._controls.ended or happened.closed else None
+        return 0 if self._controls.ended or events.closed else None
 
-    def _draw(self, details: DetailsFeed) -> Frame:
-        size = os.get_terminal_size(self._output)
-        frame = self._frame(details, size)
-        self.screen.show(frame.printed, size)
+    def _draw(self, size: os.terminal_size) -> Frame:
+        feed = self._feed
+        seen = feed.seen or feed.read()
+        table = self._make_table(seen, size.columns)
+        scene = Scene(
+            *(seen, table, feed.name, time.monotonic(), size, self._glyphs),
+            fetch=lambda uuid: self._details.get(uuid, feed.api),
+        )
+        frame = draw(scene, self._controls)
+        self._controls = frame.controls
         return frame
 
-    def _frame(self, details: DetailsFeed, size: os.terminal_size) -> Frame:
-        seen = self._feed.seen
-        screenful = Screenful(seen, self._made(seen, size.columns), self._name, self._clock(), size, self._glyphs)
-        return frame_of(screenful, self._controls, lambda uuid: details.look_at(uuid, self._feed.api))
-
-    def _made(self, seen: Seen, width: int) -> Table:
-        controls = self._controls
-        made_of = (controls.order, controls.wanted, width)
-        if self._table is None or self._lines is not seen.lines or self._made_of != made_of:
-            self._lines, self._made_of = seen.lines, made_of
-            self._table = live_table(seen, controls, width, self._glyphs)
-        return self._table.watching(seen.watched)
+    def _make_table(self, seen: Seen, width: int) -> Table:
+        made_for = (self._controls.order, self._controls.wanted, width)
+        if self._table is None or self._lines is not seen.lines or self._made_for != made_for:
+            self._lines, self._made_for = seen.lines, made_for
+            self._table = make_live_table(seen, self._controls, width, self._glyphs)
+        return self._table.with_sparklines(seen.sparklines)

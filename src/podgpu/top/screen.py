@@ -1,70 +1,277 @@
-"""This module puts spans on a real terminal, coloured where that is wanted. It is the one place that knows rich, which
-is slow to import."""
+"""The screen as text: what the keys have set, and the lines to draw (title, totals, table, details, notes, keys)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from rich.console import Console, ConsoleDimensions, Group
-from rich.live import Live
-from rich.text import Text
+from podgpu.top.details import Subject, render_details
+from podgpu.top.feed import FetchedDetails, Seen
+from podgpu.top.lines import Order, Row, arrange, flatten
+from podgpu.top.table import Span, Spans, Table, make_table, render_totals
+from podgpu.top.text import Glyphs, count_of, fit, fit_start, format_duration, printable
 
-from podgpu.top.table import Printed
+ORDERS: tuple[Order, ...] = get_args(Order)
+Pane = Literal["closed", "half", "full"]
+_SORT_KEYS: Mapping[str, Order] = {"g": "gpu", "u": "utilisation", "m": "memory", "p": "power", "i": "idle"}
+_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
+_PAGES = {"page_up": -1, "page_down": 1, " ": 1}
+_NEXT_PANE: Mapping[Pane, Pane] = {"closed": "half", "half": "full", "full": "closed"}
+_MAX_FILTER = 200
 
-_STYLES = {
-    "title": "bold",
-    "header": "reverse",
-    "sorted": "reverse bold cyan",
-    "bar": "green",
-    "dim": "dim",
-    "warn": "yellow",
-    "bad": "bold red",
-    "cursor": "reverse",
-}
-
-
-class Screen:
-    def __init__(self, file: TextIO, colour: bool) -> None:
-        self._colour = colour
-        self._console = Console(file=file, force_terminal=True, no_color=not colour, highlight=False, markup=False)
-        self._live: Live | None = None
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """The alternate screen without a cursor; the other one is back, as it was, however this ends."""
-        live = Live(
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="crop",
-        )
-        with live:
-            self._live = live
-            yield
-        self._live = None
-
-    def show(self, printed: Iterable[Printed], size: tuple[int, int]) -> None:
-        self._console.size = ConsoleDimensions(*size)
-        if self._live is not None:
-            self._live.update(Group(*(self._text(line) for line in printed)), refresh=True)
-
-    def write(self, printed: Iterable[Printed], size: tuple[int, int]) -> None:
-        """Onto the screen as it is."""
-        self._console.size = ConsoleDimensions(*size)
-        for line in printed:
-            self._console.print(self._text(line))
-
-    def _text(self, line: Printed) -> Text:
-        text = Text(no_wrap=True, overflow="crop")
-        for part, style in line:
-            text.append(part, _style(style) if self._colour else "")
-        return text
+_HELP = (
+    "q          quit",
+    "↑ ↓  j k   move the cursor; PgUp, PgDn by a page; Home, End",
+    "Enter      details of the GPU; again: on the whole screen; Esc closes them",
+    "u          sort by utilisation",
+    "m          sort by memory in use",
+    "p          sort by power",
+    "i          sort by idle time",
+    "g          sort by GPU",
+    "/          show only lines with a text in holder, node or model; 'broken' finds broken GPUs",
+    "Esc        close the details, then clear the filter",
+    "h          this help",
+    "",
+    "Broken GPUs are always first.",
+    "IDLE       busy: the holder runs something; 5m02s: it has run nothing for that time",
+    "–          unknown, which is not zero",
+)
+_KEYS = "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
+_ORDER_NAMES = {"gpu": "GPU", "utilisation": "utilisation", "memory": "memory", "power": "power", "idle": "idle time"}
+_AROUND = 3  # lines beside table and totals: title, header, keys
+_MIN_HEIGHT_OF_TOTALS = 8
+_MIN_PANE = 4
+_MAX_NOTES = 3
 
 
-def _style(names: str) -> str:
-    """Of several names all count: `cursor bad` is red in reverse."""
-    return " ".join(filter(None, (_STYLES.get(name, "") for name in names.split())))
+# Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Viewport:
+    rows: Sequence[Row]  # of all lines, visible or not
+    height: int  # number of visible lines
+    details: int = 0  # lines of the details on the whole screen
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What the keys have set."""
+
+    order: Order = "gpu"
+    wanted: str = ""  # the filter
+    cursor: int = 0
+    selected: Row | None = None  # row of a cursor that was moved: the cursor follows it when lines change
+    scroll: int = 0
+    pane: Pane = "closed"
+    pane_scroll: int = 0
+    typing: bool = False  # the filter
+    helping: bool = False
+    ended: bool = False
+
+    def press(self, key: str, viewport: Viewport) -> Controls:
+        after = self._type(key) if self.typing else self._command(key, viewport)
+        return after.clamp(viewport)
+
+    def clamp(self, viewport: Viewport) -> Controls:
+        """Keeps the cursor on a visible line."""
+        count, height = len(viewport.rows), viewport.height
+        cursor = self._find_cursor(viewport.rows)
+        lowest, highest = max(0, cursor - height + 1), max(0, min(cursor, count - height))
+        scroll = min(max(self.scroll, lowest), max(lowest, highest))
+        pane_scroll = max(0, min(self.pane_scroll, viewport.details - height))
+        return replace(self, cursor=cursor, scroll=scroll, pane_scroll=pane_scroll)
+
+    def _find_cursor(self, rows: Sequence[Row]) -> int:
+        last = len(rows) - 1
+        if self.selected is not None and not (0 <= self.cursor <= last and rows[self.cursor] == self.selected):
+            place = next((at for at, row in enumerate(rows) if row == self.selected), None)
+            if place is not None:
+                return place
+        return max(0, min(self.cursor, last))
+
+    def _type(self, key: str) -> Controls:
+        if key == "escape":
+            return replace(self._to_top(), wanted="", typing=False)
+        if key == "enter":
+            return replace(self, typing=False)
+        if key == "backspace":
+            return replace(self._to_top(), wanted=self.wanted[:-1])
+        if len(key) == 1 and key.isprintable() and len(self.wanted) < _MAX_FILTER:
+            return replace(self._to_top(), wanted=self.wanted + key)
+        return self
+
+    def _command(self, key: str, viewport: Viewport) -> Controls:
+        if self.helping:
+            return replace(self, helping=False, ended=key == "q")
+        if key == "escape" and self.pane != "closed":
+            return replace(self, pane="closed", pane_scroll=0)
+        if key == "escape":
+            return replace(self._to_top(), wanted="")
+        if key == "enter":
+            return replace(self, pane=_NEXT_PANE[self.pane], pane_scroll=0)
+        if key in _SORT_KEYS:
+            return replace(self._to_top(), order=_SORT_KEYS[key])
+        if key in _STEPS or key in _PAGES or key in ("home", "end"):
+            return self._move(key, viewport)
+        return replace(self, ended=key in ("q", "Q"), typing=key == "/", helping=key in ("h", "?"))
+
+    def _to_top(self) -> Controls:
+        return replace(self, cursor=0, selected=None, scroll=0)
+
+    def _move(self, key: str, viewport: Viewport) -> Controls:
+        if self.pane == "full":
+            return replace(self, pane_scroll=_target(key, self.pane_scroll, viewport.height, viewport.details))
+        rows = viewport.rows
+        cursor = max(0, min(_target(key, self.cursor, viewport.height, len(rows)), len(rows) - 1))
+        return replace(self, cursor=cursor, selected=rows[cursor] if rows else None)
+
+
+def _target(key: str, now: int, height: int, count: int) -> int:
+    if key in _STEPS:
+        return now + _STEPS[key]
+    if key in _PAGES:
+        return now + _PAGES[key] * height
+    return 0 if key == "home" else count
+
+
+# Drawing
+
+
+FetchDetails = Callable[[str], FetchedDetails | None]
+"""Details of the GPU with this UUID, as far as they are known; None: there is no API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    lines: list[Spans]
+    controls: Controls
+    viewport: Viewport
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that a frame is drawn from, except the controls."""
+
+    seen: Seen
+    table: Table
+    name: str  # of the source
+    now: float  # monotonic
+    size: tuple[int, int]  # columns and lines
+    glyphs: Glyphs
+    fetch: FetchDetails = lambda _uuid: None
+
+
+def make_live_table(seen: Seen, controls: Controls, width: int, glyphs: Glyphs) -> Table:
+    lines = arrange(seen.lines, controls.order, controls.wanted)
+    with_margin = width if glyphs.blocks else max(1, width - 1)
+    return make_table(lines, controls.order, glyphs, with_margin, seen.sparklines)
+
+
+def draw(scene: Scene, controls: Controls) -> Frame:
+    width, height = scene.size
+    glyphs, view = scene.glyphs, scene.seen.view
+    notes = _notes(scene)
+    totals = [render_totals(view.totals, view.currency, width, glyphs)] if height >= _MIN_HEIGHT_OF_TOTALS else []
+    room = max(1, height - _AROUND - len(totals) - len(notes))
+    rows = scene.table.rows
+    controls = controls.clamp(Viewport(rows, room))
+    details = _details(scene, controls)
+    pane = _pane(details, controls, room, scene)
+    viewport = Viewport(rows, max(1, room - len(pane)), len(details))
+    controls = controls.clamp(viewport)
+    body = _body(scene, controls, details, viewport.height)
+    blank: list[Spans] = [[]] * (viewport.height - len(body))
+    title: Spans = [(fit(_title(scene, controls), width, glyphs), "title")]
+    header = _margin(glyphs, " ", "header") + scene.table.header()
+    footer = _footer(scene, controls, viewport)
+    return Frame([title, *totals, header, *body, *blank, *pane, *notes, footer], controls, viewport)
+
+
+def _body(scene: Scene, controls: Controls, details: list[Spans], height: int) -> list[Spans]:
+    width, glyphs = scene.size[0], scene.glyphs
+    if controls.helping:
+        return [[(fit(glyphs.replace_in(line), width, glyphs), "")] for line in _HELP[:height]]
+    if controls.pane == "full":
+        return details[controls.pane_scroll : controls.pane_scroll + height]
+    rows = scene.table.render(controls.scroll, controls.scroll + height)
+    if not rows:
+        return [[(fit("no line has this text", width, glyphs), "dim")]]
+    return [_mark(row, at == controls.cursor, glyphs) for at, row in enumerate(rows, start=controls.scroll)]
+
+
+def _mark(row: Spans, has_cursor: bool, glyphs: Glyphs) -> Spans:
+    """The cursor is shown in reverse, or by `>` without colours."""
+    styled = [(text, f"cursor {style}".strip()) for text, style in row] if has_cursor else row
+    return _margin(glyphs, ">" if has_cursor else " ", "") + styled
+
+
+def _margin(glyphs: Glyphs, text: str, style: str) -> Spans:
+    return [] if glyphs.blocks else [(text, style)]
+
+
+def _details(scene: Scene, controls: Controls) -> list[Spans]:
+    if controls.pane == "closed" or not scene.table.lines:
+        return []
+    line = scene.table.lines[controls.cursor][1]
+    seen = scene.seen
+    slots = (own for _, own in flatten(seen.lines) if own.is_slot)
+    slot_line = next((own for own in slots if own.row[:3] == line.row[:3]), line)
+    fetched = scene.fetch(line.gpu.uuid)
+    subject = Subject(slot_line, seen.now, seen.view.currency, seen.sparklines, fetched)
+    return render_details(subject, scene.size[0], scene.glyphs)
+
+
+def _pane(details: list[Spans], controls: Controls, room: int, scene: Scene) -> list[Spans]:
+    """At most half of the screen."""
+    if controls.pane != "half" or controls.helping or room < 2 * _MIN_PANE:
+        return []
+    width = scene.size[0]
+    height = min(len(details) + 1, max(_MIN_PANE, room // 2))
+    shown = details[: height - 1]
+    if len(details) > len(shown):
+        shown[-1] = [(f"{len(details) - len(shown) + 1} more lines: press Enter"[:width], "dim")]
+    return [[(scene.glyphs.replace_in("─") * width, "dim")], *shown]
+
+
+def _title(scene: Scene, controls: Controls) -> str:
+    seen = scene.seen
+    lines = [line for _, line in flatten(seen.lines)]
+    holders = {line.name for line in lines if line.holder and line.kind != "process"}
+    instances = sum(line.kind == "instance" for line in lines)
+    parts = [count_of(len(seen.lines), "GPU"), count_of(len(holders), "holder")]
+    if instances:
+        parts.insert(1, count_of(instances, "MIG instance"))
+    nodes = sorted({line.node for line in seen.lines if line.node})
+    where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else scene.name
+    simulated = "SIMULATED  " if seen.view.simulated else ""
+    return printable(f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[controls.order]}")
+
+
+def _notes(scene: Scene) -> list[Spans]:
+    """An error of the source with the age of the figures, or the notes of the view. Serious ones first."""
+    seen, width, glyphs = scene.seen, scene.size[0], scene.glyphs
+    if seen.error is not None:
+        age = f"; the figures are {format_duration(max(0.0, scene.now - seen.read_at))} old"
+        reason = fit_start(printable(str(seen.error)), width - len(age), glyphs).rstrip()
+        return [[(fit(reason + age, width, glyphs), "bad")]]
+    shown_at_gpu = {alert.text for alert in seen.view.alerts if alert.uuid}
+    styles = {alert.text: "bad" if alert.severity == "broken" else "warn" for alert in seen.view.alerts}
+    notes: list[Span] = [(note, styles.get(note, "warn")) for note in seen.notes if note not in shown_at_gpu]
+    notes.sort(key=lambda note: note[1] != "bad")
+    if len(notes) > _MAX_NOTES:
+        hidden = len(notes) - _MAX_NOTES + 1
+        notes[_MAX_NOTES - 1 :] = [(f"{hidden} more notes: podgpu top --once prints them", "dim")]
+    return [[(fit_start(printable(text), width, glyphs), style)] for text, style in notes]
+
+
+def _footer(scene: Scene, controls: Controls, viewport: Viewport) -> Spans:
+    width, glyphs = scene.size[0], scene.glyphs
+    if controls.typing:
+        return [(fit(f"filter: {controls.wanted}_", width, glyphs), "title")]
+    count = len(viewport.rows)
+    place = f"{min(controls.scroll + viewport.height, count)}/{count}" if count > viewport.height else ""
+    wanted = f"filter: {controls.wanted} (Esc clears)  " if controls.wanted else ""
+    left = max(0, width - len(place) - 1)
+    return [(fit(printable(wanted + _KEYS)[:left], left, glyphs) + " " + place, "dim")]

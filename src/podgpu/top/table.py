@@ -1,158 +1,344 @@
-"""This module lays lines out as a table of a given width: cells with names of styles, so that plain and coloured output
-are one. Pure."""
+"""Lays lines out as a table of a given width: columns, cells with names of styles, and the line of totals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from podgpu.top import cells
-from podgpu.top.arrange import Order
-from podgpu.top.cells import Glyphs, fit, fit_holder, fit_start, holder_texts, printable, width_of
-from podgpu.top.columns import COLUMNS, HISTORY, HOLDER, MODEL, NODE, USE, Column
-from podgpu.top.layout import HolderWidths, Layout, lay_out
-from podgpu.top.lines import Line, Row, flatten
+from podgpu.cluster.parts import Totals
+from podgpu.cluster.view import ConditionView
+from podgpu.top.feed import Sparklines
+from podgpu.top.lines import Kind, Line, Order, Row, flatten
+from podgpu.top.text import (
+    Glyphs,
+    draw_bar,
+    draw_sparkline,
+    fit,
+    fit_holder,
+    fit_start,
+    format_duration,
+    format_gib,
+    format_idle,
+    format_money,
+    format_number,
+    format_percent,
+    format_span,
+    names_of,
+    printable,
+    shorten_model,
+    width_of,
+)
 
 Span = tuple[str, str]
-"""Text, and the name of its style ("" is plain)."""
-Printed = list[Span]
-
-_CUT_AT_THE_START = (MODEL,)
+"""Text and the name of its style ("" is plain)."""
+Spans = list[Span]
 _INDENT = "  "
-_LEAST_REMARK = 12
-"""Of what stands in a pod's place."""
+
+
+def as_text(spans: Spans) -> str:
+    return "".join(text for text, _ in spans).rstrip()
+
+
+# Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What a live table shows beside what a single reading has."""
+class Column:
+    title: str
+    text: Callable[[Line, Glyphs], str]
+    min_width: int
+    right: bool = True
+    order: Order | None = None
+    style: Callable[[Line], str] = lambda _line: ""
+    kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")  # lines that have the cell
 
-    points: Mapping[Row, bytes]
-    """Utilisation of late, by row."""
-    span: float = 60.0
-    """Seconds that they stand for."""
+
+_MIN_MODEL = 7
+_HOT, _VERY_HOT = 80.0, 90.0
+_IDLE, _LONG_IDLE = 60.0, 600.0
+_SLOTS: tuple[Kind, ...] = ("gpu", "instance")
+_HELD: tuple[Kind, ...] = (*_SLOTS, "holder")
+
+
+def _style_above(value: float | None, warn: float, bad: float) -> str:
+    return "" if value is None or value < warn else "warn" if value < bad else "bad"
+
+
+def _severity_style(line: Line) -> str:
+    return line.severity if line.is_slot else ""
+
+
+def _memory_text(line: Line, glyphs: Glyphs) -> str:
+    """Beneath a device the total is left blank, so that the figures stay in line."""
+    total = f"/{format_gib(line.slot.memory_total_bytes, glyphs):<4}"
+    return format_gib(line.memory, glyphs) + (total if line.is_slot else " " * len(total))
+
+
+_NODE = Column("NODE", lambda line, _: line.node, 4, right=False, style=_severity_style, kinds=("gpu",))
+_GPU = Column("GPU", lambda line, _: line.number, 3, right=False, order="gpu", style=_severity_style)
+_MODEL = Column(
+    "MODEL", lambda line, _: shorten_model(line.model), _MIN_MODEL, right=False, style=lambda _: "dim", kinds=_SLOTS
+)
+_HOLDER = Column("HOLDER", lambda line, _: line.label, 6, right=False, style=_severity_style)
+_HISTORY = Column("HISTORY", lambda *_: "", 8, right=False, style=lambda _: "bar")
+_UTIL = Column("UTIL", lambda line, glyphs: format_percent(line.utilization, glyphs), 4, order="utilisation")
+_MEMORY = Column("MEM GiB", _memory_text, 9, order="memory")
+_POWER = Column("POWER", lambda line, glyphs: format_number(line.power, "W", glyphs), 5, order="power", kinds=_HELD)
+_TEMPERATURE = Column(
+    "TEMP",
+    lambda line, glyphs: format_number(line.temperature, "C", glyphs),
+    4,
+    style=lambda line: _style_above(line.temperature, _HOT, _VERY_HOT),
+    kinds=("gpu",),
+)
+_PROCESSES = Column("PROC", lambda line, glyphs: format_number(line.processes, "", glyphs), 4, kinds=_HELD)
+_IDLE_TIME = Column(
+    "IDLE",
+    lambda line, glyphs: format_idle(line.use, line.idle, glyphs) if line.holder else "",
+    6,
+    order="idle",
+    style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),
+    kinds=_HELD,
+)
+_COLUMNS = (
+    *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
+    *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
+)
+
+
+# Widths
+
+_BAR, _NARROW_BAR, _MAX_BAR = 10, 4, 20
+_NARROW_NODE, _NARROW_MODEL = 16, 12
+_NAMESPACE, _MIN_NAMESPACE = 13, 5  # a shortened namespace with the cut and the slash
+_MIN_HOLDER = 24
+_READABLE_POD = 40  # columns are left out to show that much of a pod's name
+_MAX_HISTORY = 30
+_MIN_REMARK = 12
 
 
 @dataclass(frozen=True, slots=True)
+class _HolderWidths:
+    """Widths of the longest holder: with everything, without the container, the pod alone."""
+
+    full: int
+    without_container: int
+    pod: int
+
+
+@dataclass(slots=True)
+class _Layout:
+    widths: dict[str, int]  # by title; a column that is left out is absent
+    bar: int = _BAR
+
+    def has(self, column: Column) -> bool:
+        return column.title in self.widths
+
+    def room(self, width: int) -> int:
+        bar = self.bar + 1 if self.bar else 0
+        return width - sum(self.widths.values()) - len(self.widths) + 1 - bar
+
+
+def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int | None, hidden: set[Column]) -> _Layout:
+    """`cells`: a row of texts for each line, one for each of `_COLUMNS`. Without `width` nothing is cut."""
+    widths = {
+        column.title: max(column.min_width, len(column.title), *(width_of(row[at]) for row in cells), 0)
+        for at, column in enumerate(_COLUMNS)
+        if column not in hidden
+    }
+    widths[_HOLDER.title] = max(_HOLDER.min_width, holder.full)
+    layout = _Layout(widths)
+    if width is None:
+        return layout
+    if layout.room(width) < 0:
+        _narrow(layout, holder, width)
+    if layout.has(_HISTORY):
+        widths[_HISTORY.title] += max(0, min(layout.room(width), _MAX_HISTORY - widths[_HISTORY.title]))
+    if layout.bar:
+        layout.bar += max(0, min(layout.room(width), _MAX_BAR - layout.bar))
+    return layout
+
+
+def _narrow(layout: _Layout, holder: _HolderWidths, width: int) -> None:
+    """Leaves out columns until the holder fits: first the model for a name without container, figures for the pod."""
+    widths = layout.widths
+    for column, narrow in ((_NODE, _NARROW_NODE), (_MODEL, _NARROW_MODEL)):
+        if layout.has(column):
+            widths[column.title] = min(widths[column.title], narrow)
+    layout.bar = 0 if layout.has(_HISTORY) else _NARROW_BAR  # the end of the sparkline shows the same
+    widths[_HOLDER.title] = 0
+    pod = min(holder.pod, _READABLE_POD)
+    most = holder.full
+    for column, needed in (
+        (_MODEL, holder.without_container),
+        (_PROCESSES, min(holder.without_container, pod + _NAMESPACE)),
+        (_TEMPERATURE, min(holder.without_container, pod + _NAMESPACE)),
+        (_POWER, min(holder.without_container, pod + _MIN_NAMESPACE)),
+        (_MEMORY, pod),
+        (_HISTORY, pod),
+        (_UTIL, pod),
+        (_IDLE_TIME, min(pod, _MIN_HOLDER)),
+        (_NODE, min(pod, _MIN_HOLDER)),
+    ):
+        if layout.room(width) >= needed or not layout.has(column):
+            continue
+        if column is _UTIL:
+            layout.bar = 0  # the figure stays
+        else:
+            del widths[column.title]
+            most = holder.full if column is _MODEL else holder.without_container
+    widths[_HOLDER.title] = max(1, min(layout.room(width), max(_HOLDER.min_width, most)))
+
+
+def _measure_holders(lines: Iterable[tuple[int, Line]]) -> _HolderWidths:
+    full, without_container, pod = [0], [0], [0]
+    for depth, line in lines:
+        if line.kind != "condition":
+            names = (line.label,) if line.holder is None or line.kind == "process" else names_of(line.holder)
+            widths = [depth * len(_INDENT) + width_of(printable(name)) for name in names]
+            full.append(widths[0])
+            without_container.append(widths[min(1, len(widths) - 1)])
+            pod.append(widths[-1] if line.holder else min(widths[-1], _MIN_REMARK))
+    return _HolderWidths(max(full), max(without_container), max(pod))
+
+
+# The table
+
+
+@dataclass(frozen=True)
 class Table:
-    header: Printed
-    lines: Sequence[tuple[int, Line]]
-    """Depth and line of each row."""
-    print_row: Callable[[int], Printed]
-    about: Sequence[Row]
-    """What each row is about."""
-    watching: Callable[[Watched | None], Table]
-    """The same lines with other sparklines, for little."""
+    lines: Sequence[tuple[int, Line]]  # depth and line of each row
+    order: Order
+    glyphs: Glyphs
+    width: int | None
+    sparklines: Sparklines | None
+    _cells: Sequence[Sequence[str]] = field(repr=False)
+    _layout: _Layout = field(repr=False)
 
     @property
-    def body(self) -> list[Printed]:
-        return self.rows(0, len(self.lines))
+    def rows(self) -> list[Row]:
+        return [line.row for _, line in self.lines]
 
-    def rows(self, start: int, end: int) -> list[Printed]:
-        """Only these are printed: of thousands a screen shows fifty."""
-        return [self.print_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
+    @property
+    def body(self) -> list[Spans]:
+        return self.render(0, len(self.lines))
+
+    def with_sparklines(self, sparklines: Sparklines) -> Table:
+        return replace(self, sparklines=sparklines)
+
+    def header(self) -> Spans:
+        spans: Spans = []
+        for column in filter(self._layout.has, _COLUMNS):
+            has_bar = column is _UTIL and self._layout.bar
+            width = self._layout.widths[column.title] + (self._layout.bar + 1 if has_bar else 0)
+            title = column.title
+            if column is _HISTORY and self.sparklines:
+                title = f"LAST {format_span(self.sparklines.span)}"
+            style = "sorted" if column.order == self.order else "header"
+            spans += [(fit(title, width, self.glyphs, column.right and not has_bar), style), (" ", "header")]
+        return spans[:-1]
+
+    def render(self, start: int, end: int) -> list[Spans]:
+        """Only these rows: a screen shows fifty of thousands."""
+        return [self._render_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
+
+    def _render_row(self, at: int) -> Spans:
+        depth, line = self.lines[at]
+        if line.kind == "condition":
+            text = _INDENT * depth + "! " + printable(describe_condition(line.conditions[0], line.age))
+            return [(text if self.width is None else fit_start(text, self.width, self.glyphs), line.severity)]
+        base = "dim" if line.kind == "process" else ""
+        spans: Spans = []
+        for column, text in zip(_COLUMNS, self._cells[at], strict=True):
+            if not self._layout.has(column):
+                continue
+            if column is _UTIL and self._layout.bar:
+                spans += [(draw_bar(line.utilization, self._layout.bar, self.glyphs), "bar"), (" ", base)]
+            style = "dim" if text == self.glyphs.absent else column.style(line) or base
+            spans += [(self._fit(column, depth, line, text), style), (" ", base)]
+        return spans[:-1]
+
+    def _fit(self, column: Column, depth: int, line: Line, text: str) -> str:
+        width = self._layout.widths[column.title]
+        if column is _HISTORY:
+            points = self.sparklines.points.get(line.row, b"") if self.sparklines else b""
+            return draw_sparkline(points, width, self.glyphs)
+        if column is _HOLDER:
+            indent = (_INDENT * depth)[:width]
+            if line.holder is None or line.kind == "process":
+                return fit(indent + text, width, self.glyphs)
+            return indent + fit_holder(line.holder, width - len(indent), self.glyphs)
+        if column is _MODEL:
+            return fit_start(text, width, self.glyphs)
+        return fit(text, width, self.glyphs, column.right)
 
 
-def table_of(
-    lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | None = None, watched: Watched | None = None
+def make_table(
+    lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | None = None, sparklines: Sparklines | None = None
 ) -> Table:
-    """`width` None: as wide as it takes."""
+    """Without `width` nothing is cut. The node is shown if there are several."""
     flat = list(flatten(lines))
-    texts = [[_cell(column, line, glyphs) for column in COLUMNS] for _, line in flat]
-    left_out = [] if len({line.node for _, line in flat}) > 1 else [NODE]
-    layout = lay_out(texts, _holder_widths(flat), width, left_out if watched else [*left_out, HISTORY])
-    about = [line.row for _, line in flat]
-
-    def watching(watched: Watched | None) -> Table:
-        print_row = _Row(flat, texts, layout, glyphs, width, watched).printed
-        return Table(_header(layout, order, glyphs, watched), flat, print_row, about, watching)
-
-    return watching(watched)
-
-
-def as_text(printed: Printed) -> str:
-    return "".join(text for text, _ in printed).rstrip()
+    cells = [[_cell(column, line, glyphs) for column in _COLUMNS] for _, line in flat]
+    hidden = set() if len({line.node for _, line in flat}) > 1 else {_NODE}
+    if sparklines is None:
+        hidden.add(_HISTORY)
+    layout = _lay_out(cells, _measure_holders(flat), width, hidden)
+    return Table(flat, order, glyphs, width, sparklines, cells, layout)
 
 
 def _cell(column: Column, line: Line, glyphs: Glyphs) -> str:
-    return "" if line.kind == "condition" else printable(column.text(line, glyphs))
+    return printable(column.text(line, glyphs)) if line.kind in column.kinds else ""
 
 
-def _holder_widths(flat: Iterable[tuple[int, Line]]) -> HolderWidths:
-    widths = [_widths_of(depth, line) for depth, line in flat if line.kind != "condition"]
-    return HolderWidths(*(max(column) for column in zip((0, 0, 0), *widths, strict=True)))
+def describe_condition(condition: ConditionView, age: float | None) -> str:
+    """`lost for 12m04s: GPU 3 has fallen off the bus`."""
+    duration = "" if age is None else f" for {format_duration(age)}"
+    return f"{condition.condition.replace('_', ' ')}{duration}: {condition.says or condition.condition}"
 
 
-def _widths_of(depth: int, line: Line) -> tuple[int, int, int]:
-    texts = (line.remark,) if line.kind == "process" else _holder_texts(line)
-    whole, *shorter = (depth * len(_INDENT) + width_of(printable(text)) for text in texts)
-    is_pod = line.who is not None and line.kind != "process"
-    return whole, shorter[0] if shorter else whole, (shorter or [whole])[-1] if is_pod else min(whole, _LEAST_REMARK)
+# Totals
+
+_LEAVE_OUT = ("free", "used", "allocated", "unknown")  # in this order, if the terminal is narrow
+_GAP = "  "
 
 
-def _holder_texts(line: Line) -> tuple[str, ...]:
-    return (line.holder or line.remark,) if line.who is None else holder_texts(line.who)
+def render_totals(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Spans:
+    parts = _make_totals(totals, currency, glyphs)
+    for name in _LEAVE_OUT:
+        if sum(width_of(text) + len(_GAP) for text, _ in parts.values()) - len(_GAP) > width:
+            parts.pop(name, None)
+    spans: Spans = []
+    room = width
+    for text, style in parts.values():
+        shown = text + _GAP
+        spans.append((shown if width_of(shown) <= room else fit(text, room, glyphs), style))
+        room = max(0, room - width_of(shown))
+    return spans
 
 
-def _header(layout: Layout, order: Order, glyphs: Glyphs, watched: Watched | None) -> Printed:
-    printed: Printed = []
-    for column in COLUMNS:
-        if layout.has(column):
-            width = layout.widths[column.title] + (layout.bar + 1 if column is USE and layout.bar else 0)
-            right = column.right and not (column is USE and layout.bar)
-            title = f"LAST {cells.span(watched.span)}" if column is HISTORY and watched else column.title
-            printed.append((fit(title, width, glyphs, right), "sorted" if column.order == order else "header"))
-            printed.append((" ", "header"))
-    return printed[:-1]
+def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Span]:
+    parts = {
+        "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
+        "used": (f"{_format_gpus(totals.used)} used", ""),
+        "idle": (f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
+        "unknown": (f"{_format_gpus(totals.unknown)} not known", ""),
+        "free": (f"{_format_gpus(totals.free)} free", ""),
+        "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
+        "watts": (_format_watts(totals.power_watts, glyphs), ""),
+    }
+    if not totals.unknown:
+        del parts["unknown"]
+    if totals.cost_per_hour is not None:
+        wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
+        parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")
+    return parts
 
 
-class _Row:
-    def __init__(
-        self,
-        flat: Sequence[tuple[int, Line]],
-        texts: Sequence[Sequence[str]],
-        layout: Layout,
-        glyphs: Glyphs,
-        width: int | None,
-        watched: Watched | None,
-    ) -> None:
-        self._flat = flat
-        self._texts = texts
-        self._layout = layout
-        self._glyphs = glyphs
-        self._width = width
-        self._watched = watched
+def _format_gpus(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
 
-    def printed(self, at: int) -> Printed:
-        depth, line = self._flat[at]
-        if line.kind == "condition":
-            return [self._condition(depth, line)]
-        base = "dim" if line.kind == "process" else ""
-        spans: Printed = []
-        for column, text in zip(COLUMNS, self._texts[at], strict=True):
-            if not self._layout.has(column):
-                continue
-            if column is USE and self._layout.bar:
-                spans += [(cells.bar(line.utilization, self._layout.bar, self._glyphs), "bar"), (" ", base)]
-            style = "dim" if text == self._glyphs.absent else column.style(line) or base
-            spans += [(self._fitted(column, depth, line, text), style), (" ", base)]
-        return spans[:-1]
 
-    def _fitted(self, column: Column, depth: int, line: Line, text: str) -> str:
-        width = self._layout.widths[column.title]
-        if column is HISTORY:
-            points = self._watched.points.get(line.row, b"") if self._watched else b""
-            return cells.spark(points, width, self._glyphs)
-        if column is HOLDER:
-            indent = (_INDENT * depth)[:width]
-            if line.who is None or line.kind == "process":
-                return fit(indent + text, width, self._glyphs)
-            return indent + fit_holder(line.who, width - len(indent), self._glyphs)
-        if column in _CUT_AT_THE_START:
-            return fit_start(text, width, self._glyphs)
-        return fit(text, width, self._glyphs, column.right)
-
-    def _condition(self, depth: int, line: Line) -> Span:
-        """In words, across all columns."""
-        text = _INDENT * depth + "! " + printable(cells.condition(line.conditions[0], line.age))
-        return text if self._width is None else fit_start(text, self._width, self._glyphs), line.severity
+def _format_watts(watts: float | None, glyphs: Glyphs) -> str:
+    if watts is None:
+        return f"{glyphs.absent} W"
+    return f"{watts / 1000:.1f} kW" if watts >= 10_000 else f"{watts:.0f} W"

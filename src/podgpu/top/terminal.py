@@ -1,5 +1,4 @@
-"""This module owns the terminal: keys by their names, without echo, signals as events, and everything put back however
-it ends."""
+"""The terminal: keys by name, signals as events, and terminal modes that are always restored."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O[A-Za-z])")
-_BEGUN = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*|O)?")
-_LONGEST_SEQUENCE = 32
-_WORDS = {
+_INCOMPLETE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*|O)?")
+_MAX_SEQUENCE = 32
+_SEQUENCES = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
     **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
     **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
@@ -30,24 +29,24 @@ _CHARACTERS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backs
 
 
 class KeyReader:
-    """Keeps what came only in part: of a letter, or of a key's sequence."""
+    """Decodes keys. Keeps incomplete characters and sequences for the next bytes."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
 
     @property
-    def undecided(self) -> bool:
-        """An Escape has come that may begin a sequence: `settle` if nothing follows soon."""
+    def is_incomplete(self) -> bool:
+        """An Escape may begin a sequence: call `finish` if nothing follows soon."""
         return bool(self._rest)
 
-    def take(self, data: bytes) -> list[str]:
+    def decode(self, data: bytes) -> list[str]:
         return self._keys(self._rest + self._decoder.decode(data))
 
-    def settle(self) -> list[str]:
-        """Nothing followed: it was the key Escape."""
-        begun, self._rest = self._rest, ""
-        return ["escape"] if begun else []
+    def finish(self) -> list[str]:
+        """Nothing followed, so it was the key Escape."""
+        rest, self._rest = self._rest, ""
+        return ["escape"] if rest else []
 
     def _keys(self, text: str) -> list[str]:
         found: list[str] = []
@@ -58,9 +57,9 @@ class KeyReader:
                 found.append(_CHARACTERS.get(text[at], text[at]))
                 at += 1
             elif (sequence := _SEQUENCE.match(text, at)) is not None:
-                found.append(_WORDS.get(sequence[0], "unknown"))
+                found.append(_SEQUENCES.get(sequence[0], "unknown"))
                 at = sequence.end()
-            elif _BEGUN.fullmatch(text, at) and len(text) - at <= _LONGEST_SEQUENCE:
+            elif _INCOMPLETE.fullmatch(text, at) and len(text) - at <= _MAX_SEQUENCE:
                 self._rest = text[at:]
                 break
             else:
@@ -70,36 +69,30 @@ class KeyReader:
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_HEARD = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
-_ESCAPE_SECONDS = 0.05  # a key's sequence comes at once; a lone Escape is followed by nothing
-_NEWS = b"\0"
+_HANDLED = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
+_ESCAPE_SECONDS = 0.05  # the bytes of a sequence arrive together
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """What came of one wait."""
-
-    keys: list[str] = field(default_factory=list)
-    ended_by: int = 0
-    """Number of the signal, or 0."""
-    stopped: bool = False
-    """Ctrl-Z."""
-    closed: bool = False
-    """The terminal is gone."""
-
-
 class Events:
-    """Keys, signals and news from the feed, in one wait. For the main thread; signals are what they were afterwards."""
+    keys: list[str] = field(default_factory=list)
+    ended_by: int = 0  # number of the signal
+    stopped: bool = False  # Ctrl-Z
+    closed: bool = False  # the terminal was closed
+
+
+class EventLoop:
+    """Waits for keys, signals and notifications. For the main thread. Restores the signal handlers."""
 
     def __init__(self, keyboard: int) -> None:
         self._keyboard = keyboard
         self._keys = KeyReader()
 
-    def __enter__(self) -> Events:
+    def __enter__(self) -> EventLoop:
         self._receiver, self._sender = os.pipe()
         for end in (self._receiver, self._sender):
             os.set_blocking(end, False)
-        self._handlers = {number: signal.signal(number, _do_nothing) for number in _HEARD}
+        self._handlers = {number: signal.signal(number, _do_nothing) for number in _HANDLED}
         self._wakeup = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         return self
 
@@ -112,33 +105,33 @@ class Events:
         os.close(self._receiver)
 
     def notify(self) -> None:
-        """There is news; any thread may say so, at any time."""
+        """Ends the current wait. May be called from any thread at any time."""
         with contextlib.suppress(OSError):
-            os.write(self._sender, _NEWS)
+            os.write(self._sender, b"\0")
 
-    def wait(self, seconds: float) -> Happened:
+    def wait(self, seconds: float) -> Events:
         ready = self._ready(seconds)
         if self._receiver in ready:
             signals = os.read(self._receiver, 4096)
             ending = next((number for number in signals if number in _ENDING), 0)
             if ending or signal.SIGTSTP in signals:
-                return Happened(ended_by=ending, stopped=not ending)
+                return Events(ended_by=ending, stopped=not ending)
         if self._keyboard in ready:
             return self._read_keys()
-        return Happened()
+        return Events()
 
     def _ready(self, seconds: float) -> list[int]:
         return select.select([self._keyboard, self._receiver], [], [], seconds)[0]
 
-    def _read_keys(self) -> Happened:
+    def _read_keys(self) -> Events:
         data = self._read_keyboard()
         if not data:
-            return Happened(closed=True)
-        keys = self._keys.take(data)
-        while self._keys.undecided:
+            return Events(closed=True)
+        keys = self._keys.decode(data)
+        while self._keys.is_incomplete:
             more = self._read_keyboard() if self._keyboard in self._ready(_ESCAPE_SECONDS) else b""
-            keys += self._keys.take(more) if more else self._keys.settle()
-        return Happened(keys)
+            keys += self._keys.decode(more) if more else self._keys.finish()
+        return Events(keys)
 
     def _read_keyboard(self) -> bytes:
         try:
@@ -148,21 +141,21 @@ class Events:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """The number comes through the pipe; a handler must only be there."""
+    """The number is written to the wake-up pipe; that needs a handler."""
 
 
 @contextlib.contextmanager
-def single_keys(keyboard: int) -> Iterator[None]:
-    """Keys come one by one and are not shown. Ctrl-C and Ctrl-Z stay signals."""
+def read_single_keys(keyboard: int) -> Iterator[None]:
+    """Switches off line buffering and echo. Ctrl-C and Ctrl-Z remain signals."""
     before = termios.tcgetattr(keyboard)
     try:
         tty.setcbreak(keyboard, termios.TCSADRAIN)
         yield
     finally:
-        with contextlib.suppress(termios.error):  # the terminal is gone: nothing to put back
+        with contextlib.suppress(termios.error):  # the terminal was closed
             termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
 
 
-def stop_here() -> None:
-    """As Ctrl-Z does; returns when the shell continues the job."""
+def stop_process() -> None:
+    """Like Ctrl-Z. Returns when the shell continues the job."""
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,235 @@
+"""The sources of `top`: this node's driver, an exporter, a cluster view."""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from podgpu.agent.loop import Agent
+from podgpu.cluster.collect import ClusterReading, NodeReading
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
+from podgpu.cluster.view import API, GpuDetails, View, decode_details, decode_view, make_view
+from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
+from podgpu.gpu.exposition import UrlExposition
+from podgpu.http_client import MAX_METRICS_BYTES, Access, HttpClient
+from podgpu.metrics.adapter import node_from_text
+from podgpu.metrics.parse import BadExposition
+from podgpu.model import NodeState, has_readings
+from podgpu.top.lines import Processes
+from podgpu.top.text import FULL, NO_DATA
+
+EXPORTER_TIMEOUT = 5.0
+CLUSTER_TIMEOUT = 10.0  # the view of thousands of GPUs has some megabytes
+_ALLOCATION_SECONDS = 1.0
+_MAX_POINTS = 10_000
+_SAFE_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")  # it becomes part of a path
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    view: View
+    processes: Processes = field(default_factory=dict)
+
+
+class Source(Protocol):
+    name: str
+    deadline: float
+    has_rates: bool  # a second reading shortly after the first one knows more
+
+    @property
+    def api(self) -> PodgpuApi | None:
+        """For history and details. None: the source is no podgpu server."""
+
+    def read(self) -> Reading:
+        """Raises SourceError or StartError."""
+
+    def close(self) -> None: ...
+
+
+# This node
+
+
+class LocalSource:
+    name = "this node"
+    has_rates = True
+    api = None
+
+    def __init__(self, agent: Agent, node: str, with_processes: bool) -> None:
+        self._agent = agent
+        self._node = node
+        self._with_processes = with_processes
+        self._allocated_at = float("-inf")
+        self.deadline = 4 * agent.settings.deadline  # each turn keeps its own deadline; this one is for their sum
+
+    def read(self) -> Reading:
+        """Raises SourceError if no GPU answers now, StartError if none ever will."""
+        agent = self._agent
+        agent.read_telemetry()
+        now = agent.clock.monotonic()
+        if now - self._allocated_at >= _ALLOCATION_SECONDS:
+            self._allocated_at = now
+            agent.read_allocation()
+        agent.read_usage()
+        state = agent.published.state
+        failing = [source for source in state.sources if source.up is False]
+        if not has_readings(state):
+            why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "there is none here"
+            raise SourceError("no_gpu", f"no GPU could be read: {why}. Use --url or --cluster for other machines")
+        notes = [f"{source.name}: {source.message or source.error}" for source in failing]
+        state = replace(state, node=self._node, sources=())  # the notes have the messages, the sources only the names
+        view = make_view(build_single_node_state(state, ViewSettings(), now, agent.clock.wall(), notes=notes))
+        return Reading(view, agent.list_processes() if self._with_processes else {})
+
+    def close(self) -> None:
+        self._agent.stop()
+
+
+# Servers
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHistory:
+    step: float  # seconds from a point to the next
+    devices: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
+    """UUID and MIG instance -> points of `text.FULL`, the newest last."""
+
+
+class _HistoryAnswer(msgspec.Struct):
+    api: str
+    step_seconds: Annotated[float, Meta(gt=0, le=86_400)]
+    devices: dict[str, Annotated[str, Meta(max_length=2 * _MAX_POINTS)]]
+
+
+class PodgpuApi:
+    """The JSON of a podgpu exporter or a podgpu cluster (docs/api.md). All methods raise SourceError."""
+
+    def __init__(self, url: str, server: str, timeout: float) -> None:
+        """`server` is what should run there, for messages. Raises UsageError."""
+        base = url.rstrip("/").removesuffix("/metrics")
+        self._client = HttpClient(base, Access(prefix="", server=server), timeout=timeout)
+        self._server = server
+        self.name = self._client.shown
+
+    def view(self) -> View:
+        body = self._client.get_blocking("api/v1/view")
+        try:
+            return decode_view(body)
+        except SourceError as error:
+            raise SourceError(error.reason, f"{self.name} {error}: is it the address of {self._server}?") from error
+
+    def history(self, points: int) -> ServerHistory:
+        return decode_history(self._client.get_blocking("api/v1/history", {"points": str(points)}))
+
+    def gpu(self, uuid: str) -> GpuDetails:
+        if not _SAFE_UUID.fullmatch(uuid):
+            raise SourceError("http_404", f"{self.name} has no details of a GPU of this name")
+        return decode_details(self._client.get_blocking(f"api/v1/gpus/{uuid}"))
+
+
+def decode_history(body: bytes) -> ServerHistory:
+    """Raises SourceError."""
+    try:
+        answer = msgspec.json.decode(body, type=_HistoryAnswer)
+        if answer.api != API:
+            raise msgspec.ValidationError("it is not podgpu's")
+        devices = {_split_device(name): _decode_points(text) for name, text in answer.devices.items()}
+    except (msgspec.DecodeError, ValueError) as error:
+        raise SourceError("malformed", f"is not an answer of podgpu's /api/v1/history: {error}") from error
+    return ServerHistory(answer.step_seconds, devices)
+
+
+def _split_device(name: str) -> tuple[str, str]:
+    uuid, _, instance = name.partition("/")
+    return uuid, instance
+
+
+def _decode_points(text: str) -> bytes:
+    return bytes(point if point <= FULL else NO_DATA for point in b64decode(text, validate=True))
+
+
+class ClusterSource:
+    """`podgpu cluster`, or any other server with podgpu's API."""
+
+    deadline = CLUSTER_TIMEOUT + 1.0  # the request's own message says more
+    has_rates = False
+
+    def __init__(self, url: str) -> None:
+        """Raises UsageError."""
+        self.api = PodgpuApi(url, "podgpu cluster", CLUSTER_TIMEOUT)
+        self.name = self.api.name
+
+    def read(self) -> Reading:
+        return Reading(self.api.view())
+
+    def close(self) -> None: ...
+
+
+class ExporterSource:
+    """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
+
+    has_rates = False
+    deadline = 2 * EXPORTER_TIMEOUT + 0.5  # the messages of the two requests say more
+
+    def __init__(self, url: str, max_bytes: int = MAX_METRICS_BYTES) -> None:
+        """A URL without a path means /metrics. Raises UsageError."""
+        try:
+            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT, max_bytes)
+            self._api = PodgpuApi(url, "a podgpu exporter", EXPORTER_TIMEOUT)
+        except UsageError as error:
+            raise UsageError(f"--url {error}") from error
+        self.name = self._metrics.shown
+        self._is_podgpu = True  # until its metrics show another exporter
+        self._has_view = False
+        self._state: ClusterState | None = None
+
+    @property
+    def api(self) -> PodgpuApi | None:
+        return self._api if self._has_view else None
+
+    def read(self) -> Reading:
+        view = self._read_view() if self._is_podgpu else None
+        self._has_view = view is not None
+        return Reading(view or self._read_metrics())
+
+    def _read_view(self) -> View | None:
+        """None: there is no view, or it has no GPUs. The metrics then have figures, or the reason."""
+        try:
+            view = self._api.view()
+        except SourceError:
+            return None
+        return view if any(node.gpus for node in view.nodes) else None
+
+    def _read_metrics(self) -> View:
+        states = self._parse(self._metrics.fetch())
+        failing = [source.name for state in states for source in state.sources if source.up is False]
+        if not any(state.devices for state in states):
+            reason = f"the exporter cannot read: {few_of(failing)}" if failing else "is it a GPU exporter?"
+            raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: {reason}")
+        self._is_podgpu = any(state.producer == "podgpu" for state in states)
+        now, wall = time.monotonic(), time.time()
+        readings = tuple(NodeReading(self.name, state, now) for state in states)
+        self._state = build_cluster_state(ClusterReading(readings), self._state, ViewSettings(), now, wall)
+        return make_view(self._state)
+
+    def _parse(self, body: bytes) -> list[NodeState]:
+        try:
+            return node_from_text(body.decode(), address=urlsplit(self.name).netloc)
+        except UnicodeDecodeError as error:
+            reason, message = "malformed", f"byte {error.start} is not UTF-8"
+        except BadExposition as error:
+            reason, message = error.reason, str(error)
+        except msgspec.ValidationError as error:
+            reason, message = "malformed", str(error)
+        raise SourceError(reason, f"the metrics of {self.name} cannot be read: {message}")
+
+    def close(self) -> None: ...
