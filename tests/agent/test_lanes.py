@@ -15,7 +15,7 @@ from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
 
 CSV = (

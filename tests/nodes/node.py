@@ -26,10 +26,17 @@ from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.node import place_loads, pods, tenants
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.node import (
+    OTHER_PID_NAMESPACE,
+    SimulatedProc,
+    cgroup_text,
+    container_cgroup,
+    place_loads,
+    pods,
+    tenants,
+)
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
