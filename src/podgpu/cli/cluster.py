@@ -6,16 +6,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.agent.api_access import access_by
-from podgpu.agent.assemble import Naming as OptionNaming
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, pick_options
-from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command, naming_variable
+from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.collect import Collector
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
@@ -158,13 +156,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "address"):
-        address = parse_address(options["address"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
+    address = parse_address(options["address"])
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
     check_backend(ctx, options)
-    _run(options, settings, address, probe_address, partial(naming_variable, ctx))
+    _run(options, settings, address, probe_address)
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
@@ -221,7 +217,6 @@ def _run(
     settings: ViewSettings,
     address: Address,
     probe_address: Address | None,
-    naming: OptionNaming,
 ) -> None:
     """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
     with ExitStack() as stack:
@@ -231,8 +226,7 @@ def _run(
         if options["prometheus"]:
             history: HistorySource = _prometheus_history(options)
         else:
-            with naming("history_dir"):
-                recorder = cluster_recorder(cluster, options["history_dir"])
+            recorder = cluster_recorder(cluster, options["history_dir"])
             history, beside = recorder, [recorder]
         protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
