@@ -19,7 +19,6 @@ from podgpu.model import DeviceState, WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
 
 
-
 class FakeClock:
     now = 100.0
 
