@@ -29,7 +29,7 @@ from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.model import encode_node, has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
-from podgpu.web.node_page import NodeWaste, node_recorder
+from podgpu.web.node_page import node_recorder, node_waste
 from podgpu.web.sockets import Address, parse_address, systemd_sockets
 
 if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
@@ -81,9 +81,8 @@ class AssembledExporter:
     def serve(self, addresses: ListenAddresses) -> None:
         """Runs until SIGINT, SIGTERM or a fatal error. Raises UsageError and StartError."""
         options = self.options
-        waste = NodeWaste(self.agent, self.prices)
         with self.naming("history_dir"):
-            recorder = node_recorder(self.agent, options["history_dir"], waste, self.prices)
+            recorder = node_recorder(self.agent, options["history_dir"], self.prices)
         serve(
             self.agent,
             addresses.address,
@@ -93,8 +92,8 @@ class AssembledExporter:
             self.protection,
             self.sockets,
             options["web_enable_lifecycle"],
-            page=PageSources(recorder, self.prices, waste.answer),
-            services=[recorder, waste],
+            page=PageSources(recorder, self.prices, node_waste(self.agent, recorder, self.prices)),
+            services=[recorder],
             limits=RequestLimits(
                 options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
             ),
