@@ -11,7 +11,7 @@ from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import Allocation, Assignment, Device
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 
 
@@ -82,4 +82,5 @@ class SimulatedNode:
 
     def stop(self) -> None:
         self.faults.release_all()
+        self.faults.unload_driver()  # ends the wait for XIDs
         self.agent.stop()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.proc import cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import cgroup_text, container_cgroup
 from tests.agent.documents import errors_of
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
 from tests.privilege import without_privilege

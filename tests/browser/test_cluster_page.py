@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -76,11 +75,6 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
     assert tab.evaluate("document.querySelector('#q').value") == "rerank"
 
 
-def test_a_pod_that_holds_nothing(tab: Tab, page: str) -> None:
-    visited(tab, page, "#pod=gone/away")
-    assert "holds no GPU" in tab.text("main")
-
-
 def test_namespaces_with_hours_and_cost(tab: Tab, page: str) -> None:
     visited(tab, page)
     tab.click("#tab-namespaces")
@@ -109,18 +103,6 @@ def test_new_figures_show_without_a_reload(tab: Tab, url: str, shown: Showing) -
     assert tab.evaluate("document.activeElement.closest('.tile') !== null"), "the focus is lost"
 
 
-def test_what_has_not_changed_is_not_sent_again(tab: Tab, url: str, shown: Showing) -> None:
-    shown.goes_on = False
-    shown.picture = replace(shown.picture, taken_at=time.time() + 60.0)  # it does not grow old meanwhile
-    opened(tab, url)
-    asked = shown.asked
-    tab.evaluate("performance.clearResourceTimings()")
-    tab.wait_for("performance.getEntriesByName(new URL('api/v1/view', location).href).length >= 2", "two more turns")
-    assert shown.asked > asked
-    sizes = "performance.getEntriesByName(new URL('api/v1/view', location).href).map(e => e.responseStatus)"
-    assert set(tab.evaluate(sizes)) == {304}
-
-
 def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) -> None:
     opened(tab, url)
     now = three_nodes()
@@ -138,15 +120,6 @@ def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) ->
     shown.picture = replace(now, nodes=tuple(others))
     tab.look_again()
     tab.wait_for(f"{TILES} === 16", "the node is gone")
-
-
-def test_a_picture_that_stands_still_is_called_old(tab: Tab, url: str, shown: Showing) -> None:
-    opened(tab, url)
-    shown.picture = replace(three_nodes(), taken_at=time.time() - 600)
-    tab.look_again()
-    tab.wait_for(f"{STATE} === 'old'", "the state is old")
-    text = "document.querySelector('#status-text').textContent"
-    tab.wait_for(f"{text}.startsWith('Old, 10')", "how old is said")
 
 
 def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> None:

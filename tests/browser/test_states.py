@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -48,27 +47,6 @@ def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showin
 
 
 # -- old, and not there ----------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_live_when_every_node_is_old(tab: Tab, url: str, shown: Showing) -> None:
-    opened(tab, url)
-    assert not tab.evaluate(NOTES_OPEN)
-    now = three_nodes()
-    ages = zip(now.nodes, (130.0, 125.0, 200.0), strict=True)
-    shown.picture = replace(now, nodes=tuple(replace(node, old=True, age_seconds=age) for node, age in ages))
-    tab.look_again()
-    tab.wait_for(f"{STATE} === 'old'", "the state is old")
-    assert tab.text("#status-text").startswith("Old, 2")
-    assert (totals(tab)["GPUs"], totals(tab)["Used"], totals(tab)["Not known"]) == ("20", "0", "17.86")
-    assert tab.evaluate(NOTES_OPEN), "the notes say why"
-    tab.click("#notes summary")
-    shown.picture = replace(shown.picture, taken_at=time.time(), notes=("another",))
-    tab.look_again()
-    tab.wait_for("document.querySelector('#notes-list').textContent.includes('another')")
-    assert not tab.evaluate(NOTES_OPEN), "once folded by hand, they stay so"
-    shown.picture = three_nodes(1)
-    tab.look_again()
-    tab.wait_for(f"{STATE} === 'live'", "live again")
 
 
 # -- not known -------------------------------------------------------------------------------------------------------

@@ -85,11 +85,3 @@ def test_rewritten_it_tells_the_same(url: str, title: str, old_exposition: str, 
     assert new != old
     before, after = _figures(url, old, old_exposition), _figures(url, new, new_exposition)
     assert after == pytest.approx(before, rel=1e-6)
-
-
-@needs("prometheus")
-@pytest.mark.parametrize("title", NVIDIA_12239)
-def test_with_both_names_it_needs_no_rewriting(url: str, title: str) -> None:
-    query = NVIDIA_12239[title]
-    assert _figures(url, query, "podgpu-both") == _figures(url, query, "podgpu-4.8")
-    assert _ask(url, _asked_of(query, "podgpu-4.9")) == {}

@@ -17,7 +17,7 @@ import yaml
 
 from deploy.render import CHART, NAMESPACE, run_helm
 from podgpu import __version__
-from tests.deploy.chart import VARIANTS, Object, level, notes, objects, of_kind, pods_of
+from tests.deploy.chart import VARIANTS, Object, level, notes, objects, pods_of
 from tests.deploy.shipped_options import check_options, ours
 
 CRDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
@@ -211,14 +211,3 @@ def test_nothing_of_the_operators_without_the_operator() -> None:
     everything = {"cluster": {"enabled": True}, "enrich": {"enabled": True}}
     assert not CRDS & {one["kind"] for one in objects(everything, operator=False)}
     assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} == CRDS & {one["kind"] for one in objects(everything)}
-
-
-def test_a_digest_goes_before_the_tag() -> None:
-    digest = "sha256:" + "a" * 64
-    (daemonset,) = of_kind("DaemonSet", {"image": {"repository": "r/podgpu", "tag": "x", "digest": digest}})
-    assert daemonset["spec"]["template"]["spec"]["containers"][0]["image"] == f"r/podgpu@{digest}"
-
-
-def test_two_releases_of_one_name_do_not_meet() -> None:
-    (role,) = of_kind("ClusterRole", {"exporter": {"kubernetes": {"dra": True}}})
-    assert role["metadata"]["name"].startswith(f"{NAMESPACE}-")

@@ -23,15 +23,6 @@ def test_the_three_values_of_the_walk_through_are_taken() -> None:
     assert volume in pod(SEED)["volumes"]
 
 
-def test_numbers_stay_as_they_were_written() -> None:
-    assert container({"exporter": {"arguments": ["-x", 3600000, "--debug", True]}})["args"] == [
-        "-x",
-        "3600000",
-        "--debug",
-        "true",
-    ]
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [

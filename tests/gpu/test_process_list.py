@@ -12,7 +12,7 @@ from podgpu.errors import SourceError, Unsupported
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 GIB = 1024**3
 COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "MPSCompute", "Graphics"))
@@ -97,16 +97,6 @@ def test_what_is_no_pid_is_left_out(nonsense: int) -> None:
     bench = Bench()
     bench.faults.answer(COMPUTE + "_v3", [entry(nonsense), entry(41)])
     assert [usage.pid for usage in bench.read()] == [41]
-
-
-def test_a_list_that_is_not_supported_is_not_asked_again() -> None:
-    bench = Bench()
-    bench.place(41)
-    bench.strike(MPS)
-    assert [usage.pid for usage in bench.read()] == [41]
-    asked = bench.calls(MPS)
-    assert [usage.pid for usage in bench.read()] == [41]
-    assert bench.calls(MPS) == asked
 
 
 def test_no_list_at_all_is_not_nobody() -> None:

@@ -15,9 +15,9 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import UsageFlaws
 from podgpu.metrics.fields import fields
-from podgpu.model import DeviceUsage, ProcessUsage
+from podgpu.model import DeviceUsage
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 GIB = 1024**3
 SECOND = 10**9
@@ -184,32 +184,6 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
     assert bench.after(1).process_busy_ns == {}, "asked again after the topology changed"
 
 
-class Refusing:
-    """A driver that raises an error in some functions, some times."""
-
-    def __init__(self, driver: SimulatedNvml, error: int, left: dict[str, int]) -> None:
-        self._driver = driver
-        self._error = error
-        self._left = left
-
-    def __getattr__(self, name: str) -> Any:
-        if self._left.get(name, 0) > 0:
-            self._left[name] -= 1
-            return self._refuse
-        return getattr(self._driver, name)
-
-    def _refuse(self, *_: Any) -> Any:
-        raise pynvml.NVMLError(self._error)
-
-
-def test_lists_that_grow_while_they_are_read_are_read_again() -> None:
-    error = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
-    bench = Bench(nvml=lambda driver: Refusing(driver, error, {SAMPLES: 3, PROCESSES: 3}))
-    bench.place(41, 0.5)
-    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
-    assert not bench.flaws.errors
-
-
 # Where only the newer call tells who ran (some Blackwell parts)
 
 
@@ -323,13 +297,6 @@ def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench
     assert bench.after(1).energy_mj is None
 
 
-def test_power_is_read_in_every_turn(bench: Bench) -> None:
-    bench.start()
-    gpu = bench.driver.gpus[0]
-    for _ in range(7):
-        assert bench.after(1).power_mw == gpu.milliwatts
-
-
 def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> None:
     bench.faults.unsupported("nvmlDeviceGetPowerUsage")
     bench.start()
@@ -359,26 +326,6 @@ def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
 
 
 # Memory and processes
-
-
-def test_memory_and_processes(bench: Bench) -> None:
-    bench.place(41, memory=3 * GIB)
-    bench.place(42, memory=2 * GIB, kind="mps")
-    usage = bench.after(1)
-    assert usage.device == bench.gpu
-    assert usage.memory_used == 5 * GIB
-    key = bench.gpu.key
-    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB, mps=True))
-
-
-def test_a_process_list_that_fails_costs_only_itself(bench: Bench) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    bench.faults.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_UNKNOWN)
-    usage = bench.after(1)
-    assert usage.processes is None
-    assert usage.process_busy_ns == {41: SECOND // 2}
-    assert bench.flaws.errors == ("unknown",)
 
 
 @pytest.mark.parametrize("spec", ["1xH100", "1xH100/2x3g.40gb"])

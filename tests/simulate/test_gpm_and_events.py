@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 Start = Callable[..., SimulatedNvml]
 XID = pynvml.nvmlEventTypeXidCriticalError

@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
-from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
+from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.owners import Owners, ProcessOwners
 from tests.privilege import without_privilege
@@ -106,16 +106,6 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
     proc.remove(7)
     assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}), "8 was never seen: nobody's"
     assert owners.find(set(), names.complete, names.learn) == Owners()
-    assert owners.find({7}, names.complete, names.learn) == Owners()
-
-
-def test_a_reused_pid_is_its_new_containers(proc: SimulatedProc, owners: ProcessOwners, names: Names) -> None:
-    start(proc, 7, 0)
-    names.pods |= {UIDS[0]: "train", UIDS[1]: "serve"}
-    owners.find({7}, names.complete, names.learn)
-    proc.reuse(7, container_cgroup(UIDS[1], IDS[1]))
-    assert owners.find({7}, names.complete, names.learn).workloads[7].pod == "serve"
-    proc.reuse(7, "0::/system.slice/sshd.service\n")
     assert owners.find({7}, names.complete, names.learn) == Owners()
 
 

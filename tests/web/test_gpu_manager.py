@@ -15,9 +15,9 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.render import Policy
 from podgpu.model import Workload
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, container_cgroup
 from podgpu.web.exporter_app import gpu_manager_application
 from tests.agent.simulated_node import SimulatedNode
 from tests.web.server import Client, running

@@ -165,7 +165,7 @@ class PrometheusCollector:
         )
 
     def _find_vanished(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Nodes of earlier rounds that have no series now. They stay as they were until --drop-after.
+        """Nodes of earlier rounds that have no series now. They stay as they were until they are dropped.
 
         A node whose GPUs all appear elsewhere has only changed its name.
         """

@@ -13,8 +13,7 @@ from typing import Self
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc, Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
 """Namespace -> relative variation of its loads: training is steady, a service is not."""

@@ -22,9 +22,9 @@ from podgpu.simulate.gpu import (
     Meter,
     SimulatedGpu,
     SimulatedInstance,
+    SimulatedLoad,
 )
 from podgpu.simulate.models import AMPERE, MIB
-from podgpu.simulate.workload import SimulatedLoad
 
 NO_INSTANCE = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000

@@ -34,9 +34,8 @@ from podgpu.simulate.device_calls import (
     refuse,
 )
 from podgpu.simulate.engine import Engine, SimulatedSwitchLog
-from podgpu.simulate.gpu import Meter, SimulatedGpu, SimulatedInstance, lay_out
+from podgpu.simulate.gpu import Meter, SimulatedGpu, SimulatedInstance, SimulatedLoad, lay_out
 from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles, parse_spec
-from podgpu.simulate.workload import SimulatedLoad
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})

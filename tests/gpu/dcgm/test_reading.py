@@ -179,13 +179,6 @@ def test_instances_have_nvmls_ids_and_profiles(mig: Bench) -> None:
     assert devices[0].mig_enabled
 
 
-def test_instances_have_their_own_values_and_no_others(mig: Bench) -> None:
-    gpu, large, small = mig.read(*PLAIN, "DCGM_FI_PROF_GR_ENGINE_ACTIVE").readings
-    assert gpu.values[TEMP] == 40
-    assert large.values == {FB_USED: 300, GR_ACTIVE: 0.3}
-    assert small.values == {FB_USED: 100, GR_ACTIVE: 0.1}
-
-
 def test_a_changed_layout_is_followed(mig: Bench) -> None:
     assert len(mig.read(*PLAIN).readings) == 3
     mig.double.call("no_migs")

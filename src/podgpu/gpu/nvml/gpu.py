@@ -25,8 +25,6 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 _log = logging.getLogger(__name__)
 _DETAIL_SECONDS = 60.0
 """Details are about fifty calls of a few microseconds."""
-_MIG_CACHE_SECONDS, _MIG_CACHE_SECONDS_OF_USAGE = 0.25, 0.95
-"""Usage accepts the MIG mode that telemetry has just read."""
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 _MAX_LINKS = 36
 _LINK_SECONDS = 25.0
@@ -125,7 +123,7 @@ class NvmlGpu:
 
     def processes(self) -> tuple[ProcessUsage, ...]:
         self._check_handle()
-        return self._process_list.read(*self._layout.read(_MIG_CACHE_SECONDS_OF_USAGE))
+        return self._process_list.read(*self._layout.read())
 
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
@@ -136,7 +134,7 @@ class NvmlGpu:
                 self.usage_reader.reset()
             else:
                 self.usage_reader.close()
-        enabled, instances = self._layout.read(_MIG_CACHE_SECONDS_OF_USAGE)
+        enabled, instances = self._layout.read()
         device = replace(self.device, mig_enabled=enabled)
         read_processes = partial(self._usage_processes.read, enabled, instances)
         return self.usage_reader.read(device, instances, read_processes, shared)
@@ -202,7 +200,7 @@ class NvmlGpu:
         self._xid_generation, self._xids_failed = generation, False
 
     def _follow_layout(self) -> None:
-        enabled, instances = self._layout.read(_MIG_CACHE_SECONDS)
+        enabled, instances = self._layout.read()
         if enabled != self.device.mig_enabled or instances != self._instances:
             layout = ", ".join(i.profile for i in instances) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)
