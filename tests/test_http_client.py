@@ -131,18 +131,6 @@ def test_compressed_response_may_have_several_members() -> None:
         assert UrlExposition(url).fetch() == EXPOSITION
 
 
-@pytest.mark.parametrize("text", ["\xff\xfe", "\x1b[2J", "x" * 5000])
-def test_reason_phrase_is_printed_as_one_short_line(text: str) -> None:
-    def send(request: BaseHTTPRequestHandler) -> None:
-        request.wfile.write(b"HTTP/1.1 500 Oh " + text.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n")
-
-    with serving(send) as url:
-        error = error_of(UrlExposition(url))
-    assert error.reason == "http_500"
-    assert str(error).isprintable()
-    assert len(str(error)) < 250
-
-
 @pytest.mark.fault(
     "An exporter's response is a gzip bomb, or does not end",
     "It is refused as too_large as soon as it exceeds its limit",
@@ -235,16 +223,6 @@ def test_connection_is_kept_and_opened_again_if_the_server_closed_it(method: str
     assert len(peers) == 4
 
 
-def test_messages_name_the_options_of_the_server() -> None:
-    access = Access(prefix="prometheus", server="Prometheus")
-    client = HttpClient("http://127.0.0.1:1", access)
-    assert "--prometheus-token-file" in str(client.status_error(HttpResponse(401, b"", "")))
-    with pytest.raises(SourceError, match="check that Prometheus runs there"):
-        client.get_blocking()
-    with pytest.raises(UsageError, match="--prometheus-username and --prometheus-password-file"):
-        HttpClient("http://h", Access(username="a", prefix="prometheus"))
-
-
 # Credentials and TLS
 
 
@@ -333,18 +311,6 @@ def test_anything_else_is_a_file(place: str) -> None:
 def test_neither_url_nor_file(place: str) -> None:
     with pytest.raises(UsageError):
         open_exposition_source(place)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://a..b/", "http://\u00ad/", "http://[::1", "http://x\u2028/", "http://" + "a" * 300]
-)
-def test_odd_urls_are_refused(url: str) -> None:
-    with pytest.raises((UsageError, SourceError)):
-        HttpClient(url).get_blocking()
-
-
-def test_query_is_not_shown() -> None:
-    assert HttpClient("http://h/metrics?key=secret#x").shown == "http://h/metrics?…"
 
 
 SECRET = "S3CR3T"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.collections import Collection
-from podgpu.agent.counter_feeds import FileCounters
+from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
+from podgpu.agent.lanes import Collection
 from podgpu.agent.loop import Settings
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter as MetricCounter
@@ -40,12 +40,12 @@ class Bench(SimulatedNode):
         *collections: Collection,
         gpus: str = "1xH100",
         interval: float = 30.0,
-        feed: FileCounters | None = None,
+        feed: ReadCounters | None = None,
         text: str = CSV,
     ) -> None:
         policy = Policy(counters=counters(text), hostname="h")
         settings = Settings(interval=interval, collections=collections, policy=policy)
-        super().__init__(gpus, settings, sources=(), counter_feed=feed)
+        super().__init__(gpus, settings, sources=(), read_counters=feed)
 
     def run(self, seconds: int) -> Counter[str]:
         """Runs second by second, as the loop does. Returns the driver calls."""
@@ -141,7 +141,7 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
 def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
     path.write_text(
         "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_MEM_CLOCK,gauge,m\n",
@@ -162,7 +162,7 @@ def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
 def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
     path.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", encoding="utf-8")
     bench.agent.read_counters()
