@@ -17,7 +17,7 @@ import pytest
 
 from podgpu.autoscale.authentication import ApiGate, Reviews, TrustConfig, parse_trust_config
 from podgpu.autoscale.metrics_api import MetricsApi
-from podgpu.autoscale.server import ApiTlsContexts, read_from_files
+from podgpu.autoscale.server import ApiTlsContexts
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -73,8 +73,8 @@ class Site:
         stage = Stage([pod("a")])
         stage.turns(4, n1=(busy("a", 0.735, 0),))
         stage.now += 6.0
-        files = (Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key"))
-        contexts = ApiTlsContexts(read_from_files(*files), lambda: self.trust)
+        certificate, key = (Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key"))
+        contexts = ApiTlsContexts(lambda: (certificate, key), lambda: self.trust)
         async with self.api.running() as client:
             reviews = Reviews(client, lambda: self.now)
             app = MetricsApi(stage.store, ApiGate(lambda: self.trust, lambda: reviews)).application()

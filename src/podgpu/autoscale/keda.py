@@ -32,6 +32,7 @@ KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
 _STATUS = {
     RefusalKind.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
@@ -73,20 +74,12 @@ class KedaCallers:
                 )
         elif namespace not in self.namespaces:
             raise forbidden(
-                f"namespace {quote(namespace)} is not served: without client certificates only those of"
-                " --keda-namespaces are"
-            )
-
-    def check_cluster_scope(self) -> None:
-        """Raises Refusal."""
-        if not self.by_certificate:
-            raise forbidden(
-                "scope cluster includes every namespace, and without client certificates only those of"
-                " --keda-namespaces are served: write scope: namespace, or configure certificates"
+                f"{f'namespace {quote(namespace)}' if namespace else 'the scope cluster'} is not served: without client"
+                " certificates only the namespaces of --keda-namespaces are"
             )
 
 
-class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
+class ExternalScaler:
     """Answers every call from the store, on the event loop, without waiting."""
 
     def __init__(
@@ -98,28 +91,21 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._streams = 0
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
-    def service(self, call: Any) -> Any:
-        """gRPC's lookup of a method's handler. None means unimplemented."""
-        methods = {
-            "IsActive": (self._is_active, pb.ScaledObjectRef),
-            "GetMetricSpec": (self._get_metric_spec, pb.ScaledObjectRef),
-            "GetMetrics": (self._get_metrics, pb.GetMetricsRequest),
-        }
-        service, _, method = call.method.removeprefix("/").partition("/")
-        if service != _SERVICE:
-            return None
-        if method == "StreamIsActive":
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream_is_active, pb.ScaledObjectRef.FromString, pb.IsActiveResponse.SerializeToString
-            )
-        if method not in methods:
-            return None
-        answer, request = methods[method]
-        return grpc.unary_unary_rpc_method_handler(
-            self._make_handler(method, answer), request.FromString, lambda message: message.SerializeToString()
+    def make_handler(self) -> Any:
+        """For a server of gRPC."""
+        scaled = pb.ScaledObjectRef
+        stream = grpc.unary_stream_rpc_method_handler(
+            self._stream_is_active, scaled.FromString, pb.IsActiveResponse.SerializeToString
         )
+        handlers = {
+            "IsActive": self._make_unary("IsActive", self._is_active, scaled),
+            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, scaled),
+            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
+            "StreamIsActive": stream,
+        }
+        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
 
-    def _make_handler(self, method: str, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _make_unary(self, method: str, answer: Callable[[Any, Any], Any], request_type: Any) -> Any:
         async def handle(request: Any, context: Any) -> Any:
             try:
                 message = answer(request, context)
@@ -129,7 +115,9 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self.calls[method, "OK"] += 1
                 return message
 
-        return handle
+        return grpc.unary_unary_rpc_method_handler(
+            handle, request_type.FromString, lambda message: message.SerializeToString()
+        )
 
     async def _refuse(self, method: str, error: Refusal, context: Any) -> None:
         code = _STATUS[error.kind]
@@ -137,10 +125,10 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
         await context.abort(code, str(error))
 
     def _parse_trigger(self, scaled: Any, context: Any) -> Trigger:
-        self._callers.check(scaled.namespace, _read_certificate_names(context))
+        names = _read_certificate_names(context)
+        self._callers.check(scaled.namespace, names)
         trigger = parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
-        if not trigger.pods.namespace:
-            self._callers.check_cluster_scope()
+        self._callers.check(trigger.pods.namespace, names)  # empty for the scope cluster
         return trigger
 
     def _is_active(self, scaled: Any, context: Any) -> Any:
@@ -264,7 +252,7 @@ class KedaTls:
 async def start_scaler(scaler: ExternalScaler, address: Address, credentials: Any | None) -> tuple[Any, Address]:
     """Without credentials, the listener is not encrypted. Raises StartError."""
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * _MAX_STREAMS)
-    server.add_generic_rpc_handlers((scaler,))
+    server.add_generic_rpc_handlers((scaler.make_handler(),))
     target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
     try:
         port = server.add_insecure_port(target) if credentials is None else server.add_secure_port(target, credentials)

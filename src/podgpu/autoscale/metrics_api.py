@@ -25,7 +25,6 @@ from podgpu.autoscale.answers import (
     explain_missing_pods,
     select_pods,
 )
-from podgpu.autoscale.authentication import Rejection
 from podgpu.autoscale.metrics import METRICS
 from podgpu.autoscale.refusal import Refusal, RefusalKind, no_data, not_found
 from podgpu.autoscale.requests import (
@@ -35,7 +34,6 @@ from podgpu.autoscale.requests import (
     EXTERNAL_GROUP,
     EXTERNAL_VERSION,
     WORKLOADS,
-    DescribedObject,
     MetricRequest,
     PodSelector,
     ResourceAttributes,
@@ -49,6 +47,7 @@ from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 API_OPTION = "--api-address"
 _STATUS = {
     RefusalKind.BAD_REQUEST: 400,
+    RefusalKind.UNAUTHORIZED: 401,
     RefusalKind.FORBIDDEN: 403,
     RefusalKind.NOT_FOUND: 404,
     RefusalKind.NO_DATA: 503,
@@ -58,13 +57,7 @@ Object = dict[str, Any]
 
 
 class Gate(Protocol):
-    async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None: ...
-
-
-class _Rejected(Exception):
-    def __init__(self, rejection: Rejection) -> None:
-        super().__init__(rejection.message)
-        self.rejection = rejection
+    async def check(self, request: web.Request, target: ResourceAttributes | None) -> None: ...  # raises Refusal
 
 
 class MetricsApi:
@@ -87,14 +80,9 @@ class MetricsApi:
             app.router.add_get(f"/apis/{EXTERNAL_GROUP}/{EXTERNAL_VERSION}/{{path:.+}}", self._get_external)
         return app
 
-    async def _check(self, request: web.Request, target: ResourceAttributes | None) -> None:
-        rejection = await self._gate.check(request, target)
-        if rejection is not None:
-            raise _Rejected(rejection)
-
     def _discovery(self, document: Object) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            await self._check(request, None)
+            await self._gate.check(request, None)
             return _respond(document)
 
         return handle
@@ -102,13 +90,13 @@ class MetricsApi:
     async def _get_custom(self, request: web.Request) -> web.StreamResponse:
         version = request.match_info["version"]
         target = parse_custom_path(version, request.match_info["path"])
-        await self._check(request, target)
+        await self._gate.check(request, target)
         asked = parse_custom(target, request.query, self._store.max_window)
         return _respond(answer_custom(self._store.snapshot(), version, asked))
 
     async def _get_external(self, request: web.Request) -> web.StreamResponse:
         target = parse_external_path(request.match_info["path"], request.query)
-        await self._check(request, target)
+        await self._gate.check(request, target)
         asked = parse_external(target, request.query, self._store.max_window)
         return _respond(answer_external(self._store.snapshot(), asked))
 
@@ -116,8 +104,6 @@ class MetricsApi:
     async def _count_and_explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response = await handler(request)
-        except _Rejected as error:
-            response = _respond_status(*error.rejection)
         except Refusal as error:
             response = _respond_status(_STATUS[error.kind], error.kind.value, str(error))
         except web.HTTPException as error:
@@ -183,7 +169,7 @@ def answer_external(snapshot: MetricsSnapshot, asked: MetricRequest) -> Object:
     }
 
 
-def _answer_pods(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[DescribedObject, MetricValue]]:
+def _answer_pods(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[Object, MetricValue]]:
     selector = asked.pods
     pods = select_pods(snapshot, selector)
     if asked.name != ANY:
@@ -197,7 +183,7 @@ def _answer_pods(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[
     return [(asked.describe(name), value) for name, value in values.items()]
 
 
-def _answer_nodes(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[DescribedObject, MetricValue]]:
+def _answer_nodes(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[Object, MetricValue]]:
     window = asked.aggregation.window
     if asked.name != ANY:
         return [(asked.describe(), compute_scope_value(snapshot, ("node", asked.name), asked.metric, window))]
@@ -235,17 +221,14 @@ def format_timestamp(at: float) -> str:
     return datetime.fromtimestamp(math.floor(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _make_item(version: str, asked: MetricRequest, described: DescribedObject, value: MetricValue) -> Object:
-    reference = {"kind": described.kind, "name": described.name, "apiVersion": described.api_version}
-    if described.namespace:
-        reference["namespace"] = described.namespace
+def _make_item(version: str, asked: MetricRequest, described: Object, value: MetricValue) -> Object:
     selector = {"matchLabels": dict(asked.metric_labels)} if asked.metric_labels else None
     common = {"timestamp": format_timestamp(value.at), "value": format_quantity(value.value)}
     if version == "v1beta2":
         metric = {"name": asked.metric.name, "selector": selector}
-        return {"describedObject": reference, "metric": metric, "windowSeconds": round(value.window), **common}
+        return {"describedObject": described, "metric": metric, "windowSeconds": round(value.window), **common}
     return {
-        "describedObject": reference,
+        "describedObject": described,
         "metricName": asked.metric.name,
         "window": round(value.window),
         "selector": selector,

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.autoscale.authentication import ApiGate, Reviews, TrustConfig
-from podgpu.autoscale.certificates import CaBundleUpdater, Issued
+from podgpu.autoscale.certificates import CaBundleUpdater
 from podgpu.autoscale.keda import ExternalScaler, start_scaler, stop_scaler
 from podgpu.autoscale.metrics_api import API_OPTION, MetricsApi
 from podgpu.autoscale.refusal import Refusal
@@ -44,23 +44,7 @@ class ApiTlsMaterial(NamedTuple):
     certificate: bytes
     key: bytes
     names: str  # of certificate and key, for messages
-    client_cas: str = ""
-
-
-ReadMaterial = Callable[[], ApiTlsMaterial]  # raises SourceError
-
-
-def read_from_files(certificate: Pem, key: Pem) -> ReadMaterial:
-    """Reads the files for every new connection, so that they can be replaced."""
-    return lambda: ApiTlsMaterial(certificate.read(), key.read(), f"{certificate.name} and {key.name}")
-
-
-def read_from_issuer(issued: Callable[[], Issued]) -> ReadMaterial:
-    def read() -> ApiTlsMaterial:
-        current = issued()
-        return ApiTlsMaterial(current.certificate.encode(), current.key.encode(), "podgpu's own certificate and key")
-
-    return read
+    client_cas: str
 
 
 def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
@@ -85,9 +69,9 @@ def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
 class ApiTlsContexts:
     """The current TLS context. Keeps the last valid one while certificate, key or CAs are invalid."""
 
-    def __init__(self, read_material: ReadMaterial, trust: Callable[[], TrustConfig]) -> None:
-        """Raises UsageError."""
-        self._read_material = read_material
+    def __init__(self, pair: Callable[[], tuple[Pem, Pem]], trust: Callable[[], TrustConfig]) -> None:
+        """`pair` returns certificate and key, which may change. Raises UsageError."""
+        self._pair = pair
         self._trust = trust
         self._cache = ContextCache(make_api_context)
         self._problem = ProblemLog("the metrics API keeps its previous certificate and CAs")
@@ -97,7 +81,9 @@ class ApiTlsContexts:
             raise UsageError(str(error)) from error
 
     def _make(self) -> ssl.SSLContext:
-        return self._cache.get(self._read_material()._replace(client_cas=self._trust().client_cas))
+        certificate, key = self._pair()
+        names = f"{certificate.name} and {key.name}"
+        return self._cache.get(ApiTlsMaterial(certificate.read(), key.read(), names, self._trust().client_cas))
 
     def current(self) -> ssl.SSLContext:
         try:
@@ -220,7 +206,6 @@ class AutoscaleServer:
         values = {
             f.AUTOSCALE_ROUND_TIMESTAMP: snapshot.ends_at,
             f.AUTOSCALE_PODS: len(snapshot.holding),
-            f.AUTOSCALE_PODS_LEFT_OUT: snapshot.pod_samples.left_out,
             f.AUTOSCALE_OLD_NODES: len(snapshot.stale_nodes),
             f.AUTOSCALE_PODS_SYNCED: 0 if snapshot.pods.trouble else 1,
         }

@@ -20,14 +20,7 @@ from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION
 from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, EXTERNAL_GROUP, EXTERNAL_VERSION
-from podgpu.autoscale.server import (
-    ApiPart,
-    ApiTlsContexts,
-    AutoscaleServer,
-    KedaPart,
-    read_from_files,
-    read_from_issuer,
-)
+from podgpu.autoscale.server import ApiPart, ApiTlsContexts, AutoscaleServer, KedaPart
 from podgpu.autoscale.store import SampleStore
 from podgpu.cli.cluster import (
     PROMETHEUS_OPTIONS,
@@ -38,7 +31,7 @@ from podgpu.cli.cluster import (
     choose_collector,
 )
 from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
+from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
@@ -127,8 +120,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes. Needs the API server for the running pods.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION)
     if options["unregister"]:
         unregister(options)
         return
@@ -255,15 +247,22 @@ def _make_api(options: Mapping[str, Any], address: Address, config: ApiConfig, s
     if options["api_service"]:
         service = _parse_service(options["api_service"])
         issuer = CertificateIssuer(service.host_names, socket.gethostname())
-        read_material = read_from_issuer(lambda: issuer.current)
         services = api_services(options["external_metrics"])
 
         def make_updater(client: ApiClient) -> CaBundleUpdater:
             return CaBundleUpdater(client, issuer, services, service)
 
+        def pair() -> tuple[Pem, Pem]:
+            issued = issuer.current
+            return Pem(text=issued.certificate, origin="podgpu's certificate"), Pem(text=issued.key, origin="its key")
+
     else:
-        read_material = read_from_files(Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"]))
-    contexts = ApiTlsContexts(read_material, lambda: trust() or TrustConfig())
+        files = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
+
+        def pair() -> tuple[Pem, Pem]:
+            return files
+
+    contexts = ApiTlsContexts(pair, lambda: trust() or TrustConfig())
     return ApiPart(
         address,
         contexts.current,
