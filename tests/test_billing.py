@@ -17,9 +17,9 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad, split_busy
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad, split_busy
+from podgpu.simulate.node import SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
 
 JOBS = 500

@@ -13,9 +13,9 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from endurance.soak.truth import HeldDevice, SoakClock, Truth
 from podgpu.simulate.driver import Hang, SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
 
 GPUS = "2xT4,2xH100,1xA100"
 SHARED, SLICES = 1, 4

@@ -16,8 +16,8 @@ from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import FaultInjector
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
 from tests.web.server import Client, running

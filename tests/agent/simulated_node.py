@@ -11,7 +11,7 @@ from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import Allocation, Assignment, Device
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 
 

@@ -19,7 +19,7 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Device
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 from tests.agent.gpu_bench import COUNTERS
 from tests.nodes.clock import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.counter_feeds import ConfigMapCounters, FileCounters
+from podgpu.agent.counter_feeds import counters_in_configmap, counters_in_file
 from podgpu.agent.loop import Settings
 from podgpu.errors import SourceError
 from podgpu.metrics.counters import parse_counters
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def node(path: Path) -> Iterator[Node]:
     settings = Settings(interval=1.0, policy=Policy(parse_counters(TEMPERATURE, "test"), "h"))
-    node = Node("1xH100", settings, counter_feed=FileCounters(str(path)))
+    node = Node("1xH100", settings, read_counters=counters_in_file(str(path)))
     yield node
     node.stop()
 
@@ -64,13 +64,13 @@ def test_a_bad_file_keeps_the_last_good_counters(node: Node, path: Path, bad: by
 
 def test_the_counters_of_a_configmap() -> None:
     text: list[str | None] = [None]
-    feed = ConfigMapCounters("gpu:counters", lambda: text[0])
+    feed = counters_in_configmap("gpu:counters", lambda: text[0])
     with pytest.raises(SourceError, match="no ConfigMap gpu:counters") as caught:
-        feed.read()
+        feed()
     assert caught.value.reason == "configmap_missing"
     text[0] = TEMPERATURE
-    assert [c.name for c in feed.read()] == ["DCGM_FI_DEV_GPU_TEMP"]
-    assert feed.read() is feed.read(), "parsed once"
+    assert [c.name for c in feed()] == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert feed() is feed(), "parsed once"
     text[0] = "nonsense"
     with pytest.raises(SourceError, match="ConfigMap gpu:counters"):
-        feed.read()
+        feed()

@@ -8,14 +8,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.collections import Collection
-from podgpu.agent.counter_feeds import FileCounters
+from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
+from podgpu.agent.lanes import Collection
 from podgpu.agent.loop import Settings
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
 
 CSV = (
@@ -40,12 +40,12 @@ class Bench(SimulatedNode):
         *collections: Collection,
         gpus: str = "1xH100",
         interval: float = 30.0,
-        feed: FileCounters | None = None,
+        feed: ReadCounters | None = None,
         text: str = CSV,
     ) -> None:
         policy = Policy(counters=counters(text), hostname="h")
         settings = Settings(interval=interval, collections=collections, policy=policy)
-        super().__init__(gpus, settings, sources=(), counter_feed=feed)
+        super().__init__(gpus, settings, sources=(), read_counters=feed)
 
     def run(self, seconds: int) -> Counter[str]:
         """Runs second by second, as the loop does. Returns the driver calls."""
@@ -138,23 +138,6 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
     assert bench.run(2)[TEMP] == 0
 
 
-def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
-    path = tmp_path / "counters.csv"
-    path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
-    bench.run(2)
-    path.write_text(
-        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_MEM_CLOCK,gauge,m\n",
-        encoding="utf-8",
-    )
-    bench.agent.read_counters()
-    bench.run(2)
-    assert bench.value("DCGM_FI_DEV_MEM_CLOCK") is not None
-    assert bench.value("DCGM_FI_DEV_SM_CLOCK") is None
-    calls = bench.run(40)
-    assert (calls[POWER], calls[TEMP]) == (20, 1)
-
-
 @pytest.mark.fault(
     "Counters change so that a collection of the configuration file has none of them",
     "The last good counters stay, as with any bad counter file; the log says which collection it is",
@@ -162,7 +145,7 @@ def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
 def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
     path.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", encoding="utf-8")
     bench.agent.read_counters()

@@ -13,8 +13,8 @@ from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
 
 GIB = 1024**3

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.proc import cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import cgroup_text, container_cgroup
 from tests.agent.documents import errors_of
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
 from tests.privilege import without_privilege
@@ -130,20 +130,6 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
     assert (source.error, "runAsUser: 0" in source.message) == ("not_permitted", True)
     assert pair.differences().keys() == {"train", "idle", "serve", "gpu0", "gpu1", "ns"}
     assert "allocated_seconds_total" not in set().union(*pair.differences().values())
-
-
-def test_a_process_that_ends_between_two_reads(pair: Pair) -> None:
-    """The driver lists it, /proc has it no more: its last turn is whose the turns before were."""
-    pair.spoilt.proc.remove(41)
-    pair.turn()
-    assert pair.differences() == {}
-    for node in (pair.sound, pair.spoilt):
-        node.driver.remove(41)
-    pair.sound.proc.remove(41)
-    pair.turn()
-    assert pair.differences() == {}
-    assert pair.spoilt.value("podgpu_container_gpu_processes", "train") == 0
-    assert pair.errors() == {}
 
 
 def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None:

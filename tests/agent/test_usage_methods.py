@@ -16,8 +16,8 @@ from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
 from podgpu.holders.identity import Identities
 from podgpu.model import Assignment, UsageMethod, Workload
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
 
 SECONDS = 30

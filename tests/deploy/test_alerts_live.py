@@ -1,4 +1,4 @@
-"""The shipped alerts at work: a fault on a simulated node, the alert in a real Alertmanager, and its end."""
+"""Every shipped alert: a fault on a simulated node fires it in a real Alertmanager, and its end resolves it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedPod
-from podgpu.simulate.workload import SimulatedLoad
 from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers, wait_until
 
 Alert = tuple[str, str, str, str]

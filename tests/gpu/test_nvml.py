@@ -14,7 +14,7 @@ from podgpu.gpu.source import GpuAnswer
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 DCP = tuple(c.field for c in shipped_counters("dcp") or ())
 

@@ -12,7 +12,7 @@ from podgpu.errors import SourceError, Unsupported
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 GIB = 1024**3
 COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "MPSCompute", "Graphics"))

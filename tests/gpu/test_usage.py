@@ -17,7 +17,7 @@ from podgpu.gpu.source import UsageFlaws
 from podgpu.metrics.fields import fields
 from podgpu.model import DeviceUsage
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 GIB = 1024**3
 SECOND = 10**9

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 
 _IN_MEMORY = "/dev/shm"  # like the real one; on some disks each of 100,000 processes costs a millisecond

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.model import Workload
-from podgpu.simulate.proc import SimulatedProc, container_cgroup, stat_line
+from podgpu.simulate.node import SimulatedProc, container_cgroup, stat_line
 from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,

@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
-from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
+from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.owners import Owners, ProcessOwners
 from tests.privilege import without_privilege

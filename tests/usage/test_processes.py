@@ -13,8 +13,8 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.processes import ProcessHolders
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from tests.privilege import without_privilege
 

@@ -31,7 +31,7 @@ from podgpu.cli.cluster import (
     choose_collector,
 )
 from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
+from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
@@ -120,8 +120,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes. Needs the API server for the running pods.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION)
     if options["unregister"]:
         unregister(options)
         return

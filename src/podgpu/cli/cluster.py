@@ -6,16 +6,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.agent.api_access import access_by
-from podgpu.agent.assemble import Naming as OptionNaming
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, pick_options
-from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command, naming_variable
+from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.collect import Collector
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
@@ -24,14 +22,14 @@ from podgpu.cluster.prices import read_prices
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.promql import PrometheusServer
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, Service, Several, load_protection, run
+from podgpu.web.app import PROBE_OPTION, Several, load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
 from podgpu.web.sockets import Address, parse_address
 
@@ -158,13 +156,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "address"):
-        address = parse_address(options["address"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
+    address = parse_address(options["address"])
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
     check_backend(ctx, options)
-    _run(options, settings, address, probe_address, partial(naming_variable, ctx))
+    _run(options, settings, address, probe_address)
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
@@ -221,23 +217,18 @@ def _run(
     settings: ViewSettings,
     address: Address,
     probe_address: Address | None,
-    naming: OptionNaming,
 ) -> None:
     """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
     with ExitStack() as stack:
         make_collector = choose_collector(options, settings, stack)
         cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
-        beside: list[Service] = []
-        if options["prometheus"]:
-            history: HistorySource = _prometheus_history(options)
-        else:
-            with naming("history_dir"):
-                recorder = cluster_recorder(cluster, options["history_dir"])
-            history, beside = recorder, [recorder]
+        recorder = cluster_recorder(cluster, options["history_dir"], with_figures=not options["prometheus"])
+        history: HistorySource = _prometheus_history(options) if options["prometheus"] else recorder
         protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
-        listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
-        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+        waste = cluster_waste(cluster, recorder)
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history, waste, lifecycle)
+        run(Several([cluster, recorder]), listeners, lambda bound: _announce(bound[0]))
 
 
 def _announce(bound: Address) -> None:

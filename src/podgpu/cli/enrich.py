@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import click
@@ -17,9 +16,9 @@ from click.core import ParameterSource
 
 from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
 from podgpu.agent.api_access import ApiAccess, open_exposition
-from podgpu.agent.assemble import Naming, make_holders, open_telemetry
+from podgpu.agent.assemble import make_holders, open_telemetry
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, pick_options
-from podgpu.cli.options import Option, make_command, naming_variable
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.process import configure_logging, stop_on_signal
 from podgpu.clock import Clock
 from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
@@ -102,7 +101,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     source, textfile = _ends(options)
     settings = _settings(ctx, options)
-    with _open_enricher(source, textfile, settings, options, partial(naming_variable, ctx)) as enricher:
+    with _open_enricher(source, textfile, settings, options) as enricher:
         _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
 
 
@@ -155,15 +154,14 @@ def _run_once(enricher: Enricher) -> None:
 
 @contextmanager
 def _open_enricher(
-    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any], naming: Naming
+    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any]
 ) -> Iterator[Enricher]:
     """Raises UsageError."""
     with ExitStack() as stack:
         api = ApiAccess(options["kubeconfig"])
         stack.callback(api.close)
         driver = open_telemetry("nvml", options)
-        with naming("allocation"):
-            holders = make_holders(options, api, driver)
+        holders = make_holders(options, api, driver)
         isolation = Workers()
         stack.callback(isolation.close)
         turn = AllocationTurn(

@@ -9,10 +9,8 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import Option, make_command, naming_variable
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.process import configure_logging, stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
@@ -68,18 +66,15 @@ HOOK_OPTIONS = (
         "another file; set NVIDIA_VISIBLE_DEVICES from koordinator's annotation",
     ),
 )
-@click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).
 
     Connects to the runtime's NRI socket, or uses the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
     It only observes, unless --inject is given.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "podlist"):
-        file = _podlist(options["podlist"], options["path_proc"])
-    with naming_variable(ctx, "address"):
-        address = _address(options["address"])
+    file = _podlist(options["podlist"], options["path_proc"])
+    address = _address(options["address"])
     _run(_settings(options, os.environ), file, address)
 
 
