@@ -24,9 +24,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import GroupBy, WasteAnswer, WasteLedger
 from podgpu.errors import SourceError, StartError
-from podgpu.history.queries import UsageRow
 from podgpu.metrics.encode import Exposition, Family, encode
 
 LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
@@ -105,7 +103,7 @@ class Cluster:
         on_round: Callable[[ClusterState], None] | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`on_round` receives the state of every round; bills, waste and texts are then not made."""
+        """`on_round` receives the state of every round; bills and texts are then not made."""
         self.settings = settings
         self.interval = settings.interval
         self.clock = clock or Clock()
@@ -119,10 +117,7 @@ class Cluster:
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
         self._bills = BillLedger()
-        self._waste = WasteLedger()
-        self._waste_lock = threading.Lock()
         self._counting_since: float | None = None  # monotonic
-        self._waste_since: float | None = None
         self._forgotten: dict[str, None] = {}
         self._forgotten_lock = threading.Lock()
         self._changes = _ChangeLog(self.clock.monotonic)
@@ -172,8 +167,6 @@ class Cluster:
             self._counting_since = now
         self._bills.update(state, reading.nodes, now)
         if whole_round:
-            with self._waste_lock:
-                self._waste.update(state, now, self.settings.stale_after)
             self._rolling.add(wall, self.settings, state.used)
         rolling = self._rolling.means() if reading.rolling is None else reading.rolling
         published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
@@ -219,24 +212,6 @@ class Cluster:
                 self._wake.clear()
         finally:
             await collector.close()
-
-    # Waste
-
-    def waste(self, by: GroupBy) -> WasteAnswer:
-        state = self.published.state
-        offset = self._previous.clock_offset if self._previous else 0.0
-        since = self._waste_since if self._waste_since is not None else self._counting_since
-        with self._waste_lock:
-            counted_from = None if since is None else since + offset
-            return self._waste.answer(by, offset, counted_from, state.prices.source, state.simulated)
-
-    def restore_waste(self, rows: Iterable[UsageRow], since: float | None) -> None:
-        """Continues to count from the usage in a history file, which begins at the Unix time `since`."""
-        now, wall = self.clock.monotonic(), self.clock.wall()
-        with self._waste_lock:
-            self._waste.restore(rows, now, wall)
-        if since is not None:
-            self._waste_since = since - wall + now
 
     # Forgotten GPUs
 
