@@ -179,7 +179,7 @@ def refuse(code: int) -> Callable[[Node], None]:
 @pytest.mark.parametrize(
     ("fail", "reason", "advice"),
     [
-        (refuse(401), "unauthorized", "renew them"),
+        (refuse(401), "unauthorized", "renew the credentials"),
         (refuse(403), "forbidden", "add to podgpu's ClusterRole the rule"),
         (refuse(500), "server_error", "API server"),
         (say_gone, "gone", "lists it again|nothing to do"),
