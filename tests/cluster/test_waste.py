@@ -26,9 +26,7 @@ from podgpu.cluster.waste import (
     encode_waste_csv,
     escape_cell,
     make_waste,
-    parse_waste_query,
 )
-from podgpu.errors import UsageError
 from podgpu.history.queries import read_usage, read_usage_start
 from podgpu.history.store import HistoryStore
 from podgpu.model import Holder, WorkloadOwner
@@ -183,10 +181,3 @@ def test_json_and_csv() -> None:
 @given(st.text(max_size=5))
 def test_no_cell_is_a_formula(name: str) -> None:
     assert not escape_cell(name).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%"))
-
-
-def test_query() -> None:
-    assert parse_waste_query({}) == ("pod", "json")
-    assert parse_waste_query({"by": "owner", "format": "csv"}) == ("owner", "csv")
-    with pytest.raises(UsageError, match="by='x': use pod, owner or namespace"):
-        parse_waste_query({"by": "x"})

@@ -324,8 +324,7 @@ _MEMBER = {_UINT: "uiVal", _ULL: "ullVal", _SINT: "siVal"}
 
 _ALL_LINKS = 0xFFFFFFFF
 
-Reader = Callable[[SimulatedGpu, int], int | None]
-"""Returns the value for a GPU and scope, None if not supported."""
+Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GPU and scope, None if not supported
 
 
 def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any], answer_for: Callable[[int, int], Any]) -> Any:
@@ -421,8 +420,7 @@ _FIELDS: dict[int, tuple[int, Reader]] = {
 
 # GPM
 
-_FIRST_LINK_METRIC = 62
-"""Metrics 62, 63, 64 ... are received and sent by link 0, received by link 1 ..."""
+_FIRST_LINK_METRIC = 62  # then by link: bytes received, bytes sent
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
@@ -444,8 +442,7 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
 
 @dataclass(slots=True)
 class GpmSample:
-    gpu: int | None = None
-    """None until filled."""
+    gpu: int | None = None  # None until filled
     gi_id: int | None = None
     at: float = 0.0
     nvlinks: int = 0

@@ -19,8 +19,7 @@ MIB = 1024**2
 AMPERE, ADA, HOPPER = 7, 8, 9
 """NVML's architecture numbers; later architectures have larger ones."""
 _GEFORCE = 5
-MAX_GPUS = 64
-"""Each GPU has its own PCI bus below 0x84."""
+MAX_GPUS = 64  # each GPU has its own PCI bus below 0x84
 _COUNTED = re.compile(r"(?:(\d{1,6})x)?(\S.*)", re.ASCII)
 
 
@@ -36,18 +35,15 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    name: str
-    """As returned by nvmlDeviceGetName."""
+    name: str  # as returned by nvmlDeviceGetName
     architecture: int
     compute_capability: tuple[int, int]
     memory: int
     reserved: int
-    sm_clock: tuple[int, int]
-    """MHz: idle, highest boost."""
+    sm_clock: tuple[int, int]  # MHz: idle, highest boost
     memory_clock: tuple[int, int]
     video_clock: tuple[int, int]
-    power: tuple[int, int, int]
-    """Watts: idle, lowest limit, highest limit (also the default)."""
+    power: tuple[int, int, int]  # watts: idle, lowest limit, highest limit (also the default)
     multiprocessors: int
     pci_device: int
     pcie_generation: int

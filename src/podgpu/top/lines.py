@@ -25,8 +25,7 @@ Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
 """Identity of a line from reading to reading: node, UUID, MIG instance, and holder, process or condition."""
 SlotOfView = GpuView | InstanceView
-Processes = Mapping[str, Sequence[RunningProcess]]
-"""Key of a GPU or instance -> processes on it."""
+Processes = Mapping[str, Sequence[RunningProcess]]  # key of a GPU or instance -> processes on it
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
 
 
