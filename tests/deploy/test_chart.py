@@ -181,7 +181,7 @@ def test_the_notes_say_the_level_the_pods_need() -> None:
             assert "pod-security.kubernetes.io/enforce=privileged" in text, name
         else:
             assert needed <= {"restricted"}, name
-            assert 'may have the Pod Security level "restricted"' in text, name
+            assert 'can have the Pod Security level "restricted"' in text, name
 
 
 def test_nothing_is_ever_written_to_the_api_server() -> None:
