@@ -1,1 +1,1 @@
-"""What podgpu must outlast: random input (`fuzz`), an hour of churn (`soak`), attackers (`attack`). Not installed."""
+"""Long tests: an hour of churn (`soak`) and hostile clients (`attack`). Not installed."""

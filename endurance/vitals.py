@@ -1,4 +1,4 @@
-"""What a process has taken of its machine: memory, threads, descriptors; and whether that grows."""
+"""Memory, threads and descriptors of a process, and their growth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KIB_PER_MIB = 1024
 @dataclass(frozen=True, slots=True)
 class Vitals:
     at: float
-    """Seconds since the beginning, on whatever clock."""
+    """Seconds since the start."""
     rss: float
     """MiB."""
     peak: float
@@ -22,7 +22,7 @@ class Vitals:
 
 
 def vitals_of(pid: int | str, at: float) -> Vitals:
-    """Raises FileNotFoundError when it has ended."""
+    """Raises FileNotFoundError if the process has ended."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     rss, peak = (int(lines[name].split()[0]) / _KIB_PER_MIB for name in ("VmRSS", "VmHWM"))
@@ -30,7 +30,7 @@ def vitals_of(pid: int | str, at: float) -> Vitals:
 
 
 def growth(seen: Sequence[Vitals]) -> Vitals:
-    """From the first of these to the last: memory along the straight line through them, the others at their most."""
+    """Growth from first to last: memory by linear regression, the others as maxima of the two halves."""
     if len(seen) < 2:
         return Vitals(0.0, 0.0, 0.0, 0, 0)
     slope = linear_regression([vitals.at for vitals in seen], [vitals.rss for vitals in seen]).slope

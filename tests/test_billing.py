@@ -1,13 +1,9 @@
-"""Are short jobs billed? 500 of them on a simulated node, compared with the truth.
-
-The test takes the agent's turns at the simulated moments at which its loops would.
-"""
+"""The bill of 500 short jobs on a simulated node, compared with the simulated GPUs' own meters."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,17 +12,15 @@ from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.agent.loop import Settings
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad, split_busy
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad, split_busy
-from podgpu.usage.containers import ContainerFinder
+from podgpu.simulate.node import SimulatedProc, container_cgroup
+from tests.agent.simulated_node import SimulatedNode
 
 JOBS = 500
 SHORTEST, LONGEST = 5.0, 60.0
@@ -40,7 +34,6 @@ USAGE_AT, ALLOCATION_AT = 0.13, 0.61
 TOLERANCE = 0.02
 _GIB = 1024**3
 _FIRST_PID = 10_000
-_UNIX_AT_ZERO = 1_700_000_000.0
 
 
 @dataclass(frozen=True)
@@ -101,26 +94,15 @@ def schedule(random: Random) -> list[Job]:
     return jobs
 
 
-class SteppedClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return _UNIX_AT_ZERO + self.now
-
-
 class Truth:
-    """What each namespace is to pay, from the schedule and the simulated GPUs' own meters. Knows nothing of podgpu.
+    """The expected bill of each namespace, from the schedule and the meters of the simulated GPUs.
 
-    Between two events nothing changes: a GPU's energy of such a stretch goes by use, or by share where nobody runs.
+    Between two events, the energy of a GPU is divided by use, or by share if nothing runs.
     """
 
-    def __init__(self, driver: SimulatedNvml) -> None:
+    def __init__(self, driver: SimulatedNvml, start: float) -> None:
         self._driver = driver
-        self._at = 0.0
+        self._at = start
         self.holders: dict[int, set[Job]] = {gpu.number: set() for gpu in driver.gpus}
         self._workers: dict[int, Job] = {}
         self.bill: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -146,33 +128,25 @@ class Truth:
             self.bill["busy_seconds", job.namespace] += part * seconds
 
 
-class Node:
+class Node(SimulatedNode):
     """Eight simulated GPUs, a gRPC kubelet, a /proc and the kubelet's log directories; jobs that come and go."""
 
-    def __init__(self, root: Path, clock: SteppedClock) -> None:
-        self.clock = clock
-        self.driver = SimulatedNvml("8xH100", clock=clock.monotonic, wall=clock.wall, unrest=0)
-        self.truth = Truth(self.driver)
+    def __init__(self, root: Path) -> None:
         self.proc = SimulatedProc(root / "proc")
         self.pods, self.containers = root / "pods", root / "containers"
         self.pods.mkdir()
         self.containers.mkdir()
         self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        super().__init__(
+            "8xH100",
+            Settings(TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")),
+            sources=[KubeletAllocation(self.kubelet.socket, clock=self.monotonic)],
+            proc=self.proc,
+            identities=IdentityReader(str(self.pods), str(self.containers)).read,
+        )
+        self.truth = Truth(self.driver, self.time)
         ids = [self._id(gpu, slot) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)]
         self.kubelet.allocatable = {"nvidia.com/gpu": ids}
-        self.agent = self._agent()
-
-    def _agent(self) -> Agent:
-        names = IdentityReader(str(self.pods), str(self.containers))
-        clock = Clock(self.clock.monotonic, self.clock.wall)
-        return Agent(
-            NvmlTelemetry(self.driver, "simulated", lambda: 8, clock.monotonic, clock.wall),
-            [KubeletAllocation(self.kubelet.socket, clock=clock.monotonic)],
-            Settings(TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")),
-            clock,
-            identities=names.read,
-            containers=ContainerFinder(str(self.proc.root), clock.monotonic),
-        )
 
     def _id(self, gpu: int, slot: int) -> str:
         uuid = self.driver.gpus[gpu].uuid
@@ -223,29 +197,21 @@ class Node:
 
     def live(self, jobs: list[Job], until: float) -> None:
         events = [event for job in jobs for event in self.happenings(job)] + list(self.turns(until))
+        start = self.time
         for at, happen in sorted(events, key=lambda event: event[0]):
-            self.truth.advance(at)
-            self.clock.now = at
+            self.truth.advance(start + at)
+            self.time = start + at
             happen()
-
-
-@contextmanager
-def node_in(folder: Path) -> Iterator[Node]:
-    node = Node(folder, SteppedClock())
-    with node.kubelet:
-        try:
-            yield node
-        finally:
-            node.driver.faults.unload_driver()  # so that stopping does not wait for the XID watch
-            node.agent.stop()
 
 
 def test_namespaces_are_billed_for_short_jobs(folder: Path) -> None:
     jobs = schedule(Random(4711))
     until = max(job.ends for job in jobs) + 2 * ALLOCATION_EVERY
-    with node_in(folder) as node:
+    node = Node(folder)
+    with node.kubelet:
         node.live(jobs, until)
         state = node.agent.published.state
+        node.stop()
     billed: defaultdict[tuple[str, str], float] = defaultdict(float)
     for usage in state.namespaces:
         billed["allocated_seconds", usage.namespace] += (usage.allocated_ns or 0) / 1e9

@@ -18,16 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.agent.loop import Settings
 from podgpu.holders.cache import GRACE_SECONDS
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
-from tests.nodes.clock import FakeClock
+from tests.agent.simulated_node import SimulatedNode
 
 GPUS, PODS = 3, 4
 INTERVAL = 5.0
@@ -56,32 +53,20 @@ class Truth:
     """Released while that was so, and when last named: a new kubelet may just not have heard of them."""
 
 
-class Churn:
+class Churn(SimulatedNode):
     """One node, its pods, and the readings that fall due while time passes."""
 
     def __init__(self, kubelet: SimulatedKubelet) -> None:
+        source = KubeletAllocation(kubelet.socket, clock=self.monotonic)
+        settings = Settings(allocation_interval=INTERVAL, policy=Policy(counters=COUNTERS))
+        super().__init__(f"{GPUS}xT4", settings, sources=[source])
         self.kubelet = kubelet
-        self.clock = FakeClock()
         self.truth = Truth()
-        self.driver = SimulatedNvml(f"{GPUS}xT4", clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
-        self.uuids = [gpu.uuid for gpu in self.driver.gpus]
-        telemetry = NvmlTelemetry(
-            self.driver, count_expected=lambda: GPUS, clock=self.clock.monotonic, wall=self.clock.wall
-        )
-        self.agent = Agent(
-            telemetry,
-            [KubeletAllocation(kubelet.socket, clock=self.clock.monotonic)],
-            Settings(allocation_interval=INTERVAL, policy=Policy(counters=COUNTERS)),
-            Clock(self.clock.monotonic, self.clock.wall),
-        )
+        self.uuids = [self.uuid(number) for number in range(GPUS)]
         self.well()
         self._list_pods()
         self.agent.read_telemetry()
         self.read()
-
-    def close(self) -> None:
-        self.driver.faults.unload_driver()
-        self.agent.stop()
 
     # Steps
 
@@ -93,17 +78,17 @@ class Churn:
     def release(self, holding: Holding) -> None:
         if holding in self.truth.held:
             self.truth.held.remove(holding)
-            self.truth.released_at[holding] = self.clock.monotonic()
+            self.truth.released_at[holding] = self.time
             self._list_pods()
 
     def wait(self, seconds: float) -> None:
         """Time passes; readings are taken when they fall due."""
-        until = self.clock.monotonic() + seconds
+        until = self.time + seconds
         while (due := self.last_reading + INTERVAL) <= until:
-            self.clock.advance(due - self.clock.monotonic())
+            self.time = due
             self.read()
             self.check()
-        self.clock.advance(until - self.clock.monotonic())
+        self.time = until
 
     def tick(self) -> None:
         """A telemetry turn renders anew what is known of holders, and reads none."""
@@ -143,7 +128,7 @@ class Churn:
 
     def read(self) -> None:
         self.agent.read_allocation()
-        self.last_reading = self.clock.monotonic()
+        self.last_reading = self.time
         self.truth.broke |= self.kubelet.refusal is not None and self.kubelet.refusal[0] == "UNAVAILABLE"
         if self.truth.answers:
             self._note_answer()
@@ -164,7 +149,7 @@ class Churn:
 
     def check(self) -> None:
         exposition = self.agent.published.fresh.plain
-        now, truth = self.clock.monotonic(), self.truth
+        now, truth = self.time, self.truth
         info, labelled = _named(exposition, "podgpu_allocation_info"), _named(exposition, "DCGM_FI_DEV_GPU_UTIL")
         lingering = {one for one, at in truth.lingering.items() if self._lingers(at)}
         assert info <= truth.at_last_reading | lingering, "named, but not held when the kubelet last answered"
@@ -214,7 +199,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, min_size=40, max_size=100))
 def test_no_exposition_names_who_does_not_hold_the_device(
     kubelet: SimulatedKubelet, steps: list[tuple[str, object]]
@@ -225,4 +210,4 @@ def test_no_exposition_names_who_does_not_hold_the_device(
             getattr(churn, name)(*arguments)
             churn.check()
     finally:
-        churn.close()
+        churn.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import UsageError
-from podgpu.files import AtomicFile, FileOwner
+from podgpu.files import AtomicFile
 
 WRITE = (
     "import resource, signal, sys; from podgpu.files import AtomicFile;"
@@ -31,13 +31,6 @@ def test_written_with_its_mode(tmp_path: Path) -> None:
     AtomicFile(str(path), mode=0o600).write(b"a 2\n")
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"a 2\n", 0o600)
     assert os.listdir(tmp_path) == ["gpu.prom"]
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
-def test_written_with_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.prom"
-    AtomicFile(str(path), owner=FileOwner(65534, 12)).write(b"a 1\n")
-    assert (path.stat().st_uid, path.stat().st_gid) == (65534, 12)
 
 
 def test_failed_write_keeps_the_previous_file(tmp_path: Path) -> None:

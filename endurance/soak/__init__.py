@@ -1,1 +1,1 @@
-"""An hour of pods, processes, MIG layouts and faults that come and go, at a hundred times the speed of time."""
+"""An hour of pods, processes, MIG layouts and faults that come and go, a hundred times as fast as real time."""

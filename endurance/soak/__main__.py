@@ -1,4 +1,4 @@
-"""`python -m endurance.soak [--minutes 60]`: churns, judges every text, prints a table; exit 1 when a claim fails."""
+"""`python -m endurance.soak [--minutes 60]`: checks the metrics during churn. Exit code 1: a rule was broken."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import logging
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -28,16 +30,16 @@ from podgpu.metrics.render import Policy
 from podgpu.usage.containers import ContainerFinder
 
 SPEED = 100.0
-"""Simulated seconds in a real one: no more, and less only on a machine that is too slow."""
-_MOST_GROWTH = 8.0
+"""Simulated seconds per real second, at most."""
+_MAX_GROWTH = 8.0
 """MiB in 100 simulated hours."""
-_MOST_MORE = 2
-"""Threads and descriptors that may be there by chance; what is left behind in each cycle would be hundreds."""
+_MAX_MORE = 2
+"""Threads and descriptors that may vary by chance. A leak in each cycle would be hundreds."""
 _FASTEST_DEADLINE = 1.0
 
 
-class _Lines(logging.Handler):
-    """How much is logged."""
+class LogCounter(logging.Handler):
+    """Counts log lines and tracebacks."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -51,7 +53,7 @@ class _Lines(logging.Handler):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m endurance.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="real ones, of a hundred simulated ones each")
+    parser.add_argument("--minutes", type=float, default=60.0, help="real minutes, of a hundred simulated minutes each")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     figures, judge = soak(options.minutes * 60.0 * SPEED, options.seed, SPEED)
@@ -64,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def soak(simulated: float, seed: int = 0, speed: float = float("inf")) -> tuple[list[Figure], Judge]:
-    """So many simulated seconds; the same seed has the same things happen in them."""
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, _heard() as lines:
+    """Runs for so many simulated seconds. The same seed causes the same events."""
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, _count_log_lines() as lines:
         clock, random = SoakClock(), Random(seed)
         world = World(Path(folder), clock, random)
         with world.kubelet, _agent(world, Path(folder)) as agent:
@@ -79,41 +81,42 @@ def soak(simulated: float, seed: int = 0, speed: float = float("inf")) -> tuple[
 
 
 def _live(churn: Churn, world: World, simulated: float, speed: float) -> Iterator[Vitals]:
-    """What the process has taken, at the end of every calm time."""
+    """Memory, threads and descriptors of this process at the end of every calm period."""
     began = time.monotonic()
     while churn.simulated < simulated:
         churn.second()
         if churn.simulated % CYCLE == 0 and world.is_calm:
-            yield vitals_of("self", churn.simulated)
+            # Python's threads: the number of gRPC threads of the simulated kubelet varies.
+            yield replace(vitals_of("self", churn.simulated), threads=threading.active_count())
         time.sleep(max(0.0, began + churn.simulated / speed - time.monotonic()))
 
 
-def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines: _Lines) -> list[Figure]:
+def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines: LogCounter) -> list[Figure]:
     settled = seen[len(seen) // 4 :]
     grown = growth(settled)
     last = seen[-1] if seen else vitals_of("self", 0.0)
     rules = (
-        "an exposition names who does not hold the device",
-        "a sample names who never held the device",
-        "a device's figure is not its sole holder's",
+        "metrics name a pod that does not hold the device",
+        "a sample names a pod that never held the device",
+        "a device series has a pod, but several pods hold it",
         "a holder is not in the metrics",
-        "a share is not the part that was given",
+        "a share differs from the allocated part",
         "a healthy GPU is not in the metrics",
-        "a counter falls",
-        "what is split does not add up",
-        "namespaces and nobody do not come to what the devices used",
+        "a counter decreases",
+        "parts do not add up to the device",
+        "namespaces and the rest do not add up to the devices",
     )
     return [
-        Figure("simulated seconds a second", speed, "s"),
-        *(Figure(f"{what} that came, or were had", n, "") for what, n in world.count.items()),
-        Figure("expositions judged", judge.expositions, ""),
-        Figure("samples with a pod on them", judge.attributed, "", at_least=1),
+        Figure("simulated seconds per second", speed),
+        *(Figure(f"{what} in total", n) for what, n in world.count.items()),
+        Figure("expositions checked", judge.expositions),
+        Figure("samples with a pod", judge.attributed, at_least=1),
         *(Figure(rule, judge.breaches[rule], "times", at_most=0) for rule in rules),
         Figure("memory", last.rss, "MiB"),
-        Figure("memory grows, along the line through all calm times", grown.rss, "MiB", at_most=_MOST_GROWTH),
-        Figure("threads", last.threads, ""),
-        Figure("threads more in the second half", grown.threads, "", at_most=_MOST_MORE),
-        Figure("descriptors more in the second half", grown.descriptors, "", at_most=_MOST_MORE),
+        Figure("growth of memory, by linear regression", grown.rss, "MiB", at_most=_MAX_GROWTH),
+        Figure("threads", last.threads),
+        Figure("more threads in the second half", grown.threads, "", at_most=_MAX_MORE),
+        Figure("more descriptors in the second half", grown.descriptors, "", at_most=_MAX_MORE),
         Figure("warnings logged", lines.count, "lines"),
         Figure("tracebacks logged", lines.bugs, "", at_most=0),
     ]
@@ -126,7 +129,7 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
     agent = Agent(
         NvmlTelemetry(world.driver, "simulated", lambda: count, clock.monotonic, clock.wall),
         [KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)],
-        # The interval is what a hung call may take of real time; the turns are taken by the churn.
+        # The interval limits the real time of a hung call. `Churn` takes the turns.
         Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
         Clock(clock.monotonic, clock.wall),
         identities=names.read,
@@ -141,9 +144,9 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
 
 
 @contextmanager
-def _heard() -> Iterator[_Lines]:
-    """Counted, and not printed."""
-    logger, lines = logging.getLogger("podgpu"), _Lines()
+def _count_log_lines() -> Iterator[LogCounter]:
+    """Log lines are counted and not printed."""
+    logger, lines = logging.getLogger("podgpu"), LogCounter()
     before = logger.propagate
     logger.addHandler(lines)
     logger.propagate = False

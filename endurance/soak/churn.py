@@ -1,4 +1,4 @@
-"""What happens when: a troubled time and a calm one in turn, and the agent's own turns in between."""
+"""The schedule: periods with faults and calm periods alternate, with the agent's turns in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from endurance.soak.world import World
 from podgpu.agent.loop import Agent
 
 CYCLE = 600.0
-"""Simulated seconds: the first half with faults, the second without new ones."""
+"""Simulated seconds: the first half with new faults, the second half without."""
 _LOOK_EVERY = 10.0
 _RECOVERY_SECONDS = 120
 
@@ -22,7 +22,7 @@ class Churn:
         self._judge = judge
         self._random = random
         self._began = world.clock.monotonic()
-        self._heals: list[tuple[float, Callable[[], None]]] = []
+        self._repairs: list[tuple[float, Callable[[], None]]] = []
 
     @property
     def simulated(self) -> float:
@@ -32,19 +32,19 @@ class Churn:
         """One simulated second."""
         self._world.clock.advance(1.0)
         now = self.simulated
-        self._heal(now)
+        self._run_repairs(now)
         self._live()
         if now % CYCLE < CYCLE / 2:
-            self._trouble(now)
+            self._cause_faults(now)
         self._take_turns(now)
         if now % _LOOK_EVERY == 0:
             self._look()
 
     def recover(self) -> None:
-        """All faults end, and nothing else happens: after a while everything is in the metrics again, by itself."""
-        for _, heal in self._heals:
-            heal()
-        self._heals.clear()
+        """Ends all faults. After a while everything must be in the metrics again."""
+        for _, repair in self._repairs:
+            repair()
+        self._repairs.clear()
         for _ in range(_RECOVERY_SECONDS):
             self._world.clock.advance(1.0)
             self._take_turns(self.simulated)
@@ -60,7 +60,7 @@ class Churn:
         self._judge.look(self._agent.published.fresh.plain.decode())
 
     def _live(self) -> None:
-        """Ordinary life: a few changes in ten seconds."""
+        """Normal operation: a few changes in ten seconds."""
         world = self._world
         acts = (world.start_pod, world.start_pod, world.end_pod, world.start_process, world.start_process)
         if self._random.random() < 0.4:
@@ -68,19 +68,19 @@ class Churn:
         if self._random.random() < 0.004:
             world.relayout()
 
-    def _trouble(self, now: float) -> None:
+    def _cause_faults(self, now: float) -> None:
         world, random = self._world, self._random
-        if random.random() < 0.02 and not world.kubelet_is_ill:
-            world.ill_kubelet()
-            self._heals.append((now + random.choice((2.0, 20.0, 90.0)), world.well_kubelet))
+        if random.random() < 0.02 and not world.is_kubelet_broken:
+            world.break_kubelet()
+            self._repairs.append((now + random.choice((2.0, 20.0, 90.0)), world.repair_kubelet))
         if random.random() < 0.008:
-            world.ill_gpu()
-            self._heals.append((now + random.choice((5.0, 40.0, 120.0)), world.well_gpus))
+            world.break_gpu()
+            self._repairs.append((now + random.choice((5.0, 40.0, 120.0)), world.repair_gpus))
         for chance, act in ((0.002, world.reset_gpu), (0.002, world.reload_driver), (0.004, world.xid_storm)):
             if random.random() < chance:
                 act()
 
-    def _heal(self, now: float) -> None:
-        for due, heal in [planned for planned in self._heals if planned[0] <= now]:
-            heal()
-            self._heals.remove((due, heal))
+    def _run_repairs(self, now: float) -> None:
+        for due, repair in [planned for planned in self._repairs if planned[0] <= now]:
+            repair()
+            self._repairs.remove((due, repair))

@@ -1,16 +1,16 @@
-"""What is really so on the simulated node, by the simulated clock: the judge holds every exposition against it."""
+"""The true state of the simulated node, with which the judge compares the metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-REMEMBERED = 900.0
-"""Seconds for which what was released is known: longer than any exposition may still name it."""
+RELEASED_SECONDS = 900.0
+"""How long released devices are remembered: longer than the metrics may still name their holders."""
 
 
 class SoakClock:
-    """Moves when told. Every reader of it is in this process."""
+    """Moves only when `advance` is called."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -25,8 +25,8 @@ class SoakClock:
         self._now += seconds
 
 
-class Holding(NamedTuple):
-    """One container has one device, as the exposition's labels name both."""
+class HeldDevice(NamedTuple):
+    """A device and its holder, as the labels of the metrics name them."""
 
     uuid: str
     gi_id: str
@@ -38,56 +38,57 @@ class Holding(NamedTuple):
 @dataclass
 class Truth:
     clock: SoakClock
-    held: dict[Holding, float] = field(default_factory=dict)
-    """Holding -> since when."""
-    shares: dict[Holding, float] = field(default_factory=dict)
-    """Where the device is cut into slices: the part the holder has."""
-    released: dict[Holding, float] = field(default_factory=dict)
-    kubelet_ill_until: float = 0.0
-    """When it was last ill; the moment itself while it is."""
-    gpu_ill_until: dict[int, float] = field(default_factory=dict)
-    """The same for each GPU by its number: lost, hung, reset, relaid, or under a driver that was re-loaded."""
+    held: dict[HeldDevice, float] = field(default_factory=dict)
+    """Since when it is held."""
+    shares: dict[HeldDevice, float] = field(default_factory=dict)
+    """Shares of time-sliced GPUs."""
+    released: dict[HeldDevice, float] = field(default_factory=dict)
+    kubelet_broken_until: float = 0.0
+    """Time of the last repair; infinite while it is broken."""
+    gpu_broken_until: dict[int, float] = field(default_factory=dict)
+    """The same for each GPU, by number: lost, hung, reset, new MIG layout, or reloaded driver."""
     changed: dict[str, float] = field(default_factory=dict)
-    """UUID -> when somebody was last given the GPU or a part of it, or gave it back."""
+    """Time of the last change of holders, by UUID."""
     resets: set[str] = field(default_factory=set)
-    """UUIDs of GPUs whose driver's own counters began anew since the last exposition."""
+    """UUIDs of GPUs that were reset since the last check."""
 
-    def hold(self, holding: Holding, share: float | None = None) -> None:
+    def hold(self, holding: HeldDevice, share: float | None = None) -> None:
         self.held[holding] = self.changed[holding.uuid] = self.clock.monotonic()
         if share is not None:
             self.shares[holding] = share
 
-    def release(self, holding: Holding) -> None:
+    def release(self, holding: HeldDevice) -> None:
         now = self.clock.monotonic()
         del self.held[holding]
         self.released[holding] = self.changed[holding.uuid] = now
-        self.released = {past: at for past, at in self.released.items() if now - at < REMEMBERED}
+        self.released = {past: at for past, at in self.released.items() if now - at < RELEASED_SECONDS}
         self.shares = {
             shared: share for shared, share in self.shares.items() if shared in self.held or shared in self.released
         }
 
-    def kubelet_well_for(self) -> float:
-        return self.clock.monotonic() - self.kubelet_ill_until
+    def kubelet_healthy_for(self) -> float:
+        return self.clock.monotonic() - self.kubelet_broken_until
 
-    def gpu_well_for(self, number: int) -> float:
-        return self.clock.monotonic() - self.gpu_ill_until.get(number, 0.0)
+    def gpu_healthy_for(self, number: int) -> float:
+        return self.clock.monotonic() - self.gpu_broken_until.get(number, 0.0)
 
     def describe(self) -> str:
-        """Who is ill, or was a moment ago."""
+        """What is broken, or was broken recently."""
         now = self.clock.monotonic()
-        ill = {f"GPU {number}": until for number, until in self.gpu_ill_until.items()}
-        ill["the kubelet"] = self.kubelet_ill_until
+        broken = {f"GPU {number}": until for number, until in self.gpu_broken_until.items()}
+        broken["the kubelet"] = self.kubelet_broken_until
         texts = (
-            f"{who} {'is ill' if until > now else f'was ill {now - until:.0f} s ago'}" for who, until in ill.items()
+            f"{name} {'is broken' if until > now else f'was repaired {now - until:.0f} s ago'}"
+            for name, until in broken.items()
         )
         return "; ".join(texts)
 
-    def held_part_within(self, holding: Holding, seconds: float) -> bool:
-        """The same of the GPU or any instance of it."""
+    def held_part_within(self, holding: HeldDevice, seconds: float) -> bool:
+        """The same for the GPU or any of its instances."""
         known = (*self.held, *self.released)
         return any(part._replace(gi_id="") == holding and self.held_within(part, seconds) for part in known)
 
-    def held_within(self, holding: Holding, seconds: float) -> bool:
-        """Whether it is held now, or was until at most so long ago."""
+    def held_within(self, holding: HeldDevice, seconds: float) -> bool:
+        """Whether it is held now, or was released at most so long ago."""
         released = self.released.get(holding)
         return holding in self.held or (released is not None and self.clock.monotonic() - released <= seconds)

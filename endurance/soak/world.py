@@ -1,6 +1,6 @@
-"""The simulated node that churns: pods, processes, MIG layouts; a kubelet, a driver and GPUs that fall ill and recover.
+"""The simulated node: pods, processes and MIG layouts change; kubelet, driver and GPUs fail and recover.
 
-Every change is made in the world (driver, kubelet, /proc, log names) and in the `Truth` at the same moment.
+Every change is made both in the simulation (driver, kubelet, /proc, log names) and in `Truth`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 from random import Random
 from uuid import NAMESPACE_DNS, uuid5
 
-from endurance.soak.truth import Holding, SoakClock, Truth
+from endurance.soak.truth import HeldDevice, SoakClock, Truth
 from podgpu.simulate.driver import Hang, SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
 
 GPUS = "2xT4,2xH100,1xA100"
 SHARED, SLICES = 1, 4
-"""The GPU that is handed out in time slices, and how many."""
-CUT = (3, 4)
+"""The GPU that is time-sliced, and the number of slices."""
+MIG_GPUS = (3, 4)
 """GPUs whose MIG layout changes."""
 LAYOUTS: dict[int, tuple[tuple[str, ...] | None, ...]] = {
     3: (None, ("3g.40gb", "2g.20gb", "1g.10gb"), ("1g.10gb",) * 7, ("7g.80gb",)),
@@ -33,7 +33,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Place:
-    """Something a pod can be given."""
+    """A device that a pod can hold."""
 
     gpu: int
     uuid: str
@@ -58,7 +58,7 @@ class Pod:
     namespace: str
     place: Place
     pid: int = 0
-    """0: it has no process."""
+    """0: no process."""
 
     @property
     def name(self) -> str:
@@ -73,9 +73,9 @@ class Pod:
         return sha256(self.name.encode()).hexdigest()
 
     @property
-    def holding(self) -> Holding:
+    def holding(self) -> HeldDevice:
         gi_id = "" if self.place.gi_id is None else str(self.place.gi_id)
-        return Holding(self.place.uuid, gi_id, self.namespace, self.name)
+        return HeldDevice(self.place.uuid, gi_id, self.namespace, self.name)
 
     @property
     def logs(self) -> tuple[str, str]:
@@ -97,9 +97,9 @@ class World:
         self.pods: dict[Place, Pod] = {}
         self.count = {"pods": 0, "processes": 0, "layouts": 0, "faults": 0}
         self._hangs: dict[int, Hang] = {}
-        self._strangers: list[int] = []
+        self._foreign_pids: list[int] = []
         self._next_pid = 5000
-        self._tell_kubelet()
+        self._update_kubelet()
 
     @property
     def numbers(self) -> list[int]:
@@ -131,7 +131,7 @@ class World:
         (self.log / pod.logs[0]).mkdir()
         (self.log / pod.logs[1]).touch()
         self.truth.hold(pod.holding, None if pod.place.slice is None else 1 / SLICES)
-        self._tell_kubelet()
+        self._update_kubelet()
 
     def end_pod(self, pod: Pod | None = None) -> None:
         if pod is None and self.pods:
@@ -143,15 +143,15 @@ class World:
         (self.log / pod.logs[0]).rmdir()
         (self.log / pod.logs[1]).unlink()
         self.truth.release(pod.holding)
-        self._tell_kubelet()
+        self._update_kubelet()
 
     def start_process(self) -> None:
-        """Of a pod that has none; now and then one that belongs to nobody."""
+        """Starts a process of a pod that has none, or sometimes one outside of pods."""
         idle = [pod for pod in self.pods.values() if not pod.pid and not self._is_lost(pod.place.gpu)]
-        if self.random.random() < 0.1 and len(self._strangers) < 3:
+        if self.random.random() < 0.1 and len(self._foreign_pids) < 3:
             pid = self._place(0, None)
             self.proc.add(pid, cgroup_text("/system.slice/gpu-burn.service"))
-            self._strangers.append(pid)
+            self._foreign_pids.append(pid)
         elif idle:
             pod = self.random.choice(idle)
             pod.pid = self._place(pod.place.gpu, pod.place.gi_id)
@@ -159,8 +159,8 @@ class World:
 
     def end_process(self, pod: Pod | None = None) -> None:
         working = [busy for busy in self.pods.values() if busy.pid]
-        if pod is None and self._strangers and self.random.random() < 0.3:
-            pid = self._strangers.pop()
+        if pod is None and self._foreign_pids and self.random.random() < 0.3:
+            pid = self._foreign_pids.pop()
             self._remove(pid)
             return
         pod = pod or (self.random.choice(working) if working else None)
@@ -180,7 +180,7 @@ class World:
         if any(placed.load.pid == pid for gpu in self.driver.gpus for placed in gpu.loads):
             self.driver.remove(pid)
 
-    def _tell_kubelet(self) -> None:
+    def _update_kubelet(self) -> None:
         self.kubelet.allocatable = {"nvidia.com/gpu.shared": [f"{self.uuid_of(SHARED)}::{n}" for n in range(SLICES)]}
         self.kubelet.pods = tuple(
             SimulatedPod(pod.namespace, pod.name, {"main": {place.resource: [place.device_id]}})
@@ -190,28 +190,28 @@ class World:
     # Layouts
 
     def relayout(self) -> None:
-        number = self.random.choice(CUT)
+        number = self.random.choice(MIG_GPUS)
         if number in self._hangs or self._is_lost(number):
             return
         self._clear(number)
         self.count["layouts"] += 1
         self.driver.faults.relayout(number, self.random.choice(LAYOUTS[number]))
-        self.truth.gpu_ill_until[number] = self.clock.monotonic()
+        self.truth.gpu_broken_until[number] = self.clock.monotonic()
         self.truth.resets.add(self.uuid_of(number))
 
     def _clear(self, number: int) -> None:
-        """Nothing may run on a GPU that is cut anew or reset."""
+        """Ends everything on a GPU before its MIG layout changes or it is reset."""
         for pod in [pod for place, pod in self.pods.items() if place.gpu == number]:
             self.end_pod(pod)
         for pid in [placed.load.pid for placed in self.driver.gpu(number).loads]:
-            self._strangers.remove(pid)
+            self._foreign_pids.remove(pid)
             self._remove(pid)
 
     # Faults
 
-    def ill_kubelet(self) -> None:
+    def break_kubelet(self) -> None:
         self.count["faults"] += 1
-        self.truth.kubelet_ill_until = float("inf")
+        self.truth.kubelet_broken_until = float("inf")
         match self.random.randrange(4):
             case 0:
                 self.kubelet.refusal = RATE_LIMITED
@@ -222,31 +222,31 @@ class World:
             case 3:
                 self.kubelet.restart()
 
-    def well_kubelet(self) -> None:
+    def repair_kubelet(self) -> None:
         self.kubelet.refusal = self.kubelet.raw_answer = None
-        self.truth.kubelet_ill_until = self.clock.monotonic()
+        self.truth.kubelet_broken_until = self.clock.monotonic()
 
     @property
-    def kubelet_is_ill(self) -> bool:
-        return self.truth.kubelet_ill_until > self.clock.monotonic()
+    def is_kubelet_broken(self) -> bool:
+        return self.truth.kubelet_broken_until > self.clock.monotonic()
 
-    def ill_gpu(self) -> None:
+    def break_gpu(self) -> None:
         number = self.random.choice(self.numbers)
         if number in self._hangs or self._is_lost(number):
             return
         self.count["faults"] += 1
-        self.truth.gpu_ill_until[number] = float("inf")
+        self.truth.gpu_broken_until[number] = float("inf")
         if self.random.random() < 0.3:
             self._hangs[number] = self.driver.faults.hang(self.random.choice(_HANGING), number)
         else:
             self.driver.faults.lose(number, enumerated=self.random.random() < 0.5)
 
-    def well_gpus(self) -> None:
+    def repair_gpus(self) -> None:
         for number in self.numbers:
             if self._is_lost(number):
                 self.driver.faults.recover(number)
-            if self.truth.gpu_ill_until.get(number, 0.0) > self.clock.monotonic():
-                self.truth.gpu_ill_until[number] = self.clock.monotonic()
+            if self.truth.gpu_broken_until.get(number, 0.0) > self.clock.monotonic():
+                self.truth.gpu_broken_until[number] = self.clock.monotonic()
         self.driver.faults.release_all()
         self._hangs.clear()
 
@@ -257,18 +257,18 @@ class World:
         self._clear(number)
         self.count["faults"] += 1
         self.driver.faults.reset(number)
-        self.truth.gpu_ill_until[number] = self.clock.monotonic()
+        self.truth.gpu_broken_until[number] = self.clock.monotonic()
         self.truth.resets.add(self.uuid_of(number))
 
     def reload_driver(self) -> None:
-        """Not while a call hangs in it: a kernel unloads no module that somebody is in."""
+        """Not while a call hangs: the kernel does not unload a module in use."""
         if self._hangs:
             return
         self.count["faults"] += 1
         self.driver.faults.reload_driver()
         for number in self.numbers:
-            if self.truth.gpu_ill_until.get(number, 0.0) <= self.clock.monotonic():
-                self.truth.gpu_ill_until[number] = self.clock.monotonic()
+            if self.truth.gpu_broken_until.get(number, 0.0) <= self.clock.monotonic():
+                self.truth.gpu_broken_until[number] = self.clock.monotonic()
 
     def xid_storm(self) -> None:
         self.count["faults"] += 1
@@ -280,6 +280,6 @@ class World:
 
     @property
     def is_calm(self) -> bool:
-        """Nothing is ill, and nothing was for a while."""
-        wells = [self.truth.gpu_well_for(number) for number in self.numbers]
-        return min(*wells, self.truth.kubelet_well_for()) > 90.0
+        """Everything has been healthy for a while."""
+        wells = [self.truth.gpu_healthy_for(number) for number in self.numbers]
+        return min(*wells, self.truth.kubelet_healthy_for()) > 90.0

@@ -144,11 +144,6 @@ class OutputError(PodgpuError):
     reason = "not_written"
 
 
-class FileOwner(NamedTuple):
-    uid: int
-    gid: int = -1  # unchanged
-
-
 class AtomicFile:
     """Replaces a file by rename, so that readers always see a complete one. Does not write through symbolic links."""
 
@@ -156,14 +151,12 @@ class AtomicFile:
         self,
         path: str,
         mode: int = 0o644,
-        owner: FileOwner | None = None,
         option: str = "--out",
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Raises UsageError, which names the option, if no file can be written there."""
         self.path = Path(path)
         self._mode = mode
-        self._owner = owner
         self._wall = wall
         self._check(f"{option} {path}")
         self._remove_leftovers()
@@ -199,8 +192,6 @@ class AtomicFile:
                 with open(descriptor, "wb") as file:
                     file.write(content)
                     os.fchmod(descriptor, self._mode)
-                    if self._owner is not None:
-                        os.fchown(descriptor, *self._owner)
                     file.flush()
                     os.fsync(descriptor)
                 os.rename(temporary, self.path)

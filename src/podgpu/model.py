@@ -189,6 +189,7 @@ class XidCount(Document, frozen=True):
 class SlotUsage(Document, frozen=True):
     """The device side of the ledger. Each figure is the sum over its holders and the unattributed rest."""
 
+    utilization_ratio: Ratio | None = None  # in the window that the holders' ratios cover
     memory_used_bytes: Amount | None = None
     busy_ns: Amount | None = None
     energy_mj: Amount | None = None

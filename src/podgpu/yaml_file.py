@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,14 +29,14 @@ class TextLoader(yaml.CSafeLoader):
     }
 
 
-def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
+def decode_yaml(content: bytes, file: str, kind: type[T], decode_other: Callable[[type, Any], Any] | None = None) -> T:
     """Decodes a mapping; an empty file is an empty mapping. Raises UsageError.
 
-    Messages quote no value, because it may be a secret.
+    `decode_other` decodes types that msgspec does not know. Messages quote no value, because it may be a secret.
     """
     try:
         document = _load(content.decode("utf-8-sig"))
-        return msgspec.convert({} if document is None else document, kind, strict=False)
+        return msgspec.convert({} if document is None else document, kind, strict=False, dec_hook=decode_other)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:

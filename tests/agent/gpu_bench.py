@@ -1,28 +1,24 @@
-"""A node of simulated GPUs, scraped over real HTTP after every turn, and what must hold in each of those scrapes."""
+"""Simulated GPUs that are scraped over real HTTP after every turn, with checks of every scrape."""
 
 from __future__ import annotations
 
 import os
 import re
-import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.agent.loop import Settings
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.driver import FaultInjector, SimulatedNvml
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
-from podgpu.usage.containers import ContainerFinder
+from podgpu.simulate.driver import FaultInjector
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, container_cgroup
+from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
 from tests.web.server import Client, running
 
@@ -33,19 +29,17 @@ COUNTERS = parse_counters(
 )
 GIB = 1024**3
 UID = "9f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{}"
-_ENOUGH = 10
-"""Scrapes of which half say something about podgpu, and not about what else the machine does."""
 _SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)", re.MULTILINE)
 
 
-class Holders:
-    """Pod `p0` holds GPU 0, and so on, for as long as podgpu knows the GPU."""
+class PodPerGpu:
+    """A source: pod `p0` holds GPU 0, and so on."""
 
     name = "kubelet"
 
     def __init__(self) -> None:
         self.crowds: dict[int, int] = {}
-        """GPU -> how many hold it instead."""
+        """GPU -> number of holders, if not one."""
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         held = [d for d in devices if not d.is_instance]
@@ -71,38 +65,22 @@ def holder(number: int) -> Workload:
 NAMES = Identities(api_pods=frozenset(holder(number) for number in range(8)))
 
 
-class GpuBench:
-    """Half busy H100s, one pod on each. Time moves when told; deadlines are real, of two seconds (-c 2000)."""
+class GpuBench(SimulatedNode):
+    """Half busy H100s, one pod on each. Deadlines are real, two seconds (-c 2000)."""
 
     def __init__(self, folder: Path, gpus: str) -> None:
-        self.time, self.leapt = 1000.0, 0.0
-        self.driver = SimulatedNvml(gpus, clock=lambda: self.time, wall=self.wall, unrest=0)
-        self.faults = self.driver.faults
-        self.expected = len(self.driver.gpus)
         proc = SimulatedProc(folder / "proc")
+        self._holders = PodPerGpu()
+        settings = Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h"))
+        super().__init__(gpus, settings, sources=[self._holders], proc=proc, identities=lambda: NAMES)
         for gpu in self.driver.gpus:
             proc.add(41 + gpu.number, container_cgroup(UID.format(gpu.number), f"{gpu.number:x}" * 64))
             if not gpu.mig_enabled:
                 self.driver.place(SimulatedLoad(gpu.number, 41 + gpu.number, duty=0.5, memory=GIB))
-        telemetry = NvmlTelemetry(self.driver, "nvml", lambda: self.expected, lambda: self.time, self.wall)
-        self._holders = Holders()
-        self.agent = Agent(
-            telemetry,
-            [self._holders],
-            Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h")),
-            Clock(lambda: self.time, self.wall),
-            identities=lambda: NAMES,
-            containers=ContainerFinder(str(folder / "proc"), lambda: self.time),
-        )
         self.client: Client
-        self.exposition = ""
-        self.waited: list[float] = []
-        """Seconds, for each scrape."""
+        self.scraped = ""
         self._highest: dict[str, float] = {}
         self._energy: dict[int, tuple[int, float]] = {}
-
-    def wall(self) -> float:
-        return 1_700_000_000 + self.time + self.leapt
 
     def crowd(self, gpu: int, holders: int) -> None:
         self._holders.crowds[gpu] = holders
@@ -113,33 +91,25 @@ class GpuBench:
         for gpu in self.driver.gpus:
             gpu.epoch += seconds
 
-    def turn(self, *well: int, seconds: float = 1.0) -> str:
-        """All three cadences, a scrape, and what holds in every one: `well` GPUs are there and right."""
-        self.time += seconds
-        self.agent.read_telemetry()
-        self.agent.read_allocation()
-        self.agent.read_usage()
-        self.exposition = self.scrape()
-        self._no_counter_fell()
+    def turn(self, *well: int, seconds: float = 1.0) -> str:  # type: ignore[override]
+        """All three cadences and a scrape. Checks that no counter fell and that the figures of `well` are right."""
+        super().turn(seconds)
+        self.scrape()
+        self._check_counters()
         for number in well:
-            self._is_right(number)
-        return self.exposition
+            self._check_device(number)
+        return self.scraped
 
     def scrape(self) -> str:
-        asked = time.monotonic()
-        exposition = self.client.ask("/metrics").text
-        self.waited.append(time.monotonic() - asked)
-        return exposition
+        self.scraped = self.client.ask("/metrics").text
+        return self.scraped
 
     def value(self, name: str, gpu: int, *labels: str) -> float | None:
         wanted = (f'UUID="{self.uuid(gpu)}"', *labels)
-        lines = _families(self.exposition).get(name, ())
+        lines = _families(self.scraped).get(name, ())
         found = [float(value) for pairs, value in lines if all(label in pairs for label in wanted)]
         assert len(found) <= 1, f"{name} of GPU {gpu} is there {len(found)} times"
         return found[0] if found else None
-
-    def uuid(self, gpu: int) -> str:
-        return self.driver.gpu(gpu).uuid
 
     def shown(self, gpu: int) -> bool:
         return self.value("DCGM_FI_DEV_GPU_TEMP", gpu) is not None
@@ -152,7 +122,7 @@ class GpuBench:
         first = self._energy.setdefault(gpu, (counted, told))
         return told - first[1] - (counted - first[0]) / 1000
 
-    def _is_right(self, number: int) -> None:
+    def _check_device(self, number: int) -> None:
         gpu = self.driver.gpu(number)
         assert self.value("DCGM_FI_DEV_POWER_USAGE", number) == gpu.milliwatts / 1000
         assert self.value("DCGM_FI_DEV_GPU_TEMP", number) == round(gpu.celsius)
@@ -160,9 +130,9 @@ class GpuBench:
         assert self.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", number) is not None
         assert -6_000 < self.energy_error(number) < 0.002, "podgpu reads the driver's counter every 5 s"
 
-    def _no_counter_fell(self) -> None:
+    def _check_counters(self) -> None:
         """Nor does one begin again below where it stood when it was last there."""
-        for family, lines in _families(self.exposition).items():
+        for family, lines in _families(self.scraped).items():
             for pairs, value in lines if family.endswith("_total") else ():
                 series = f"{family}{{{pairs}}}"
                 assert float(value) >= self._highest.get(series, 0.0), series
@@ -182,11 +152,9 @@ def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
 def bench_of(
     folder: Path, gpus: str, *well: int, before: Callable[[FaultInjector], object] = lambda faults: None
 ) -> Iterator[GpuBench]:
-    """After two readings of the `well` GPUs, which is when rates are there. In the end no thread and no descriptor is
-    left behind, and half of the scrapes, where there were some, took less than 50 ms: how long the longest took,
-    `make attack` judges, where the machine has nothing else to do.
+    """A bench after two readings, when rates are available. Checks that no thread and no file is left behind.
 
-    `before`: what is wrong from the start.
+    `before` injects faults before the start.
     """
     threads, files = set(threading.enumerate()), _open_files()
     bench = GpuBench(folder, gpus)
@@ -197,9 +165,7 @@ def bench_of(
             bench.turn(*well)
             yield bench
         finally:
-            bench.faults.release_all()
-            bench.agent.stop()
-    assert len(bench.waited) < _ENOUGH or statistics.median(bench.waited) < 0.05, bench.waited
+            bench.stop()
     wait_until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")
     wait_until(lambda: _open_files() <= files, "all files are closed")
 

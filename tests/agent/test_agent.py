@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
+from podgpu.agent.loop import Settings
 from podgpu.device_selection import parse_selection
-from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.errors import UsageError
 from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.metrics.counters import Counter, parse_counters
+from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
-from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.driver import SimulatedNvml
+from podgpu.model import Allocation, Assignment, Workload
 from podgpu.web import exporter_app
-from tests.nodes.clock import wait_until
+from tests.agent.simulated_node import SimulatedNode as Node
 
 EXTRA = parse_counters(
     "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_EXP_XID_ERRORS_COUNT,gauge,n\n"
@@ -28,81 +26,25 @@ EXTRA = parse_counters(
 )
 
 
-class Holders:
-    """A source of holders the test writes into."""
-
-    name = "holders"
-
-    def __init__(self) -> None:
-        self.now: list[Assignment] = []
-        self.error: SourceError | None = None
-
-    def assignments(self, devices: Sequence[Device]) -> Allocation:
-        if self.error is not None:
-            raise self.error
-        return Allocation(tuple(self.now))
-
-    def close(self) -> None:
-        pass
-
-
-class Node:
-    def __init__(self, spec: str, settings: Settings) -> None:
-        self.time = 100.0
-        self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
-        count = len(self.driver.gpus)
-        telemetry = NvmlTelemetry(self.driver, "simulated", lambda: count, lambda: self.time, self.wall)
-        self.holders = Holders()
-        self.agent = Agent(telemetry, [self.holders], settings, Clock(lambda: self.time, self.wall))
-
-    def wall(self) -> float:
-        return 1_700_000_000 + self.time
-
-    def turn(self, seconds: float = 1.0) -> str:
-        self.time += seconds
-        self.agent.read_telemetry()
-        return self.exposition()
-
-    def exposition(self) -> str:
-        return self.agent.published.fresh.plain.decode()
-
-
 SETTINGS = Settings(interval=1.0, policy=Policy(counters=EXTRA, hostname="h"))
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    node = Node(*getattr(request, "param", ("2xH100", SETTINGS)))
+def node() -> Iterator[Node]:
+    node = Node("2xH100", SETTINGS)
     yield node
-    node.driver.faults.release_all()
-    node.agent.stop()
+    node.stop()
 
 
 def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_interval(node: Node) -> None:
     node.turn()
     uuid = node.driver.gpus[0].uuid
-    node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
+    node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "kubelet")]
     node.agent.read_allocation()
-    assert 'pod="p"' in node.exposition()
+    assert 'pod="p"' in node.exposition
     node.holders.now = []
     node.agent.read_allocation()
-    assert 'pod="p"' not in node.exposition(), "no telemetry turn is needed for that"
-
-
-def test_the_mapping_outlives_a_short_absence_of_its_source_and_no_longer(node: Node) -> None:
-    node.turn()
-    uuid = node.driver.gpus[0].uuid
-    node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
-    node.agent.read_allocation()
-    node.holders.error = SourceError("rate_limited", "slow down")
-    node.time += 30
-    node.agent.read_allocation()
-    assert 'pod="p"' in node.exposition()
-    assert 'podgpu_exporter_source_up{source="holders"} 0' in node.exposition()
-    assert 'podgpu_exporter_source_errors_total{source="holders",reason="rate_limited"} 1' in node.exposition()
-    node.time += 31
-    node.agent.read_allocation()
-    assert 'pod="p"' not in node.exposition()
+    assert 'pod="p"' not in node.exposition, "no telemetry turn is needed for that"
 
 
 def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
@@ -125,6 +67,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     exposition = node.turn()
     assert 'podgpu_device_xid_errors_total{gpu="0"' in exposition
     assert 'err_code="0"' in exposition
+    assert "DCGM_EXP_XID_ERRORS_TOTAL{" not in exposition, "it has no series before the first XID"
     assert 'DCGM_EXP_XID_ERRORS_COUNT{gpu="0"' in exposition
     for xid in (79, 79, 31):
         node.driver.faults.raise_xid(0, xid)
@@ -138,7 +81,9 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     assert any(line.startswith("DCGM_FI_DEV_XID_ERRORS{") and line.endswith(" 31") for line in lines)
     assert any('window_size_in_ms="300000",xid="79"} 2' in line for line in lines)
     node.turn(301)
-    gone = node.exposition()
+    gone = node.exposition
+    totals = [x for x in gone.splitlines() if x.startswith("DCGM_EXP_XID_ERRORS_TOTAL")]
+    assert [line.partition("xid=")[2] for line in totals] == ['"31"} 1', '"79"} 2']
     assert 'xid="79"} 2' in gone, "the counter stays"
     assert 'window_size_in_ms="300000",xid="79"' not in gone, "the window moved on"
 
@@ -146,7 +91,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
 def test_clock_events_are_samples_within_the_window(node: Node) -> None:
     for _ in range(4):
         node.turn()
-    idle = [x for x in node.exposition().splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
+    idle = [x for x in node.exposition.splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
     assert [line.rsplit(" ", 1)[1] for line in idle] == ["4", "4"]
 
 
@@ -162,23 +107,12 @@ def test_clock_events_that_begin_are_counted_for_good(node: Node) -> None:
     assert [line.partition("clock_event=")[2] for line in totals] == ['"power_cap"} 2', '"sw_thermal"} 1']
 
 
-def test_xids_are_counted_for_good_and_have_no_series_before_the_first(node: Node) -> None:
-    assert "DCGM_EXP_XID_ERRORS_TOTAL{" not in node.turn()
-    for xid in (79, 79, 31):
-        node.driver.faults.raise_xid(0, xid)
-    while "DCGM_EXP_XID_ERRORS_TOTAL{" not in (exposition := node.turn(0.0)) or 'xid="31"' not in exposition:
-        pass  # events come through a thread
-    exposition = node.turn(4000.0)
-    totals = [x for x in exposition.splitlines() if x.startswith("DCGM_EXP_XID_ERRORS_TOTAL")]
-    assert [line.partition("xid=")[2] for line in totals] == ['"31"} 1', '"79"} 2']
-
-
-def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
+def test_release_of_the_driver_for_a_time(node: Node) -> None:
     node.turn()
     assert node.agent.release(30.0)
     assert node.driver.calls["nvmlShutdown"] == 1
-    assert "GPU_TEMP" not in node.exposition()
-    assert 'podgpu_exporter_source_up{source="simulated"} 0' in node.exposition()
+    assert "GPU_TEMP" not in node.exposition
+    assert 'podgpu_exporter_source_up{source="nvml"} 0' in node.exposition
     assert "GPU_TEMP" not in node.turn(29.0)
     assert exporter_app.is_live(node.agent)[0], "the loop turns"
     assert "GPU_TEMP" in node.turn(2.0)
@@ -190,22 +124,12 @@ def test_library_and_driver_apart_is_fatal(node: Node) -> None:
         node.turn()
 
 
-MIG = ("1xH100,1xH100/2x3g.40gb", SETTINGS)
-
-
 @pytest.mark.parametrize(
-    ("node", "text", "shown"),
-    [
-        (MIG, "f", {"0", "1", "1/1", "1/2"}),
-        (MIG, "g:0", {"0"}),
-        (MIG, "i", {"1", "1/1", "1/2"}),
-        (MIG, "i:1", {"1", "1/2"}),
-    ],
-    indirect=["node"],
+    ("text", "shown"),
+    [("f", {"0", "1", "1/1", "1/2"}), ("g:0", {"0"}), ("i", {"1", "1/1", "1/2"}), ("i:1", {"1", "1/2"})],
 )
-def test_device_strings_choose_what_is_shown(node: Node, text: str, shown: set[str]) -> None:
-    selection = parse_selection(text)
-    chosen = Node("1xH100,1xH100/2x3g.40gb", replace(SETTINGS, selection=selection))
+def test_device_strings_choose_what_is_shown(text: str, shown: set[str]) -> None:
+    chosen = Node("1xH100,1xH100/2x3g.40gb", replace(SETTINGS, selection=parse_selection(text)))
     chosen.agent.check_selection()
     chosen.turn()
     found = set()
@@ -213,7 +137,7 @@ def test_device_strings_choose_what_is_shown(node: Node, text: str, shown: set[s
         found |= {str(gpu.index)} if gpu.fields is not None else set()
         found |= {f"{gpu.index}/{instance.id}" for instance in gpu.instances if instance.fields is not None}
     assert found == shown
-    chosen.agent.stop()
+    chosen.stop()
 
 
 @pytest.mark.parametrize(
@@ -233,43 +157,13 @@ def test_device_strings_that_do_not_fit_are_refused(spec: str, text: str, compla
 
 
 def test_the_loops_run_and_end(node: Node) -> None:
-    import threading
-
     read = threading.Event()
     node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
     assert read.wait(30), "the allocation loop is woken as soon as devices are known"
 
 
-class ChangingFeed:
-    """Counters that are changed, with a word about it, just after they were read for the first time."""
-
-    def __init__(self) -> None:
-        self.read_so_far = 0
-        self.tell: Callable[[], object] = lambda: None
-
-    def read(self) -> tuple[Counter, ...]:
-        self.read_so_far += 1
-        if self.read_so_far == 1:
-            self.tell()
-        return parse_counters("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", "counters.csv")
-
-
-def test_who_says_in_the_middle_of_a_turn_that_something_changed_is_heard() -> None:
-    feed, driver = ChangingFeed(), SimulatedNvml("1xH100")
-    settings = Settings(interval=600.0, allocation_interval=600.0, policy=Policy(hostname="h"))
-    agent = Agent(NvmlTelemetry(driver, "simulated", lambda: 1), settings=settings, counter_feed=feed)
-    feed.tell = agent.reload  # SIGHUP
-    agent.read_telemetry()  # asks for the holders of what it found, which is the turn in the middle of which it is said
-    agent.start(lambda: None)
-    wait_until(lambda: feed.read_so_far > 1, "the counters are read again")
-    driver.faults.unload_driver()
-    agent.stop()
-
-
 def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: Node) -> None:
-    import threading
-
     ended = threading.Event()
 
     node.agent.read_allocation = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]

@@ -56,23 +56,10 @@ def test_unmapped_assignments_are_logged_once_per_change(log: Log, caplog: pytes
     assert "podgpu doctor" in caplog.messages[0]
 
 
-def test_a_contradiction_is_no_warning(log: Log, caplog: pytest.LogCaptureFixture) -> None:
-    """With HAMi there is one for every pod."""
-    log.report_unmapped(Unmapped("kubelet", "contradicted", "GPU-x", "", Workload("ns", "p", "main")))
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
-
-
 def test_a_thousand_at_once_are_few_lines(log: Log, caplog: pytest.LogCaptureFixture) -> None:
     log.report_unmapped(*(unknown(f"GPU-{n}") for n in range(1000)))
     assert len(caplog.messages) == MAX_LINES + 1
     assert "995 more" in caplog.messages[-1]
-
-
-def test_a_late_call_is_one_fault(log: Log, caplog: pytest.LogCaptureFixture) -> None:
-    log.report(*(failing(reason) for _ in range(100) for reason in ("deadline", "hung")))
-    assert [message.split(";")[0] for message in caplog.messages] == [f"gpu1 ({GPU_A}): deadline"]
-    log.report(well())
-    assert caplog.messages[1:] == [f"gpu1 ({GPU_A}): answers again"]
 
 
 def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(log: Log, caplog: pytest.LogCaptureFixture) -> None:
@@ -80,11 +67,6 @@ def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(log: Log, caplog: pyt
     assert len(caplog.messages) == 2 * 3
     log.report(*(failing("deadline") for _ in range(61)))
     assert caplog.messages[-1].startswith(f"gpu1 ({GPU_A}): deadline"), "a lasting fault is logged in the end"
-
-
-def test_each_kind_of_a_fault_is_logged_once(log: Log, caplog: pytest.LogCaptureFixture) -> None:
-    log.report(*(failing(reason) for _ in range(100) for reason in ("timeout", "gpu_lost")))
-    assert len(caplog.messages) == 2
 
 
 def test_only_the_same_gpu_answers_again(log: Log, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.workers import Workers
-from tests.nodes.clock import PATIENCE, FakeClock, wait_until
+from tests.nodes.clock import PATIENCE, FakeClock
 from tests.nodes.node import Description, Node, node_of
 
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
@@ -144,18 +143,6 @@ def test_a_new_pod_takes_the_gpu(folder: Path, logs: bool) -> None:
         assert kubelet.turn() == ["serve", "tune"]
 
 
-def test_a_kubelet_that_restarts_between_the_look_at_its_socket_and_its_answer(folder: Path) -> None:
-    with held(folder, logs=False) as kubelet:
-
-        class Replaced(tuple[SimulatedPod, ...]):
-            def __iter__(self) -> Iterator[SimulatedPod]:
-                os.chmod(kubelet.node.kubelet.socket, 0o700)  # changes what tells one socket from another
-                return super().__iter__()
-
-        kubelet.node.kubelet.pods = Replaced()
-        assert kubelet.turn() == ["serve", "train"]
-
-
 @pytest.mark.fault(
     "the kubelet is stopped for ten minutes",
     "source_up is 0; holders whose containers run on stay, with their counters; those that end meanwhile disappear",
@@ -183,11 +170,6 @@ SLICES = tuple(
     SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [f"{GPUS[0]}::{number}"]}}) for number, name in enumerate(UIDS)
 )
 REGISTERED = {"nvidia.com/gpu": [f"{GPUS[0]}::{number}" for number in range(4)]}
-
-
-def shares(exposition: str) -> dict[str, float]:
-    found = re.findall(r'podgpu_allocation_share_ratio\{.*?pod="([^"]*)".*?\} (\S+)', exposition)
-    return {pod: float(share) for pod, share in found}
 
 
 @pytest.mark.fault(
@@ -218,51 +200,6 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
 
 
 # A slow kubelet
-
-
-@pytest.fixture
-def slow(folder: Path) -> Iterator[SimulatedKubelet]:
-    with SimulatedKubelet(str(folder / "kubelet.sock"), PODS) as kubelet:
-        yield kubelet
-
-
-@pytest.fixture
-def make_turn(slow: SimulatedKubelet) -> Iterator[Callable[..., AllocationTurn]]:
-    isolation, made = Workers(), list[AllocationTurn]()
-
-    def make(late: Callable[[], object]) -> AllocationTurn:
-        source = KubeletAllocation(slow.socket)
-        made.append(AllocationTurn([source], None, isolation, 0.05, Clock(lambda: 0.0), late=late))
-        return made[-1]
-
-    yield make
-    slow.resume()
-    for turn in made:
-        turn.close()
-    isolation.close()
-
-
-def lists_of(kubelet: SimulatedKubelet) -> int:
-    return sum(call.endswith("/List") for call in kubelet.calls)
-
-
-def test_a_late_answer_is_taken_when_it_comes(slow: SimulatedKubelet, make_turn: Callable[..., AllocationTurn]) -> None:
-    came = threading.Event()
-    turn = make_turn(came.set)
-    slow.hang()
-    for _ in range(3):
-        part = turn.collect(NODE)
-        assert [(one.name, one.error) for one in part.sources] == [("kubelet", "deadline")], "one fault, one word"
-        assert part.assignments == ()
-    assert not came.is_set()
-    slow.resume()
-    assert came.wait(PATIENCE)
-    part = turn.collect(NODE)
-    assert [one.holder.pod for one in part.assignments] == ["train", "serve"]
-    assert part.sources[0].up
-    assert lists_of(slow) == 1, "it was asked once, and its answer used"
-    turn.collect(NODE)
-    wait_until(lambda: lists_of(slow) == 2, "it is asked again, once its answer was used")
 
 
 @pytest.mark.fault(

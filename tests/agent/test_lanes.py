@@ -8,18 +8,15 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.collections import Collection
-from podgpu.agent.counter_feeds import FileCounters
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
+from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
+from podgpu.agent.lanes import Collection
+from podgpu.agent.loop import Settings
 from podgpu.errors import UsageError
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
-from tests.nodes.clock import FakeClock, wait_until
+from podgpu.simulate.gpu import SimulatedLoad
+from tests.agent.simulated_node import SimulatedNode
 
 CSV = (
     "DCGM_FI_DEV_GPU_TEMP,gauge,t\n"
@@ -29,7 +26,6 @@ CSV = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,g\n"
 )
 TEMP, POWER, CLOCK = "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"
-GPU_TEMP = 150
 FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet"
 QUICK = Collection("quick", 2.0, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
 
@@ -38,40 +34,26 @@ def counters(text: str = CSV) -> tuple[MetricCounter, ...]:
     return parse_counters(text, "counters.csv")
 
 
-class Bench:
-    """An exporter's agent whose time moves when told."""
-
+class Bench(SimulatedNode):
     def __init__(
         self,
         *collections: Collection,
         gpus: str = "1xH100",
         interval: float = 30.0,
-        feed: FileCounters | None = None,
+        feed: ReadCounters | None = None,
         text: str = CSV,
     ) -> None:
-        self.clock = FakeClock()
-        self.driver = SimulatedNvml(gpus, clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
-        count = len(self.driver.gpus)
-        self.agent = Agent(
-            NvmlTelemetry(self.driver, "simulated", lambda: count, self.clock.monotonic, self.clock.wall),
-            settings=Settings(
-                interval=interval, collections=collections, policy=Policy(counters=counters(text), hostname="h")
-            ),
-            clock=Clock(self.clock.monotonic, self.clock.wall),
-            counter_feed=feed,
-        )
+        policy = Policy(counters=counters(text), hostname="h")
+        settings = Settings(interval=interval, collections=collections, policy=policy)
+        super().__init__(gpus, settings, sources=(), read_counters=feed)
 
     def run(self, seconds: int) -> Counter[str]:
-        """Second by second, as the loop would; which calls that took."""
+        """Runs second by second, as the loop does. Returns the driver calls."""
         before = Counter(self.driver.calls)
         for _ in range(seconds):
-            self.clock.advance(1.0)
+            self.time += 1.0
             self.agent.read_telemetry(only_due=True)
         return self.driver.calls - before
-
-    @property
-    def exposition(self) -> str:
-        return self.agent.published.fresh.plain.decode()
 
     def value(self, family: str) -> float | None:
         """Of the first series of a family, or of one that begins so."""
@@ -156,23 +138,6 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
     assert bench.run(2)[TEMP] == 0
 
 
-def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
-    path = tmp_path / "counters.csv"
-    path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
-    bench.run(2)
-    path.write_text(
-        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_MEM_CLOCK,gauge,m\n",
-        encoding="utf-8",
-    )
-    bench.agent.read_counters()
-    bench.run(2)
-    assert bench.value("DCGM_FI_DEV_MEM_CLOCK") is not None
-    assert bench.value("DCGM_FI_DEV_SM_CLOCK") is None
-    calls = bench.run(40)
-    assert (calls[POWER], calls[TEMP]) == (20, 1)
-
-
 @pytest.mark.fault(
     "Counters change so that a collection of the configuration file has none of them",
     "The last good counters stay, as with any bad counter file; the log says which collection it is",
@@ -180,7 +145,7 @@ def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
 def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path)))
     bench.run(2)
     path.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", encoding="utf-8")
     bench.agent.read_counters()
@@ -197,21 +162,3 @@ def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> N
 def test_a_collection_without_a_field_is_refused_at_start() -> None:
     with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: no configured field matches"):
         Bench(Collection("nvlink", 2.0, ("DCGM_FI_DEV_FOO_*",), place="c.yaml:1:1"))
-
-
-def test_the_loop_itself_keeps_both_intervals() -> None:
-    """Real time and real threads."""
-    driver = SimulatedNvml("1xT4")
-    quick = Collection("quick", 0.1, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
-    agent = Agent(
-        NvmlTelemetry(driver, "simulated", lambda: 1),
-        settings=Settings(interval=3600.0, collections=(quick,), policy=Policy(counters=counters(CSV))),
-    )
-    agent.start(lambda: None)
-    try:
-        wait_until(lambda: driver.calls[POWER] >= 20, "both readings that rates need, of all fields")
-        before = driver.calls[TEMP]
-        wait_until(lambda: driver.calls[POWER] >= 35, "fifteen quick readings more")
-        assert driver.calls[TEMP] == before
-    finally:
-        agent.stop()

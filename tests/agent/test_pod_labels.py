@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.agent.pod_labels import LabelFilter, label_name
+from podgpu.agent.api_access import LabelFilter, label_name
 from podgpu.agent.publish import build_node_state
 from podgpu.errors import UsageError
 from podgpu.kube.objects import PodRecord

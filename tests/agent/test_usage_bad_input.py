@@ -13,27 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.proc import cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import cgroup_text, container_cgroup
 from tests.agent.documents import errors_of
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
 from tests.privilege import without_privilege
 
 NO_VALUE = 4294967295
-_NOBODY = 65534
 GAUGES = frozenset({"utilization_ratio", "memory_used_bytes", "processes"})
 BY_USE = frozenset({"utilization_ratio", "busy_seconds_total", "idle_seconds_total", "energy_joules_total"})
 NAMESPACE = frozenset({"namespace busy_seconds_total", "namespace energy_joules_total"})
 UNATTRIBUTED = frozenset({"unattributed_busy_seconds_total", "unattributed_energy_joules_total"})
-
-
-class LeapingNode(Node):
-    """Its wall clock, and with it the driver's timestamps, may be set."""
-
-    leapt = 0.0
-
-    def wall(self) -> float:
-        return super().wall() + self.leapt
 
 
 class Pair:
@@ -62,10 +52,10 @@ class Pair:
         return {reason: count for (source, reason), count in counted.items() if source == "usage"}
 
 
-def _node(root: Path) -> LeapingNode:
+def _node(root: Path) -> Node:
     root.mkdir()
     root.chmod(0o755)
-    node = LeapingNode(root, "2xH100")
+    node = Node(root, "2xH100")
     node.give("train", "idle", "serve")
     first, second = (gpu.uuid for gpu in node.driver.gpus)
     for number, (uuid, share) in enumerate([(first, 0.5), (first, 0.5), (second, 1.0)]):
@@ -108,8 +98,7 @@ def pair() -> Iterator[Pair]:
     assert pair.differences() == {}
     yield pair
     for node in (pair.sound, pair.spoilt):
-        node.driver.faults.release_all()
-        node.agent.stop()
+        node.stop()
     shutil.rmtree(root)
 
 
@@ -141,20 +130,6 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
     assert (source.error, "runAsUser: 0" in source.message) == ("not_permitted", True)
     assert pair.differences().keys() == {"train", "idle", "serve", "gpu0", "gpu1", "ns"}
     assert "allocated_seconds_total" not in set().union(*pair.differences().values())
-
-
-def test_a_process_that_ends_between_two_reads(pair: Pair) -> None:
-    """The driver lists it, /proc has it no more: its last turn is whose the turns before were."""
-    pair.spoilt.proc.remove(41)
-    pair.turn()
-    assert pair.differences() == {}
-    for node in (pair.sound, pair.spoilt):
-        node.driver.remove(41)
-    pair.sound.proc.remove(41)
-    pair.turn()
-    assert pair.differences() == {}
-    assert pair.spoilt.value("podgpu_container_gpu_processes", "train") == 0
-    assert pair.errors() == {}
 
 
 def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None:
@@ -192,44 +167,3 @@ def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "not 0: it may have run"
     assert pair.differences()["train"] == BY_USE
     assert pair.differences()["gpu0"] == UNATTRIBUTED
-
-
-@pytest.mark.parametrize("leaps", [[3600.0], [-3600.0], [86400.0, -86400.0], [-5.0, 5.0, -5.0]])
-def test_a_wall_clock_that_jumps(pair: Pair, leaps: list[float]) -> None:
-    """Windows go by the driver's timestamps, which follow the wall clock; time held by the clock that never jumps."""
-    for leap in leaps:
-        before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") or 0
-        pair.spoilt.leapt += leap
-        for gpu in pair.spoilt.driver.gpus:
-            gpu.epoch += leap
-        pair.turn(4)
-        after = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") or 0
-        assert 0 <= after - before <= 4 * 0.5 + 1e-6, "no busy time comes from a leap"
-    different = pair.differences()
-    assert different.pop("podgpu_exporter_snapshot_timestamp_seconds", None) or sum(leaps) == 0
-    assert different.keys() <= {"train", "idle", "serve", "gpu0", "gpu1", "ns"}
-    assert set().union(*different.values()) <= BY_USE | UNATTRIBUTED | NAMESPACE
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") == 0.5, "it is told again"
-    assert up(pair.spoilt)
-
-
-def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
-    hang = pair.spoilt.driver.faults.hang("nvmlDeviceGetProcessUtilization", 1)
-    pair.turn(2)
-    assert hang.entered.is_set()
-    gone = GAUGES | BY_USE - {"idle_seconds_total"}
-    at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total", "usage_method"}
-    assert pair.differences() == {
-        "serve": gone,
-        "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes", "usage_method"},
-        "ns": NAMESPACE,
-    }
-    assert pair.errors() == {"deadline": 1, "hung": 1}
-    hang.release()
-    pair.spoilt.driver.faults.release_all()
-    # The answer that came too late is thrown away, and so is its window: from then on both go on alike.
-    for _ in range(50):
-        pair.turn()
-        if pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is not None:
-            break
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") == 0.2

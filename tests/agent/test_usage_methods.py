@@ -11,18 +11,14 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.agent.loop import Settings
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
 from podgpu.holders.identity import Identities
 from podgpu.model import Assignment, UsageMethod, Workload
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
-from podgpu.usage.containers import ContainerFinder
-from tests.agent.holders import Holders
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import SimulatedProc, container_cgroup
+from tests.agent.simulated_node import SimulatedNode
 
 SECONDS = 30
 FIRST_PID = 100
@@ -49,8 +45,8 @@ NAMES = Identities(
 )
 
 
-class Node:
-    """One shared GPU whose loads come in bursts, one container each; time goes by as the test says."""
+class Node(SimulatedNode):
+    """One shared GPU whose loads come in bursts, one container each."""
 
     def __init__(
         self,
@@ -62,11 +58,8 @@ class Node:
         privileged: bool = True,
         log: Callable[[SwitchLog], Any] = lambda log: log,
     ) -> None:
-        self.time = 1000.0
         self.random = random.Random(7)
         self.listeners: list[SwitchListener] = []
-        self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
-        self.gpu = self.driver.gpus[0]
         self.proc = SimulatedProc(root / "proc")
         switch_logs = SwitchLogFactory(
             usage_from,
@@ -74,28 +67,12 @@ class Node:
             privileged=lambda: privileged,
             make_listener=self.listen,
         )
-        telemetry = NvmlTelemetry(
-            self.driver,
-            "simulated",
-            lambda: 1,
-            lambda: self.time,
-            self.wall,
-            switch_logs=None if usage_from == "samples" else switch_logs,
-        )
-        self.holders = Holders()
-        self.agent = Agent(
-            telemetry,
-            [self.holders],
-            Settings(interval=5.0),  # a machine that is busy with other things has five seconds for a turn
-            Clock(lambda: self.time, self.wall),
-            identities=lambda: NAMES,
-            containers=ContainerFinder(str(root / "proc"), lambda: self.time),
-        )
+        telemetry = {"switch_logs": None if usage_from == "samples" else switch_logs}
+        settings = Settings(interval=5.0)  # the deadline of a turn, for slow machines
+        super().__init__(spec, settings, proc=self.proc, telemetry=telemetry, identities=lambda: NAMES)
+        self.gpu = self.driver.gpus[0]
         for number, burst in enumerate(loads):
             self.start(number, burst)
-
-    def wall(self) -> float:
-        return 1_700_000_000 + self.time
 
     def listen(self, *arguments: Any, **named: Any) -> SwitchListener:
         listener = SwitchListener(*arguments, **named, clock=lambda: self.time, in_background=False)
@@ -111,17 +88,14 @@ class Node:
         key = self.gpu.uuid if gi_id is None else f"{self.gpu.uuid}/gi{gi_id}"
         self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
 
-    def turn(self) -> None:
-        """A second, in which the listener does what it has to at moments nobody foresees."""
-        end = self.time + 1.0
+    def turn(self, seconds: float = 1.0) -> str:
+        """One second. The listener is stepped at random moments in it."""
+        end = self.time + seconds
         while (step := self.random.uniform(0.025, 0.075)) < end - self.time:
             self.time += step
             for listener in self.listeners:
                 listener.step()
-        self.time = end
-        self.agent.read_telemetry()
-        self.agent.read_allocation()
-        self.agent.read_usage()
+        return super().turn(end - self.time)
 
     def run(self, seconds: int = SECONDS) -> None:
         for _ in range(seconds):
@@ -133,18 +107,15 @@ class Node:
 
     def series(self, name: str) -> dict[str, float]:
         """By pod, or by method."""
-        exposition = self.agent.published.fresh.plain.decode()
-        found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', exposition, re.MULTILINE)
+        found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', self.exposition, re.MULTILINE)
         return {key: float(value) for key, value in found}
 
     def total(self, name: str) -> float:
-        exposition = self.agent.published.fresh.plain.decode()
-        return sum(float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", exposition, re.MULTILINE))
+        return sum(float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", self.exposition, re.MULTILINE))
 
     def errors(self) -> dict[str, float]:
-        exposition = self.agent.published.fresh.plain.decode()
         pattern = r'^podgpu_exporter_source_errors_total{source="switches",reason="(\w+)"} (\S+)$'
-        return {reason: float(value) for reason, value in re.findall(pattern, exposition, re.MULTILINE)}
+        return {reason: float(value) for reason, value in re.findall(pattern, self.exposition, re.MULTILINE)}
 
 
 MakeNode = Callable[..., Node]
@@ -160,7 +131,7 @@ def make(tmp_path: Path) -> Iterator[MakeNode]:
 
     yield make_node
     for node in nodes:
-        node.agent.stop()
+        node.stop()
 
 
 BUSY = "podgpu_container_gpu_busy_seconds_total"
@@ -326,26 +297,22 @@ class Renaming(Broken):
 
 
 @pytest.mark.parametrize(
-    ("log", "reason"),
-    [(Slow, "unaccounted_time"), (partial(Renaming, FIRST_PID + 1, 4242), "unlisted_process")],
-    ids=["time is missing", "a process that nobody lists"],
+    ("log", "privileged", "reason"),
+    [
+        (Slow, True, "unaccounted_time"),
+        (partial(Renaming, FIRST_PID + 1, 4242), True, "unlisted_process"),
+        (partial(Renaming, FIRST_PID + 1, 0), False, "hidden_process"),
+    ],
+    ids=["time is missing", "an unlisted process", "a hidden process"],
 )
-def test_a_log_that_does_not_fit_what_else_is_known_is_not_believed(
-    make: MakeNode, log: Callable[[SwitchLog], SwitchLog], reason: str
+def test_a_log_that_contradicts_other_sources_is_not_used(
+    make: MakeNode, log: Callable[[SwitchLog], SwitchLog], privileged: bool, reason: str
 ) -> None:
-    node = make("exact", SCENARIOS["40/10/10 of 100"], log=log)
+    node = make("exact", SCENARIOS["40/10/10 of 100"], log=log, privileged=privileged)
     node.run(10)
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
     assert set(node.errors()) == {reason}
     adds_up(node)
-
-
-def test_processes_that_are_hidden_from_us_are_not_spread_over_the_others(make: MakeNode) -> None:
-    node = make("switches", SCENARIOS["40/10/10 of 100"], log=partial(Renaming, FIRST_PID + 1, 0), privileged=False)
-    node.run(10)
-    assert node.series("podgpu_device_usage_method") == {"samples": 1}
-    assert set(node.errors()) == {"hidden_process"}
-    assert len(node.listeners) == 1, "the log itself is good: it stays open"
 
 
 def test_without_the_capability_exact_becomes_switches(make: MakeNode) -> None:

@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from podgpu.autoscale.authentication import Rejection
 from podgpu.autoscale.metrics_api import MetricsApi, format_quantity
 from podgpu.autoscale.requests import ResourceAttributes
 from podgpu.web.app import Listener, listening
@@ -28,9 +27,8 @@ class OpenGate:
     def __init__(self) -> None:
         self.targets: list[ResourceAttributes | None] = []
 
-    async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None:
+    async def check(self, request: web.Request, target: ResourceAttributes | None) -> None:
         self.targets.append(target)
-        return None
 
 
 def get(

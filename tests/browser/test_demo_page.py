@@ -58,18 +58,6 @@ def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) ->
     assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
 
 
-def test_a_driver_that_is_away(tab: Tab, demo: Demo) -> None:
-    tab.open(demo.page.address.url)
-    after(tab, demo, 12.0)
-    demo.nodes[0].driver.faults.unload_driver()
-    said = after(tab, demo, 12.0 + 2 * STEP)
-    assert "driver" in said
-    assert tab.texts(".total-broken .total-value") == ["8"]
-    tab.click(".total-broken")
-    tab.wait_for(f"{TILES} === 8")
-    assert set(tab.texts("main .tile .badge")) == {"Driver away"}
-
-
 def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None:
     tab.open(demo.page.address.url)
     after(tab, demo, 14.0)

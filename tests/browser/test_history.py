@@ -28,23 +28,7 @@ def shown() -> Showing:
     return troubled_showing()
 
 
-def point_at(tab: Tab, ratio: float) -> None:
-    """With the mouse, at this part of the time axis."""
-    box = "document.querySelector('.cursor-area').getBoundingClientRect()"
-    x, y = tab.evaluate(f"(b => [b.left + b.width * {ratio}, b.top + 80])({box})")
-    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-
 # -- lines on tiles --------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_full_when_the_page_opens(tab: Tab, url: str) -> None:
-    opened(tab, url, "#node=gpu-a-01")
-    points = "document.querySelector('main .spark-line').getAttribute('d').split('L').length"
-    tab.wait_for(f"{points} > 50", "an hour of points, with a hole in it")
-    assert tab.evaluate("document.querySelector('main .spark-line').getAttribute('d').split('M').length - 1") == 2
-    went(tab, f"#q={CUT}")
-    tab.wait_for(f"{points} > 50", "one in MIG mode has the mean of its instances")
 
 
 @pytest.mark.parametrize(
@@ -84,28 +68,6 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "both in every chart"
     tab.evaluate("history.back()")
     tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
-
-
-def test_values_are_read_by_pointing_and_by_keyboard(tab: Tab, page: str) -> None:
-    visited(tab, page, f"#gpu={ILL}")
-    tab.wait_for(f"{CHARTS} === 4")
-    assert tab.texts(".chart-value")[0].startswith("mean ")
-    tab.evaluate("document.querySelector('.plot').scrollIntoView({block: 'center'})")
-    point_at(tab, 0.8)
-    tab.wait_for("!document.querySelector('.cursor').hidden", "the cursor")
-    pointed = tab.texts(".chart-value")
-    assert pointed[0].endswith("%")
-    assert pointed[2].endswith("W")
-    point_at(tab, 0.345)
-    assert tab.texts(".chart-value")[0] == "\u2013", "nothing is known there"
-    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
-    tab.wait_for("document.querySelector('.cursor').hidden", "no cursor")
-    tab.evaluate("document.querySelector('.plot').focus()")
-    tab.press("Home", "ArrowRight")
-    assert tab.evaluate("document.querySelector('.timeline .announced').textContent").count(",") == 4, "spoken"
-    at = tab.text(".cursor-time")
-    tab.press("ArrowRight")
-    assert tab.text(".cursor-time") != at
 
 
 # -- a pod's view ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,20 +90,6 @@ def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, page: str
     assert mig.count("Free") == 2
     assert "embed-0" in tab.texts(".tile[data-key]")[4]
     assert "ocr-0" in tab.texts(".tile[data-key]")[4]
-
-
-def test_a_new_snapshot_shows_without_a_reload(tab: Tab, page: str, agent: Agent) -> None:
-    visited(tab, page)
-    tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
-    tab.evaluate("window.stayed = true; window.tile = document.querySelector('.tile[data-key]')")
-    line = "document.querySelectorAll('.spark-line')[0].getAttribute('d')"
-    before, deadline = tab.evaluate(line), time.monotonic() + 90
-    while tab.evaluate(line) == before and time.monotonic() < deadline:  # a step of the line is five seconds
-        agent.read_telemetry()
-        tab.look_again()
-        tab.evaluate("new Promise(done => setTimeout(done, 500))")
-    assert tab.evaluate(line) != before, "a longer line"
-    assert tab.evaluate("window.stayed && window.tile === document.querySelector('.tile[data-key]')")
 
 
 def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> None:

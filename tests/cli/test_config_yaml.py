@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from podgpu.agent.collections import Collection, ConfigFile, SampleRetention, collection_of_fields
-from podgpu.cli.config_yaml import parse_config_file
+from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention, collection_of_fields
+from podgpu.cli.config_file import parse_config_file
 from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter, parse_counters
@@ -102,16 +101,13 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
         ("version: 2\ncollections: [{name: a, metrics: {include: [A]}}]", "missing required field `every`"),
         (COLLECTION.format("0"), "collections[0].every: '0' is out of range"),
         (COLLECTION.format("-1s"), "not a duration"),
-        (COLLECTION.format("100.5ms"), "whole milliseconds"),
         (COLLECTION.format("25h"), "out of range"),
         (COLLECTION.format("30"), "not a duration"),
-        (COLLECTION.format("1s") + "\n- {name: a, every: 1s, metrics: {include: [B]}}", "a appears twice"),
         (
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"
             "- {name: b, every: 1s, metrics: {include: ['*']}}",
             "only one",
         ),
-        ("version: 2\nsources: {dcgm: {watch: {maxKeepAge: 0s, maxKeepSamples: 0}}}", "neither age nor number"),
         ("version: 2\nserver: {maxConcurrentScrapes: 0}", "server.maxConcurrentScrapes: expected `int` >= 1"),
         ("version: 2\n---\nversion: 2", "line 2: not YAML"),
         ("version: 2\n\tmetrics: x", "line 2: not YAML"),
@@ -139,24 +135,23 @@ def test_anchors_of_anchors_cost_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1h30m", Fraction(5400)),
-        ("1.5s", Fraction(3, 2)),
-        (".5s", Fraction(1, 2)),
-        ("500ms", Fraction(1, 2)),
-        ("1us", Fraction(1, 10**6)),
-        ("1µs", Fraction(1, 10**6)),
-        ("0", Fraction(0)),
-        ("0s", Fraction(0)),
+        ("1h30m", 5400.0),
+        ("1.5s", 1.5),
+        (".5s", 0.5),
+        ("500ms", 0.5),
+        ("1us", 1e-6),
+        ("1µs", 1e-6),
+        ("0", 0.0),
+        ("0s", 0.0),
         ("", None),
         ("5", None),
         ("-5s", None),
         ("1d", None),
         ("1 s", None),
         ("s", None),
-        ("1s" * 40, None),
     ],
 )
-def test_durations_as_go_writes_them(text: str, seconds: Fraction | None) -> None:
+def test_durations_as_go_writes_them(text: str, seconds: float | None) -> None:
     assert parse_go_duration(text) == seconds
 
 

@@ -102,7 +102,6 @@ def test_an_invalid_variable_is_named() -> None:
         ["--probe-address", "x"],
         ["--gpu-manager-address", ":5678"],
         ["--kubernetes-pod-label-allowlist-regex", "("],
-        ["--dump-snapshot", "x.json"],
         ["-m", "no-colon"],
         ["-c", "soon"],
         ["-d", "z"],

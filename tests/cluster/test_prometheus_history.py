@@ -209,7 +209,7 @@ def test_unknown_gpus_and_pods(reader: Reader) -> None:
 
 @pytest.mark.fault(
     "Prometheus is away or overloaded when history is requested",
-    "The request is answered with 503 and the reason within --prometheus-timeout; rounds continue",
+    "The request is answered with 503 and the reason within 10 s; rounds continue",
 )
 def test_failures_are_not_cached() -> None:
     async def go(double: PrometheusDouble) -> None:

@@ -36,7 +36,7 @@ class ClusterProcess:
         prices.write_text(json.dumps({"currency": "EUR", "models": {"*": {"gpu_hour": 2.5, "kwh": 0.3}}}))
         command = [sys.executable, "-m", "podgpu", "cluster", "-a", self._server.address, "--prices", str(prices)]
         command += ["--scrape", ",".join(f"http://{one}/metrics" for one in exporters)]
-        command += ["--interval", "500ms", "--window", "5s", "--idle-after", "1s", "--scrape-timeout", "400ms"]
+        command += ["--interval", "500ms", "--window", "5s", "--idle-after", "1s"]
         log = self._folder / "cluster.log"
         with log.open("wb") as output:
             self._process = process = subprocess.Popen(command, stdout=output, stderr=output)

@@ -1,7 +1,4 @@
-"""The chart as a whole: helm's lint, Kubernetes' schemas, and what every object must have; each feature on and off.
-
-What must hold for every variant is all here: a file's tests share one process, which renders each variant once.
-"""
+"""Rules for every object of the chart, with all variants of values: helm lint, Kubernetes' schemas, least privilege."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import yaml
 
 from deploy.render import CHART, NAMESPACE, run_helm
 from podgpu import __version__
-from tests.deploy.chart import VARIANTS, Object, level, notes, objects, of_kind, pods_of
+from tests.deploy.chart import VARIANTS, Object, level, notes, objects, pods_of
 from tests.deploy.shipped_options import check_options, ours
 
 CRDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
@@ -25,7 +22,7 @@ CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService"}
 OLDEST, NEWEST = "1.25", ".".join(kubernetes_validate.latest_version().split(".")[:2])
 LINTED = ("defaults", "cluster of two", "autoscale with all", "enrich with all", "hook with all")
 
-# Else it reads the megabyte of definitions anew for every object.
+# Otherwise it reads a megabyte of definitions for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
@@ -184,7 +181,7 @@ def test_the_notes_say_the_level_the_pods_need() -> None:
             assert "pod-security.kubernetes.io/enforce=privileged" in text, name
         else:
             assert needed <= {"restricted"}, name
-            assert 'may have the Pod Security level "restricted"' in text, name
+            assert 'can have the Pod Security level "restricted"' in text, name
 
 
 def test_nothing_is_ever_written_to_the_api_server() -> None:
@@ -211,14 +208,3 @@ def test_nothing_of_the_operators_without_the_operator() -> None:
     everything = {"cluster": {"enabled": True}, "enrich": {"enabled": True}}
     assert not CRDS & {one["kind"] for one in objects(everything, operator=False)}
     assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} == CRDS & {one["kind"] for one in objects(everything)}
-
-
-def test_a_digest_goes_before_the_tag() -> None:
-    digest = "sha256:" + "a" * 64
-    (daemonset,) = of_kind("DaemonSet", {"image": {"repository": "r/podgpu", "tag": "x", "digest": digest}})
-    assert daemonset["spec"]["template"]["spec"]["containers"][0]["image"] == f"r/podgpu@{digest}"
-
-
-def test_two_releases_of_one_name_do_not_meet() -> None:
-    (role,) = of_kind("ClusterRole", {"exporter": {"kubernetes": {"dra": True}}})
-    assert role["metadata"]["name"].startswith(f"{NAMESPACE}-")

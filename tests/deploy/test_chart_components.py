@@ -1,15 +1,12 @@
-"""What the values of each component come to: where its pods run, what they see, how their health is asked after."""
+"""Values of the chart's components: node selection, mounts, ports, arguments, network policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from podgpu.cluster.prices import parse_prices
-from podgpu.metrics.counters import parse_counters
 from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
 
 Values = Mapping[str, Any]
@@ -52,22 +49,11 @@ def test_nodes_by_one_label(variant: str, label: dict[str, str]) -> None:
 # --- how it sees GPUs
 
 
-def test_by_the_runtime() -> None:
-    assert (env()["NVIDIA_VISIBLE_DEVICES"], env()["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
-    assert "runtimeClassName" not in pod()
-    assert pod(VARIANTS["runtime class"])["runtimeClassName"] == "nvidia"
-    assert "NVIDIA_MIG_MONITOR_DEVICES" not in env()
-
-
 def test_by_a_mount() -> None:
     values = VARIANTS["volume mounts"]
     assert host_paths(values)["visible-devices"] == "/dev/null"
     assert mounts(values)["/var/run/nvidia-container-devices/all"] == "visible-devices"
     assert env(values)["NVIDIA_VISIBLE_DEVICES"] == "void"
-
-
-def test_by_cdi() -> None:
-    assert env(VARIANTS["cdi"])["NVIDIA_VISIBLE_DEVICES"] == "nvidia.com/gpu=all"
 
 
 def test_by_the_hosts_driver() -> None:
@@ -85,16 +71,6 @@ def test_mig_monitoring_is_a_switch_with_its_price() -> None:
 
 
 # --- the exporter
-
-
-def test_node_name_and_kubernetes_mapping() -> None:
-    assert env()["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    assert env()["DCGM_EXPORTER_KUBERNETES"] == "true"
-
-
-def test_a_slow_roll_out() -> None:
-    strategy = the("DaemonSet")["spec"]["updateStrategy"]
-    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
 
 
 def test_the_kubelets_directory_is_where_it_is_said_to_be() -> None:
@@ -119,23 +95,6 @@ def test_protected_expositions_have_a_plain_port_for_probes(variant: str, compon
     said = (*(str(value) for value in env(VARIANTS[variant], component).values()), *one.get("args", ()))
     assert any(word.endswith("/etc/podgpu/web/web-config.yml") for word in said)
     assert any(word.endswith(f":{port}") for word in said)
-
-
-@pytest.mark.parametrize("tls", [True, False])
-def test_who_scrapes_goes_by_what_the_web_config_has(tls: bool) -> None:
-    values = {"exporter": {"webConfig": {"secretName": "web", "tls": tls}}}
-    (port,) = the("Service", values)["spec"]["ports"]
-    assert port.get("appProtocol") == ("https" if tls else None)
-    (endpoint,) = the("ServiceMonitor", values)["spec"]["endpoints"]
-    assert endpoint.get("scheme") == ("https" if tls else None)
-
-
-def test_counters_by_value() -> None:
-    values = VARIANTS["counters by value"]
-    (config,) = [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-counters"]
-    assert parse_counters(config["data"]["counters.csv"], "chart")
-    assert container(values)["args"] == ["-f", "/etc/podgpu/counters/counters.csv"]
-    assert mounts(values)["/etc/podgpu/counters"] == "counters"
 
 
 def test_pod_settings() -> None:
@@ -209,16 +168,6 @@ def test_owners_are_asked_for_only_where_that_is_allowed() -> None:
     assert {"--owners=api", "--discover-kubernetes=/app=dcgm-exporter"} <= set(everywhere)
 
 
-def test_prices_are_a_configmap() -> None:
-    values = VARIANTS["cluster of two"]
-    (config,) = [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-prices"]
-    prices = parse_prices(config["data"]["prices.yaml"].encode(), "chart")
-    assert prices.currency == "EUR"
-    assert prices.of("NVIDIA H100 80GB HBM3").gpu_hour == Fraction(5, 2)
-    assert mounts(values, "cluster")["/etc/podgpu/prices"] == "prices"
-    assert "--prices=/etc/podgpu/prices/prices.yaml" in container(values, "cluster")["args"]
-
-
 # --- enrich
 
 
@@ -273,13 +222,6 @@ def test_the_exporter_reads_what_the_hook_writes() -> None:
 
 
 # --- history
-
-
-def test_history_on_the_host_outlives_the_pod() -> None:
-    values = VARIANTS["history on the host"]
-    assert mounts(values)["/var/lib/podgpu/history"] == "history"
-    assert host_paths(values)["history"] == "/var/lib/podgpu"
-    assert {"name": "PODGPU_HISTORY_DIR", "value": "/var/lib/podgpu/history"} in container(values)["env"]
 
 
 def test_history_of_the_cluster_on_a_claim() -> None:

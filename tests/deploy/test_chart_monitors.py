@@ -1,110 +1,36 @@
-"""Monitors, rules and dashboards: the operator's kinds by their shape, the relabelings by what they do to labels."""
+"""Monitors, rules and dashboards of the chart."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.render import CHART, NAMESPACE
-from tests.deploy.chart import VARIANTS, objects, of_kind, pod, the
-from tests.deploy.relabelings import chart_monitor, endpoint_of, relabel, scrape_job, stored
-
-WORKLOAD = {"pod": "train-0", "namespace": "research", "container": "main", "gpu": "0", "Hostname": "node-a"}
-IDLE = {"gpu": "1", "Hostname": "node-a"}
-ENDPOINT_KEYS = {
-    "port",
-    "path",
-    "scheme",
-    "interval",
-    "scrapeTimeout",
-    "tlsConfig",
-    "basicAuth",
-    "authorization",
-    "honorLabels",
-    "relabelings",
-    "metricRelabelings",
-}
-RELABELING_KEYS = {"sourceLabels", "separator", "targetLabel", "regex", "modulus", "replacement", "action"}
-
-MONITORS: list[tuple[Mapping[str, Any], str]] = [
-    (VARIANTS["defaults"], "exporter"),
-    (VARIANTS["pod monitors"], "exporter"),
-    (VARIANTS["protected scrapes"], "exporter"),
-    (VARIANTS["cluster"], "cluster"),
-    (VARIANTS["enrich"], "enrich"),
-    (VARIANTS["hook"], "hook"),
-]
-monitors = pytest.mark.parametrize(("values", "component"), MONITORS)
+from deploy.render import CHART
+from tests.deploy.chart import VARIANTS, objects, of_kind, pod
+from tests.deploy.relabelings import chart_monitor, endpoint_of
 
 
-def target(monitor: dict[str, Any]) -> dict[str, str]:
-    (config,) = scrape_job({"node-a": "10.0.0.1:9400"}, monitor)["static_configs"]
-    return relabel(config["labels"], scrape_job({}, monitor)["relabel_configs"])
-
-
-@monitors
-def test_the_shape_of_a_monitor(values: Mapping[str, Any], component: str) -> None:
-    """The operator's schemas are not among Kubernetes': this is what they say of the keys used here."""
-    monitor = chart_monitor(values, component)
-    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert monitor["spec"].keys() == {
-        "selector",
-        "namespaceSelector",
-        "endpoints" if monitor["kind"] == "ServiceMonitor" else "podMetricsEndpoints",
-    }
-    assert monitor["spec"]["namespaceSelector"] == {"matchNames": [NAMESPACE]}
-    endpoint = endpoint_of(monitor)
-    assert endpoint.keys() <= ENDPOINT_KEYS
-    for rule in (*endpoint["relabelings"], *endpoint.get("metricRelabelings", ())):
-        assert rule.keys() <= RELABELING_KEYS
-    ports = {port["name"] for one in pod(values, component)["containers"] for port in one.get("ports", ())}
-    assert endpoint["port"] in ports
-    if monitor["kind"] == "ServiceMonitor":
-        assert endpoint["port"] in {port["name"] for port in the("Service", values, component)["spec"]["ports"]}
-
-
-@monitors
-def test_a_pods_series_keep_their_pod_and_an_idle_gpu_gets_none(values: Mapping[str, Any], component: str) -> None:
-    monitor = chart_monitor(values, component)
-    at = target(monitor)
-    honor = endpoint_of(monitor)["honorLabels"]
-    of_pod, of_nobody = stored(WORKLOAD, at, honor), stored(IDLE, at, honor)
-    assert WORKLOAD.items() <= of_pod.items()
-    assert not {"pod", "namespace", "container"} & of_nobody.keys()
-    assert not [name for name in of_pod if name.startswith("exported_")]
-    assert of_nobody["exporter_pod"] == f"podgpu-{component}-node-a"
-    assert of_nobody["exporter_namespace"] == NAMESPACE
-    assert of_nobody["exporter_container"] == "podgpu"
-    assert of_nobody.get("node") == (None if component == "cluster" else "node-a")
-    assert {"job", "endpoint"} <= of_nobody.keys()
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-@monitors
-def test_prometheus_takes_the_scrape_job(values: Mapping[str, Any], component: str, tmp_path: Path) -> None:
-    job = scrape_job({"node-a": "localhost:9400"}, chart_monitor(values, component))
-    file = tmp_path / "prometheus.yml"  # JSON is YAML
-    file.write_text(json.dumps({"scrape_configs": [job]}), encoding="utf-8")
-    done = subprocess.run(["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_values_of_a_monitor_reach_it() -> None:
-    monitor = chart_monitor(VARIANTS["protected scrapes"])
-    endpoint = endpoint_of(monitor)
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
-    assert endpoint["basicAuth"]["password"] == {"name": "s", "key": "p"}
-    assert endpoint["relabelings"][-1] == {"targetLabel": "cluster", "replacement": "a"}
-    assert endpoint["metricRelabelings"][0]["action"] == "drop"
-    assert target(monitor)["cluster"] == "a"
+@pytest.mark.parametrize(
+    ("variant", "component"),
+    [
+        ("defaults", "exporter"),
+        ("pod monitors", "exporter"),
+        ("cluster", "cluster"),
+        ("enrich", "enrich"),
+        ("hook", "hook"),
+    ],
+)
+def test_monitor_scrapes_its_pods_and_keeps_pod_labels(variant: str, component: str) -> None:
+    endpoint = endpoint_of(chart_monitor(VARIANTS[variant], component))
+    containers = pod(VARIANTS[variant], component)["containers"]
+    assert endpoint["port"] in {port["name"] for one in containers for port in one.get("ports", ())}
+    assert endpoint["honorLabels"] is True
+    dropped = [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"]
+    assert dropped == ["pod|namespace|container"]
 
 
 @pytest.mark.parametrize("switch", [True, False, "auto"])
@@ -114,9 +40,6 @@ def test_auto_follows_the_cluster(switch: bool | str, operator: bool) -> None:
     kinds = {one["kind"] for one in objects(values, operator)}
     wanted = operator if switch == "auto" else switch
     assert ("ServiceMonitor" in kinds, "PrometheusRule" in kinds) == (wanted, wanted)
-
-
-# --- rules and dashboards
 
 
 RULE_FILES = sorted((CHART / "files" / "rules").glob("*.yaml"))

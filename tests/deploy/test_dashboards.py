@@ -1,7 +1,4 @@
-"""The shipped dashboards: well made, and every query of every panel answered by a real Prometheus.
-
-NVIDIA's public dashboard 12239 is asked too: its queries, unchanged, on what podgpu publishes.
-"""
+"""Every query of the shipped dashboards, and of NVIDIA's dashboard 12239, returns data from a real Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -126,14 +122,6 @@ def test_the_states_of_gpus_add_up(fleet: Fleet) -> None:
 
 
 @needs_servers
-@pytest.mark.parametrize(("dashboard", "node"), [("podgpu-cluster", ".*"), ("podgpu-node", "node-1")])
-def test_a_gpu_that_cannot_remap_a_row_is_the_one_that_is_broken(fleet: Fleet, dashboard: str, node: str) -> None:
-    (panel,) = [p for _, p in panels(DASHBOARDS[dashboard]) if p["title"] == "Broken"]
-    query = as_sent(panel["targets"][0]["expr"], everything_chosen(DASHBOARDS[dashboard], {"node": node}))
-    wait_until(lambda: [one.value for one in fleet.prometheus.ask(query)] == [1], query)
-
-
-@needs_servers
 def test_one_pod_chosen_shows_that_pod_only(fleet: Fleet) -> None:
     picked = {"namespace": "batch", "pod": "embed-0"}
     for row, panel in panels(DASHBOARDS["podgpu-pod"]):
@@ -152,26 +140,6 @@ def test_the_files_are_what_the_code_makes() -> None:
     check = [sys.executable, "-m", "deploy.dashboards", "--check"]
     done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@each_dashboard
-def test_it_can_be_imported_by_hand_and_by_sidecar(name: str) -> None:
-    """Both take the data source from the variable: a sidecar fills in no `__inputs`."""
-    dashboard = DASHBOARDS[name]
-    assert dashboard["id"] is None
-    assert "__inputs" not in dashboard
-    assert variables(dashboard)["datasource"]["query"] == "prometheus"
-    assert {str(one.get("datasource")) for one in _with_datasource(dashboard)} == {
-        str({"type": "prometheus", "uid": "${datasource}"})
-    }
-
-
-def _with_datasource(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from (one for one in variables(dashboard).values() if one["type"] == "query")
-    yield from dashboard["annotations"]["list"]
-    for _, panel in panels(dashboard):
-        yield panel
-        yield from panel["targets"]
 
 
 def test_families_of_podgpu_cluster_are_asked_for_only_where_it_says_so() -> None:

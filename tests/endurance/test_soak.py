@@ -1,4 +1,4 @@
-"""`make soak`, shortened: twenty simulated minutes of churn and faults, and a judge that notices what is wrong."""
+"""`make soak`, shortened to twenty simulated minutes; and the judge finds wrong metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = "# TYPE podgpu_device_energy_joules_total counter\n"
 
 @pytest.mark.fault(
     "pods, processes and MIG layouts change all the time while kubelet, driver and single GPUs fail and recover",
-    "every sample names a true holder, healthy GPUs are always there, counters never fall, what is split adds up",
+    "every sample names a true holder, healthy GPUs are always there, counters never decrease, parts add up",
 )
 def test_twenty_minutes_of_churn() -> None:
     figures, judge = soak(1200.0)
@@ -37,7 +37,7 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def pod_on(world: World) -> dict[str, str]:
-    """The labels of a true holding that is long in the metrics."""
+    """Labels of a device that has been held for a while."""
     world.start_pod()
     world.clock.advance(300.0)
     (held,) = world.truth.held
@@ -63,12 +63,12 @@ def test_a_true_exposition_breaks_no_rule(world: World) -> None:
 @pytest.mark.parametrize(
     ("spoil", "rule"),
     [
-        (lambda text: text.replace('pod="job-1"', 'pod="other"'), "an exposition names who does not hold the device"),
+        (lambda text: text.replace('pod="job-1"', 'pod="other"'), "metrics name a pod that does not hold the device"),
         (lambda text: text.replace("podgpu_allocation_info", "podgpu_other"), "a holder is not in the metrics"),
         (lambda text: text.partition("\n")[2], "a healthy GPU is not in the metrics"),
         (
             lambda text: text + 'DCGM_FI_X{UUID="GPU-x",namespace="n",pod="p"} 1\n',
-            "a sample names who never held the device",
+            "a sample names a pod that never held the device",
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_counter_that_falls_is_noticed_across_a_gap(world: World) -> None:
     series = exposition("podgpu_device_energy_joules_total", 10, UUID="GPU-x")
     for text in (HEAD + series, "", HEAD + series.replace("10", "9")):
         judge.look(text)
-    assert judge.breaches["a counter falls"] == 1
+    assert judge.breaches["a counter decreases"] == 1
 
 
 def test_parts_that_are_not_the_whole_are_noticed(world: World) -> None:
@@ -94,7 +94,7 @@ def test_parts_that_are_not_the_whole_are_noticed(world: World) -> None:
             exposition("podgpu_device_energy_joules_total", whole, UUID="GPU-x")
             + exposition("podgpu_device_unattributed_energy_joules_total", part, UUID="GPU-x")
         )
-    assert judge.breaches["what is split does not add up"] == 1
+    assert judge.breaches["parts do not add up to the device"] == 1
 
 
 def test_energy_that_no_namespace_has_and_nobody_is_noticed_whoever_left(world: World) -> None:
@@ -104,8 +104,8 @@ def test_energy_that_no_namespace_has_and_nobody_is_noticed_whoever_left(world: 
         told += exposition("podgpu_device_unattributed_energy_joules_total", unattributed, **device)
         told += exposition("podgpu_namespace_gpu_energy_joules_total", paid, namespace="research", modelName="H100")
         judge.look(told)
-    assert judge.breaches["namespaces and nobody do not come to what the devices used"] == 1
-    assert "90.0 J of 95.0 J" in judge.examples["namespaces and nobody do not come to what the devices used"]
+    assert judge.breaches["namespaces and the rest do not add up to the devices"] == 1
+    assert "90.0 J of 95.0 J" in judge.examples["namespaces and the rest do not add up to the devices"]
 
 
 def test_growth_is_that_of_the_line_through_all() -> None:

@@ -15,7 +15,7 @@ from podgpu.cli import main
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 
 GPUS = "6xH100"
 WELL = {0: 90, 1: 50, 2: 20, 3: 0}

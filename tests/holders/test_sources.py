@@ -14,7 +14,7 @@ import pytest
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
 from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc
+from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc
 
 Create = Callable[..., list[AllocationSource]]
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -130,7 +130,7 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
     ("more", "environment", "said"),
     [
         (["--podlist", "/nowhere/podlist.json"], {}, "there is no directory /nowhere; make or mount it"),
-        (["--plugin-index", "7"], {}, "--plugin-index '7': write two digits, such as 90"),
+        ([], {"NRI_PLUGIN_IDX": "7"}, "NRI_PLUGIN_IDX '7': write two digits, such as 90"),
         ([], {"NRI_PLUGIN_SOCKET": "three"}, "NRI_PLUGIN_SOCKET 'three'"),
     ],
 )

@@ -104,19 +104,6 @@ def test_the_text_is_gpu_managers() -> None:
     assert "node=" not in without_host
 
 
-def test_units_of_vcuda_requests() -> None:
-    """Cores are hundredths of a card, memory is in blocks of 256 MiB."""
-    assert [requested(node(request(cores, 0))) for cores in (200, 50, 1)] == [2.0, 0.5, 0.01]
-    assert [requested_memory(node(request(50, blocks))) for blocks in (30, 1)] == [7680, 256]
-
-
-def test_the_total_is_the_plain_sum_of_the_cards() -> None:
-    """It may exceed 100."""
-    state = node(gpu0=[holder(MAIN, 1.0, 0.75, 1000)], gpu1=[holder(MAIN, 1.0, 0.5, 24)])
-    assert utilization(state) == {"gpu0": 75.0, "gpu1": 50.0, "total": 125.0}
-    assert memory(state) == {"gpu0": 1000, "gpu1": 24, "total": 1024}
-
-
 def test_each_holder_of_a_shared_card_has_its_own_part() -> None:
     state = node(gpu0=[holder(MAIN, 0.5, 0.3, 300), holder(OTHER, 0.25, 0.1, 100)])
     assert utilization(state) == {"gpu0": 30.0, "total": 30.0}
@@ -141,24 +128,11 @@ def test_a_container_that_only_uses_a_card_has_no_request() -> None:
     assert requested(state) is requested_memory(state) is None
 
 
-def test_a_workload_without_pod_has_no_series() -> None:
-    unnamed = (Workload(job="17"), Workload(uid="u-1", container="main"))
-    state = node(*(request(10, 10, one) for one in unnamed), gpu0=[holder(one, 0.5, 0.5, 1) for one in unnamed])
-    assert encode(render_gpu_manager(state, POLICY)) == b""
-
-
 def test_a_hidden_card_counts_for_the_request_only() -> None:
     state = node(gpu0=[holder(MAIN, 1.0, 0.5, 1)], gpu1=[holder(MAIN, 1.0, 0.5, 1)], hidden=GPU1)
     assert utilization(state) == {"gpu0": 50.0, "total": 50.0}
     assert requested(state) == 2.0
     assert requested_memory(state) is None
-
-
-def test_shares_of_several_cards_add_up() -> None:
-    state = node(gpu0=[holder(MAIN, 0.1)], gpu1=[holder(MAIN, 0.2)])
-    assert (requested(state), requested_memory(state)) == (0.3, 12288)
-    unknown = node(gpu0=[holder(MAIN, 1.0)], gpu1=[holder(MAIN)])
-    assert requested(unknown) is requested_memory(unknown) is None
 
 
 def test_a_vcuda_request_overrides_the_shares_for_cores_and_memory_separately() -> None:

@@ -122,11 +122,6 @@ def test_label_type_fields_are_not_on_podgpu_families() -> None:
     assert all("DCGM_FI_DRIVER_VERSION" not in line for line in text.splitlines() if line.startswith("podgpu_"))
 
 
-def test_xid_attributes_are_sorted_among_the_pod_labels() -> None:
-    text = text_of(gpu(holders=(Holder("ns", "p", "c", source="kubelet"),)))
-    assert 'Hostname="h",container="c",err_code="0",err_msg="no error",namespace="ns",pod="p"} 0' in text
-
-
 def test_holders_without_names_have_uid_and_container_id() -> None:
     unnamed = tuple(Holder(uid=f"u-{n}", container_id=str(n) * 64, usage=HolderUsage(allocated_ns=1)) for n in range(2))
     text = text_of(gpu(holders=unnamed))
@@ -143,18 +138,3 @@ def test_a_gpu_without_index_has_an_empty_one_in_every_family() -> None:
     named = [line for line in series(text_of(state)) if 'UUID="GPU-0"' in line]
     assert len(named) > 4
     assert [line for line in named if 'gpu=""' not in line] == []
-
-
-def test_virtual_gpus_have_the_values_of_their_holder() -> None:
-    fields = {"DCGM_FI_DEV_GPU_UTIL": 60, "DCGM_FI_DEV_POWER_USAGE": 300.0, "DCGM_FI_DEV_SM_CLOCK": 1980}
-    known = Holder("ns", "p", "c", source="kubelet", replica="1", usage=HolderUsage(0.4, power_ratio=0.5))
-    unknown = Holder("ns", "q", "c", source="kubelet", replica="2")
-    text = text_of(gpu(fields=fields, holders=(known, unknown)), Policy(COUNTERS, virtual_gpus=True))
-    found = {name: {} for name in fields}  # type: dict[str, dict[str, str]]
-    for line in text.splitlines():
-        name, _, rest = line.partition("{")
-        if name in fields:
-            found[name][rest.partition('pod="')[2][:1]] = rest.rpartition(" ")[2]
-    assert found["DCGM_FI_DEV_GPU_UTIL"] == {"": "60", "p": "40"}
-    assert found["DCGM_FI_DEV_POWER_USAGE"] == {"p": "150.000000"}
-    assert found["DCGM_FI_DEV_SM_CLOCK"] == {"p": "1980", "q": "1980"}

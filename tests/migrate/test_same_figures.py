@@ -18,7 +18,7 @@ from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy
 from podgpu.migrate.rewrite import Direction, rewrite_expression, rewrite_query
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus
 from tests.deploy.grafana import as_sent, several
 from tests.deploy.test_dashboards import NVIDIA_12239

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,22 @@ from podgpu.agent.assemble import exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolved
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
-from podgpu.cli.options import naming_variable, normalize_arguments
+from podgpu.cli.options import normalize_arguments
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.node import place_loads, pods, tenants
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.node import (
+    OTHER_PID_NAMESPACE,
+    SimulatedProc,
+    cgroup_text,
+    container_cgroup,
+    place_loads,
+    pods,
+    tenants,
+)
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
@@ -266,8 +272,8 @@ def _agent(
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
         ctx = command.make_context("exporter", normalize_arguments(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"], settings=_PACE)
-        naming, time = partial(naming_variable, ctx), Clock(clock.monotonic, clock.wall)
-        agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time)
+        time = Clock(clock.monotonic, clock.wall)
+        agent = exporter_agent(resolved(ctx, ctx.params), api, telemetry, time)
     try:
         if not description.api_away:
             wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")

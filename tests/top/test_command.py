@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.assemble import simulated_driver
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.top import TOP_OPTIONS
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import furnish, pods, tenants
+from podgpu.simulate.node import SimulatedProc, cgroup_text, furnish, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.top.scene import HEADER
 
@@ -33,7 +31,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The arguments that make it this node."""
+    """Arguments of the simulated node."""
     host: Path = tmp_path_factory.mktemp("host")
     on_node = tenants(simulated_driver(GPUS))
     furnish(host, on_node)
@@ -68,16 +66,9 @@ def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert re.search(r"^7 .* - +\.{10}   0%  0.0/79.6 +\d+W +\d+C    –$", lines[10])
     assert re.search(r"^8 .* 5 of 7 instances held +[#.]{10} +\d+% 15.0/79.6", lines[11])
     assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +[#.]{10} +1[3-7]% +1.0/9.8", lines[12])
-
-
-def test_who_holds_a_gpu_and_does_nothing_is_idle(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert re.search(r"\.{10}   0%  0.0/79.6 +\d+W +\d+C    0 +\d+s$", line_of(once(capsys, *node), "jupyter-ada-0"))
-
-
-def test_the_parts_of_the_power_are_no_more_than_the_whole(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    lines = once(capsys, *node)
+    assert re.search(r"\.{10}   0%  0.0/79.6 +\d+W +\d+C    0 +\d+s$", line_of(lines, "jupyter-ada-0"))
     whole, *parts = (int(re.search(r"(\d+)W", line)[1]) for line in lines[5:8])  # type: ignore[index]
-    assert 0.7 * whole < sum(parts) <= whole + 2  # the rest nobody could be charged for
+    assert 0.7 * whole < sum(parts) <= whole + 2  # the rest belongs to no container
 
 
 def test_sort_and_filter(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +92,7 @@ def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"pid 4004 +[#.]{10}  3\d%  9.0$", lines[3])
 
 
-def test_what_went_wrong_is_said(node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_sources_are_noted(node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once", *node, "--path-proc", str(tmp_path)]) == 0
     output = capsys.readouterr()
     assert "embed-0" in output.out
@@ -117,7 +108,7 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--sort", "name"], "--sort"),
         (["--interval", "1ms"], "--interval"),
@@ -132,35 +123,21 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--no-such-option"], "--no-such-option"),
     ],
 )
-def test_called_wrongly(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", *arguments]) == 2
     output = capsys.readouterr()
-    assert said in output.err
+    assert message in output.err
     assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_allocation_source_finds_its_options(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A source that reads an option top does not have would end in a traceback."""
+def test_top_has_the_options_of_every_allocation_source(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     argument = f"{source}:/nowhere" if source in ("hpc", "podlist", "checkpoint") else source
     run(["top", "--once", "--telemetry", "simulated:1xH100", "--allocation", argument, "--interval", "100ms"])
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_options_shared_with_the_exporter_are_its_own() -> None:
-    theirs = {option.flag: option for option in EXPORTER_OPTIONS}
-    for option in TOP_OPTIONS:
-        if option.flag in theirs and option.flag != "once":
-            assert (option.env, option.default, option.kind) == (
-                theirs[option.flag].env,
-                theirs[option.flag].default,
-                theirs[option.flag].kind,
-            )
-
-
-def test_ascii_where_nothing_else_can_be_printed(
-    node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ascii_output(node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with open(tmp_path / "out", "w", encoding="ascii") as out:
         monkeypatch.setattr("sys.stdout", out)
         assert run(["top", "--once", *node]) == 0
@@ -169,6 +146,15 @@ def test_ascii_where_nothing_else_can_be_printed(
     assert re.search(r"^7 .* -$", text, re.MULTILINE)
 
 
-def test_nobody_pays_for_rich_who_does_not_look() -> None:
+def test_rich_is_loaded_only_when_needed() -> None:
     code = "import sys, podgpu.cli.exporter, podgpu.cli.top; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proc = SimulatedProc(tmp_path / "proc")
+    for pid in range(4000, 4010):
+        proc.add(pid, cgroup_text(f"/system.slice/docker-{'ab' * 32}.scope"))
+    options = ("--telemetry", "simulated:1xH100", "--path-proc", str(proc.root), "--path-varlog", str(tmp_path))
+    lines = once(capsys, "--processes", "--interval", "100ms", *options)
+    assert "pid 4000, container abababababab" in lines[2]

@@ -14,11 +14,12 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.top.servers import EXPOSITION, HTML, RawServer, answer, serving, unused_url
+from podgpu.cluster.view import GpuDetails, XidView
+from tests.top.scene import LOST, gpu, holder, node, view
+from tests.top.servers import EXPOSITION, HTML, RawServer, answer, history, podgpu_server, serving, unused_url
 
 PATIENCE = 90.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -30,7 +31,7 @@ class Session:
 
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.keyboard, terminal = pty.openpty()
-        self._resize_quietly(100, 20)
+        self.resize(100, 20)
         self.before = termios.tcgetattr(terminal)
         self._terminal = terminal  # open here too, so that its modes can be read after the command has ended
         environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
@@ -45,12 +46,9 @@ class Session:
         )
         self.output = b""
 
-    def _resize_quietly(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
     def resize(self, columns: int, rows: int) -> None:
         """The kernel sends SIGWINCH."""
-        self._resize_quietly(columns, rows)
+        fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press(self, keys: str) -> None:
         self.output = b""
@@ -92,7 +90,10 @@ class Session:
         assert self.output.rindex(BACK) > self.output.rfind(ALTERNATE)
         assert self.output.rindex(SHOWN) > self.output.rfind(HIDDEN)
 
-    def close(self) -> None:
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -108,13 +109,10 @@ def server() -> Iterator[RawServer]:
 
 @pytest.fixture
 def session(server: RawServer) -> Iterator[Session]:
-    live = Session("--url", server.url, "--interval", "100ms")
-    try:
+    with Session("--url", server.url, "--interval", "100ms") as live:
         live.until(b"two-slices")
         live.until(b"q quit")
         yield live
-    finally:
-        live.close()
 
 
 def echoes(session: Session) -> bool:
@@ -135,13 +133,6 @@ def test_signals_restore_the_terminal(session: Session, number: signal.Signals) 
     session.output = b""
     os.kill(session.process.pid, number)
     assert session.wait() == 128 + number
-    session.assert_restored()
-    assert b"Traceback" not in session.output
-
-
-def test_ctrl_c(session: Session) -> None:
-    session.press("\x03")
-    assert session.wait() == 130
     session.assert_restored()
     assert b"Traceback" not in session.output
 
@@ -200,55 +191,40 @@ def test_the_table_stays_when_the_source_fails(session: Session, server: RawServ
 
 
 def test_an_error_at_the_start_is_one_line() -> None:
-    live = Session("--url", unused_url())
-    try:
+    with Session("--url", unused_url()) as live:
         assert live.wait() == 1
         assert live.output.endswith(b"(nothing listens there): check that the exporter runs there\r\n")
         assert ALTERNATE not in live.output
-    finally:
-        live.close()
 
 
 def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
-    live = Session("--url", server.url, "--once", "--interval", "100ms")
-    try:
+    with Session("--url", server.url, "--once", "--interval", "100ms") as live:
         assert live.wait() == 0
         assert b"\x1b[" in live.output
         assert ALTERNATE not in live.output
         assert "█".encode() in live.output
         last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", live.output).split(b"\r\n")[-2]
         assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the totals"
-    finally:
-        live.close()
 
 
 def test_no_color(server: RawServer) -> None:
-    live = Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1")
-    try:
+    with Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1") as live:
         assert live.wait() == 0
         assert b"\x1b" not in live.output
         assert b"##" in live.output
-    finally:
-        live.close()
 
 
-def test_no_color_live(server: RawServer) -> None:
-    live = Session("--url", server.url, "--interval", "100ms", NO_COLOR="1")
-    try:
-        shown = live.until(b"q quit")
-        assert re.search(rb"\x1b\[[0-9;]*m", shown.replace(b"\x1b[0m", b"")) is None
+def test_history_and_details_of_a_podgpu_server() -> None:
+    xid = XidView(xid=79, says="GPU has fallen off the bus", class_="hardware")
+    answers = {
+        "/api/v1/view": view(node(gpu(0, holder()), gpu(1, holder(), conditions=[LOST], absent=True))),
+        "/api/v1/history": history(GPU_0=[200] * 60),
+        "/api/v1/gpus/GPU-1": GpuDetails(xids=[xid]),
+    }
+    with podgpu_server(answers) as server, Session("--cluster", server.address, "--interval", "100ms") as live:
+        live.until(b"LAST 15m")
+        live.until(b"! lost for 1m40s: GPU 1 has fallen off the bus")
+        live.press("\r")
+        live.until(b"XID 79 (hardware): GPU has fallen off the bus")
         live.press("q")
         assert live.wait() == 0
-    finally:
-        live.close()
-
-
-def test_the_local_driver(tmp_path: Path) -> None:
-    live = Session("--telemetry", "simulated:2xH100", "--interval", "200ms", "--path-proc", str(tmp_path))
-    try:
-        live.until(b"H100 80GB HBM3")
-        live.press("q")
-        assert live.wait() == 0
-        live.assert_restored()
-    finally:
-        live.close()

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 
-_NOBODY = 65534
 _IN_MEMORY = "/dev/shm"  # like the real one; on some disks each of 100,000 processes costs a millisecond
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.simulate.proc import Driver, Qos, Runtime, cgroup_text, container_cgroup
+from podgpu.simulate.node import Driver, Qos, Runtime, cgroup_text, container_cgroup
 from podgpu.usage.cgroup import ContainerRef, parse_cgroup
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
@@ -20,28 +20,10 @@ OTHER_ID = "fedcba9876543210" * 4
 
 IN_POD = {
     "cgroupfs": (f"/kubepods/burstable/pod{UID}/{ID}", ""),
-    "cgroupfs, guaranteed": (f"/kubepods/pod{UID}/{ID}", ""),
-    "cgroupfs, CRI-O": (f"/kubepods/besteffort/pod{UID}/crio-{ID}", "crio"),
-    "systemd, containerd": (
-        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
-        "containerd",
-    ),
     "systemd, guaranteed, CRI-O": (f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope", "crio"),
     "CRI-O, in the cgroup it makes inside": (
         f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
         "crio",
-    ),
-    "systemd, docker": (f"/kubepods.slice/kubepods-pod{UID_}.slice/docker-{ID}.scope", "docker"),
-    "a runtime nobody told us of": (f"/kubepods.slice/kubepods-pod{UID_}.slice/isulad-{ID}.scope", "isulad"),
-    "kind, seen in its node": (
-        "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
-        f"kubelet-kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
-        "containerd",
-    ),
-    "kind, seen on the host": (
-        f"/docker/{OTHER_ID}/kubelet.slice/kubelet-kubepods.slice/"
-        f"kubelet-kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope",
-        "containerd",
     ),
     "a cgroup in the container": (
         f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
@@ -53,51 +35,26 @@ IN_POD = {
         f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}",
         "containerd",
     ),
-    "the same at the top": (f"/kubepods-besteffort-pod{UID_}.slice:cri-containerd:{ID}", "containerd"),
-    "another pod, from a cgroup namespace": (
-        f"/../../kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
-        "containerd",
-    ),
-    "another quality of service, from there": (
-        f"/../../../kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice/cri-containerd-{ID}.scope",
-        "containerd",
-    ),
     "another pod, from a cgroup namespace, cgroupfs": (f"/../../pod{UID}/{ID}", ""),
     "deleted": (f"/kubepods/pod{UID}/{ID} (deleted)", ""),
 }
 
 OUTSIDE = {
-    "docker, cgroupfs": (f"/docker/{ID}", "docker"),
-    "docker, systemd": (f"/system.slice/docker-{ID}.scope", "docker"),
-    "podman": (f"/machine.slice/libpod-{ID}.scope", "podman"),
-    "podman, in a pod of its own": (
-        f"/machine.slice/machine-libpod_pod_{OTHER_ID}.slice/libpod-{ID}.scope/container",
-        "podman",
-    ),
-    "podman without root": (
-        f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope",
-        "podman",
-    ),
     "nerdctl": (f"/system.slice/nerdctl-{ID}.scope", "containerd"),
     "docker in docker": (f"/docker/{ID}/docker/{OTHER_ID}", "docker"),
     "a sibling, from a cgroup namespace": (f"/../{ID}", ""),
     "a sibling under systemd": (f"/../cri-containerd-{ID}.scope", "containerd"),
-    "only the id": (f"/{ID}", ""),
     "the kubelet's process beside pods, in kind": (f"/docker/{ID}/kubelet.slice/kubelet.service", "docker"),
 }
 
 NOT_IN_CONTAINER = {
     "the root": "/",
-    "a login": "/user.slice/user-1000.slice/session-3.scope",
     "a service": "/system.slice/containerd.service",
-    "the kubelet": "/system.slice/kubelet.service",
     "a pod's own cgroup": f"/kubepods.slice/kubepods-pod{UID_}.slice",
     "what watches a container of CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-conmon-{ID}.scope",
-    "the same under cgroupfs": f"/kubepods/pod{UID}/crio-conmon-{ID}",
     "what watches a container of podman": f"/machine.slice/libpod-conmon-{ID}.scope",
     "an unknown name and a hash": f"/system.slice/build-{ID}.scope",
     "a hash too short": f"/process_api/{HASH}",
-    "a container's id that is none": f"/kubepods/pod{UID}/main",
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.model import Workload
-from podgpu.simulate.proc import SimulatedProc, container_cgroup, stat_line
+from podgpu.simulate.node import SimulatedProc, container_cgroup, stat_line
 from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,
@@ -34,9 +34,16 @@ FOUND_A = Whereabouts("found", Workload(uid=UID, container_id=A))
 FOUND_B = Whereabouts("found", Workload(uid=UID, container_id=B))
 
 
-def test_a_process_in_a_container(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_processes_in_containers_and_on_the_host(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
-    assert finder.find(41) == FOUND_A
+    proc.add(42, HOST)
+    assert [finder.find(pid) for pid in (41, 42, 43)] == [
+        FOUND_A,
+        Whereabouts("not_in_container"),
+        Whereabouts("gone"),
+    ]
+    finder.forget_others({42})
+    assert finder.remembered == 1
 
 
 def test_an_mps_server_is_recognised(proc: SimulatedProc, finder: ContainerFinder) -> None:
@@ -44,15 +51,6 @@ def test_an_mps_server_is_recognised(proc: SimulatedProc, finder: ContainerFinde
     stat = proc.root / "41" / "stat"
     stat.write_text("41 (nvidia-cuda-mps) " + stat.read_text().rpartition(") ")[2])
     assert finder.find(41) == Whereabouts("found", FOUND_A.workload, is_mps_server=True)
-
-
-def test_a_process_of_the_host(proc: SimulatedProc, finder: ContainerFinder) -> None:
-    proc.add(41, HOST)
-    assert finder.find(41) == Whereabouts("not_in_container")
-
-
-def test_a_process_that_is_not_there(finder: ContainerFinder) -> None:
-    assert finder.find(41) == Whereabouts("gone")
 
 
 def test_a_process_that_ends_between_two_reads(proc: SimulatedProc, finder: ContainerFinder) -> None:
@@ -94,14 +92,6 @@ def test_a_stat_that_makes_no_sense(proc: SimulatedProc, finder: ContainerFinder
     proc.add(41, IN_A)
     (proc.root / "41" / "stat").write_text(stat)
     assert finder.find(41) == Whereabouts("unreadable")
-
-
-def test_what_is_not_asked_for_any_more_is_forgotten(proc: SimulatedProc, finder: ContainerFinder) -> None:
-    for pid in (41, 42, 43):
-        proc.add(pid, IN_A)
-        finder.find(pid)
-    finder.forget_others({42, 99})
-    assert finder.remembered == 1
 
 
 @given(st.text(max_size=30), st.integers(0, 2**63))

@@ -90,7 +90,7 @@ HISTORIES = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(HISTORIES)
 def test_parts_and_rest_are_the_device(history: list[Turn]) -> None:
     ledger, devices, energy = Ledger(), dict[str, SlotUsage](), 0
@@ -110,7 +110,7 @@ def test_parts_and_rest_are_the_device(history: list[Turn]) -> None:
                 assert usage.busy_min_ns <= usage.busy_max_ns
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(HISTORIES)
 def test_namespaces_jobs_and_rest_are_the_devices(history: list[Turn]) -> None:
     """Jobs have no namespace, so histories without them are compared."""
@@ -129,7 +129,7 @@ def test_namespaces_jobs_and_rest_are_the_devices(history: list[Turn]) -> None:
         assert rest >= 0
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(HISTORIES)
 def test_counters_never_fall(history: list[Turn]) -> None:
     """Except those of a pod whose UID is another one, or was not known when it came back."""
@@ -147,7 +147,7 @@ def test_counters_never_fall(history: list[Turn]) -> None:
             highest[key] = {**before, **figures}
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(HISTORIES)
 def test_every_holder_is_there_and_the_order_does_not_matter(history: list[Turn]) -> None:
     ledger, other = Ledger(), Ledger()

@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
-from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
+from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.owners import Owners, ProcessOwners
 from tests.privilege import without_privilege
@@ -71,7 +71,8 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
     start(proc, 8, 1)
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
-        assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "no_pod_name"})
+        found = owners.find({7, 8}, names.complete, names.learn)
+        assert (found.workloads, found.untold, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
     assert names.read == 1, "for the second, once"
     start(proc, 9, 2)
     owners.find({7, 8, 9}, names.complete, names.learn)
@@ -93,7 +94,8 @@ def test_what_is_in_no_pod_is_nobodys_for_sure(
     proc: SimulatedProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
-    assert owners.find({7}, nobody, names.learn) == Owners()
+    found = owners.find({7}, nobody, names.learn)
+    assert (found.workloads, found.untold) == ({}, {})
     owners.require_sight()
 
 
@@ -106,16 +108,6 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
     proc.remove(7)
     assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}), "8 was never seen: nobody's"
     assert owners.find(set(), names.complete, names.learn) == Owners()
-    assert owners.find({7}, names.complete, names.learn) == Owners()
-
-
-def test_a_reused_pid_is_its_new_containers(proc: SimulatedProc, owners: ProcessOwners, names: Names) -> None:
-    start(proc, 7, 0)
-    names.pods |= {UIDS[0]: "train", UIDS[1]: "serve"}
-    owners.find({7}, names.complete, names.learn)
-    proc.reuse(7, container_cgroup(UIDS[1], IDS[1]))
-    assert owners.find({7}, names.complete, names.learn).workloads[7].pod == "serve"
-    proc.reuse(7, "0::/system.slice/sshd.service\n")
     assert owners.find({7}, names.complete, names.learn) == Owners()
 
 

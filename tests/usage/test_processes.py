@@ -13,8 +13,8 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.processes import ProcessHolders
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
+from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from tests.privilege import without_privilege
 
@@ -106,14 +106,3 @@ def test_what_may_not_be_seen_is_counted_once_a_device(node: Node) -> None:
             (Assignment(key, CONTAINER_A, "processes"),),
             (Unmapped("processes", "not_permitted", key, "pid", Workload()),),
         )
-
-
-def test_that_nothing_may_be_seen_is_an_error(node: Node) -> None:
-    for pid in (41, 42):
-        node.run(pid, IN_A)
-        node.proc.forbid(pid)
-    node.run(43, IN_A)
-    node.proc.remove(43)
-    with without_privilege(), pytest.raises(SourceError, match="runAsUser") as caught:
-        node.read()
-    assert caught.value.reason == "not_permitted"

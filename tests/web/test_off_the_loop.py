@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,12 @@ import pytest
 from podgpu.cluster.prices import no_prices
 from podgpu.web.exporter_app import PageSources, application
 from tests.nodes.clock import PATIENCE
-from tests.nodes.node import Node
-from tests.web.process import CLUSTER, EXPORTER, podgpu
+from tests.nodes.node import Node, kubeconfig
+from tests.web.process import CLUSTER, podgpu
 from tests.web.server import running
 
 
-@pytest.mark.parametrize("path", ["/api/v1/view", "/api/v1/pods/research/train"])
-def test_scrapes_do_not_wait_for_the_page(node: Node, path: str) -> None:
+def test_scrapes_do_not_wait_for_the_page(node: Node) -> None:
     node.take_turns()
     entered, go = threading.Event(), threading.Event()
 
@@ -31,7 +29,7 @@ def test_scrapes_do_not_wait_for_the_page(node: Node, path: str) -> None:
 
     app = partial(application, page=PageSources(prices=read_prices))  # type: ignore[arg-type]
     with running(node.agent, app=app) as client, ThreadPoolExecutor(8) as threads:
-        views = [threads.submit(client.ask, path) for _ in range(3)]
+        views = [threads.submit(client.ask, "/api/v1/view") for _ in range(3)]
         assert entered.wait(PATIENCE)
         assert client.ask("/metrics").status == 200
         go.set()
@@ -39,31 +37,18 @@ def test_scrapes_do_not_wait_for_the_page(node: Node, path: str) -> None:
         assert len({view.result().body for view in views}) == 1
 
 
-def kubeconfig(folder: Path, server: str) -> str:
-    path = folder / "kubeconfig"
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(json.dumps(config))
-    return str(path)
-
-
-CONFIGMAP = (*EXPORTER, "-m", "monitoring:counters")
 DISCOVER = (*(CLUSTER[:1]), *CLUSTER[3:], "--discover-kubernetes", "monitoring/app=podgpu")
 
 
-@pytest.mark.parametrize("command", [CONFIGMAP, DISCOVER], ids=["exporter", "cluster"])
 @pytest.mark.fault(
     "The API server accepts connections and never answers, from before the start",
     "podgpu listens at once and answers /livez; answers of the API server are used when they arrive",
 )
-def test_probes_do_not_wait_for_the_api_server(command: tuple[str, ...], folder: Path) -> None:
+def test_probes_do_not_wait_for_the_api_server(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_server:
         silent_server.settimeout(PATIENCE)
         server = f"http://127.0.0.1:{silent_server.getsockname()[1]}"
-        arguments = (*command, "--kubeconfig", kubeconfig(folder, server))
+        (folder / "kubeconfig").write_text(kubeconfig(server))
+        arguments = (*DISCOVER, "--kubeconfig", str(folder / "kubeconfig"))
         with podgpu(arguments, folder) as process, silent_server.accept()[0]:
             assert [process.client.ask("/livez").status for _ in range(10)] == [200] * 10

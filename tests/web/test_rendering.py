@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +11,7 @@ import pytest
 
 from podgpu.agent.publish import NodeParts, Published
 from podgpu.metrics.counters import Counter, shipped_counters
-from podgpu.metrics.encode import encode
-from podgpu.metrics.render import Policy, render_node
+from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Device, HolderUsage, Reading, Workload
 from tests.agent.documents import make_parts
 from tests.nodes.clock import PATIENCE
@@ -23,7 +20,6 @@ from tests.web.server import Client, running
 
 COUNTERS = shipped_counters("default") or ()
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
-POLICY = Policy(counters=COUNTERS)
 
 
 class WatchedCounters(tuple[Counter, ...]):
@@ -58,17 +54,6 @@ def uses_of_one_rendering() -> int:
     return counters.uses
 
 
-def test_metrics_are_rendered_on_the_first_request_and_once() -> None:
-    counters = WatchedCounters(COUNTERS)
-    published = Published(node_with(3), Policy(counters), 0.0)
-    assert counters.uses == 0
-    with ThreadPoolExecutor(8) as threads:
-        expositions = {id(exposition) for exposition in threads.map(lambda _: published.fresh, range(50))}
-    assert len(expositions) == 1
-    assert counters.uses == uses_of_one_rendering()
-    assert len(counters.threads) == 1
-
-
 @contextmanager
 def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
     """One whose rendering blocks until `go` is set."""
@@ -95,52 +80,3 @@ def test_large_exposition_is_rendered_once_in_a_thread(node: Node) -> None:
         counters.go.set()
         assert len({exposition.result(PATIENCE) for exposition in expositions}) == 1
     assert counters.uses == uses_of_one_rendering()
-
-
-def test_exposition_that_became_too_old_while_it_was_rendered(node: Node) -> None:
-    node.take_turns()
-    with large_exposition(node) as (counters, client), ThreadPoolExecutor(1) as scraper:
-        exposition = scraper.submit(lambda: client.ask("/metrics").text)
-        assert counters.entered.wait(PATIENCE)
-        node.clock.advance(node.agent.settings.stale_after + 1)
-        counters.go.set()
-        text = exposition.result(PATIENCE)
-    assert "DCGM_FI" not in text
-    assert "podgpu_" in text
-
-
-def test_each_snapshot_is_rendered_anew(node: Node) -> None:
-    with running(node.agent) as client:
-        for pods in (1, 2, 300, 3):
-            node.agent.published = Published(node_with(pods), POLICY, node.clock.monotonic())
-            assert client.ask("/metrics").text.count("podgpu_container_gpu_processes{") == pods
-
-
-def test_changes_are_logged_without_a_request(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    node.driver.faults.unsupported("nvmlDeviceGetTemperature")
-    node.take_turns()
-    assert any("GPU_TEMP: not supported by GPU-" in line for line in caplog.messages)
-    assert node.agent.published.exposition_if_made("fresh") is None
-
-
-@pytest.mark.parametrize("virtual", [False, True])
-def test_the_work_grows_linearly_with_the_pods(virtual: bool) -> None:
-    small, large = (count_calls(pods, virtual) for pods in (250, 500))
-    assert large < 2.1 * small
-
-
-def count_calls(pods: int, virtual: bool) -> int:
-    """Function calls of one rendering."""
-    state, policy, calls = Published(node_with(pods), POLICY, 0.0).state, Policy(COUNTERS, virtual_gpus=virtual), 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        encode(render_node(state, policy))
-    finally:
-        sys.setprofile(None)
-    return calls

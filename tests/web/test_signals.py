@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from podgpu.web.sockets import parse_address
-from tests.nodes.clock import PATIENCE, seconds_waited, wait_until
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
 
 # As `podgpu exporter --telemetry simulated -c 1s`, with a way to make the driver hang.
@@ -73,9 +73,12 @@ def test_stop_signals(stop: signal.Signals) -> None:
         assert_ends_cleanly(process)
 
 
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPciInfo", "nvmlDeviceGetFieldValues"])
+@pytest.mark.fault(
+    "SIGTERM arrives while the driver hangs",
+    "podgpu ends at once and cleanly",
+)
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetFieldValues"])
 def test_hanging_driver_does_not_prevent_the_stop(function: str) -> None:
-    """While it starts, while it looks for GPUs, while it reads one."""
     with exporter(function) as (process, client):
         wait_for(client, "/health", ": hung: ")
         process.send_signal(signal.SIGTERM)
@@ -104,4 +107,4 @@ def test_many_sigusr1_while_a_gpu_hangs() -> None:
             time.sleep(0.005)  # a signal that is pending is not sent again
         assert client.ask("/api/v1/view").status == 200
         process.send_signal(signal.SIGTERM)
-        assert seconds_waited(lambda: assert_ends_cleanly(process)) < 30.0
+        assert_ends_cleanly(process)

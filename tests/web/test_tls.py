@@ -5,11 +5,9 @@ from __future__ import annotations
 import http.client
 import logging
 import re
-import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -24,9 +22,10 @@ from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application
 from podgpu.web.protection import Protection, subject_names
 from podgpu.web.sockets import Address
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
 from tests.web.certificates import Certificates, make_certificates
+from tests.web.process import EXPORTER, podgpu
 from tests.web.server import LOOPBACK, Client, running
 
 REFUSED = (ssl.SSLError, ConnectionError)
@@ -82,9 +81,6 @@ def shown_names(client: Client) -> frozenset[str]:
         connection.close()
 
 
-# --- who does not finish
-
-
 @pytest.mark.fault(
     "Clients connect to the TLS port and never finish the handshake",
     "Each is closed after 10 s, and the oldest as soon as all places are taken; scrapes go on",
@@ -106,9 +102,6 @@ def test_unfinished_handshakes(
         for visitor in visitors:
             with suppress(ConnectionResetError):
                 assert visitor.recv(1) == b""
-
-
-# --- who is let in
 
 
 def test_handshake(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
@@ -147,12 +140,8 @@ def test_client_policies(
     ("name", "allowed"),
     [
         ("prometheus.test", True),
-        ("ops@test", True),
-        ("10.0.0.7", True),
         ("::1", True),
-        ("spiffe://test/prometheus", True),
         ("*.test", False),
-        ("PROMETHEUS.TEST", False),
         ("scraper", False),
     ],
 )
@@ -178,28 +167,18 @@ def negotiated(client: Client) -> tuple[str, str]:
         connection.close()
 
 
-@pytest.mark.parametrize(
-    ("tls", "version"),
-    [({}, "TLSv1.3"), ({"max_version": "TLS12"}, "TLSv1.2"), ({"min_version": "TLS13"}, "TLSv1.3")],
-    ids=str,
-)
-def test_versions(
-    node: Node, write: Callable[..., Path], certificates: Certificates, tls: dict[str, Any], version: str
-) -> None:
-    older = certificates.client()
-    older.maximum_version = ssl.TLSVersion.TLSv1_2
-    with secured(node, write(PAIR | tls)) as client:
-        assert negotiated(client(certificates.client()))[0] == version
-        assert is_allowed(client(older)) is ("min_version" not in tls)
-
-
-def test_ciphers_and_curve(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
+def test_versions_ciphers_and_curve(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
     only = {"cipher_suites": ["TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"], "max_version": "TLS12"}
     with secured(node, write(PAIR | only | {"curve_preferences": ["CurveP384"]})) as client:
         assert negotiated(client(certificates.client())) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
         another = certificates.client()
         another.set_ecdh_curve("prime256v1")
         assert not is_allowed(client(another))
+    with secured(node, write(PAIR | {"min_version": "TLS13"})) as client:
+        assert negotiated(client(certificates.client()))[0] == "TLSv1.3"
+        older = certificates.client()
+        older.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert not is_allowed(client(older))
 
 
 # --- what changes while it runs
@@ -220,7 +199,7 @@ def test_renewed_certificate(
         open_one.close()
 
 
-@pytest.mark.parametrize("trouble", ["config", "no TLS", "no key", "another key", "no PEM"])
+@pytest.mark.parametrize("trouble", ["config", "no TLS", "another key"])
 def test_handshakes_fail_until_a_problem_is_fixed(
     node: Node,
     write: Callable[..., Path],
@@ -246,12 +225,8 @@ def make_trouble(what: str, write: Callable[..., Path], certificates: Certificat
         write(PAIR | {"cert_flie": "x"})
     elif what == "no TLS":
         write()
-    elif what == "no key":
-        (folder / "tls.key").unlink()
-    elif what == "another key":
-        (folder / "tls.key").write_text(certificates.text("renewed.key"))
     else:
-        (folder / "tls.crt").write_text("half a fi")
+        (folder / "tls.key").write_text(certificates.text("renewed.key"))
 
 
 # --- what does not start
@@ -261,14 +236,10 @@ def make_trouble(what: str, write: Callable[..., Path], certificates: Certificat
     ("tls", "words"),
     [
         (PAIR | {"cert_file": "nowhere.crt"}, "nowhere.crt is not there"),
-        (PAIR | {"key_file": "."}, "is a directory"),
         (PAIR | {"key_file": "other.key"}, "do not belong together"),
         (PAIR | {"cert_file": "tls.key"}, "not a certificate and key in PEM"),
         (PAIR | {"key_file": "locked.key"}, "without a password"),
-        (MUTUAL | {"client_ca_file": "nowhere.crt"}, "nowhere.crt is not there"),
         (MUTUAL | {"client_ca_file": "tls.key"}, "no certificates in PEM"),
-        (MUTUAL | {"client_ca_file": "web.yml"}, "no certificates in PEM"),
-        ({"cert": "x", "key": "y"}, "tls_server_config.cert and "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -288,44 +259,24 @@ def test_errors_at_the_start(
 # --- the whole command
 
 
-@contextmanager
-def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    program = [sys.executable, "-m", "podgpu", "exporter", "--telemetry", "simulated:1xT4", "-c", "100"]
-    process = subprocess.Popen([*program, *arguments], stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE)
-
-
-def told_addresses(process: subprocess.Popen[str], count: int) -> dict[str, Address]:
-    """By the path it names."""
-    assert process.stderr is not None
-    found: dict[str, Address] = {}
-    for line in process.stderr:
-        if match := re.search(r" on (https?)://([\d.]+):(\d+)(/\w+)$", line.strip()):
-            found[match[4]] = Address(match[2], int(match[3]), match[1])
-        if len(found) == count:
-            return found
-    raise AssertionError(f"podgpu ended, having told {found}")
-
-
-def test_probe_address_needs_no_certificate(write: Callable[..., Path], certificates: Certificates) -> None:
+def test_probe_address_needs_no_certificate(
+    write: Callable[..., Path], certificates: Certificates, folder: Path
+) -> None:
     anywhere = "127.0.0.1:0"
-    theirs = ["--gpu-manager-metrics", "--gpu-manager-address", anywhere]
-    with command("-a", anywhere, "--probe-address", anywhere, *theirs, "--web-config-file", str(write(MUTUAL))) as run:
-        told = told_addresses(run, 3)
-        assert {path: address.scheme for path, address in told.items()} == {
+    others = ("--probe-address", anywhere, "--gpu-manager-metrics", "--gpu-manager-address", anywhere)
+    with podgpu((*EXPORTER, *others, "--web-config-file", str(write(MUTUAL))), folder, wait=False) as process:
+        pattern = re.compile(r" on (https?)://([\d.]+):(\d+)(/\w+)$", re.MULTILINE)
+        wait_until(lambda: len(pattern.findall(process.log)) == 3, "it listens on three addresses")
+        addresses = {path: Address(host, int(port), kind) for kind, host, port, path in pattern.findall(process.log)}
+        assert {path: address.scheme for path, address in addresses.items()} == {
             "/metrics": "https",
             "/metric": "https",
             "/livez": "http",
         }
-        probes = Client(told["/livez"])
+        probes = Client(addresses["/livez"])
         assert [probes.ask(path).status for path in ("/livez", "/health")] == [200, 200]
-        assert probes.ask("/ready").status in (200, 503)
         assert [probes.ask(path).status for path in ("/metrics", "/", "/metric")] == [404] * 3
         assert probes.ask("/-/release", "POST").status == 404
         for path in ("/metrics", "/metric"):
-            assert Client(told[path], certificates.client("scraper")).ask(path).status == 200
-            assert not is_allowed(Client(told[path], certificates.client()))
+            assert Client(addresses[path], certificates.client("scraper")).ask(path).status == 200
+            assert not is_allowed(Client(addresses[path], certificates.client()))

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.gpu.exposition import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
+from podgpu.errors import SourceError, UsageError
+from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
+from podgpu.holders.annotations import is_read
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
-from podgpu.metrics.counters import Naming
-from podgpu.model import Allocation, Device
-
-if TYPE_CHECKING:
-    from podgpu.agent.counter_feeds import ConfigMapCounters
-    from podgpu.kube.config import ApiConfig
-    from podgpu.kube.objects import PodRecord, PoolSlice
-    from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
+from podgpu.kube.config import ApiConfig, load_config
+from podgpu.kube.objects import (
+    RESOURCE_VERSIONS,
+    PodRecord,
+    PoolSlice,
+    find_slices_path,
+    parse_pod,
+    parse_slice,
+    slices_params,
+    slices_path,
+)
+from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
+from podgpu.model import Allocation, Device, PodLabels
 
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-_SYNC_SECONDS = 10.0
-_CONFIGMAP_KEY = "metrics"
-"""dcgm-exporter's."""
-_LARGEST_ANSWER = 16 * 1024 * 1024
-"""1,000 pods of 16 KiB. A larger list would not fit into the exporter's memory limit."""
-SOON_SECONDS = 0.5
-"""How long the exporter waits for the first answer at start. A later answer is used when it arrives."""
+CONFIGMAP_KEY = "metrics"  # dcgm-exporter's
+SYNC_SECONDS = 10.0
+SOON_SECONDS = 0.5  # how long the exporter waits for the first answer at start; a later one is used when it arrives
+_LARGEST_ANSWER = 16 * 1024 * 1024  # 1,000 pods of 16 KiB; more would not fit into the exporter's memory limit
+_INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class NoApi(UsageError):
@@ -49,14 +53,14 @@ class ApiAccess:
     """The watches of one node's exporter. Each is opened once; all are closed together."""
 
     def __init__(
-        self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS, settings: ReflectorSettings | None = None
+        self, kubeconfig: str, sync_seconds: float = SYNC_SECONDS, settings: ReflectorSettings | None = None
     ) -> None:
         """`sync_seconds`: how long to wait for the first answer of a watch."""
+        self._kubeconfig = kubeconfig or None
         self._sync_seconds = sync_seconds
         self._settings = settings
-        self._kubeconfig = kubeconfig or None
         self._config: ApiConfig | None = None
-        self._pods: Informer[PodRecord] | None = None
+        self.watched_pods: Informer[PodRecord] | None = None  # if some option opened that watch
         self.feeds: list[Informer[Any]] = []
 
     @property
@@ -65,53 +69,19 @@ class ApiAccess:
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
         return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)
 
-    def check(self) -> None:
-        """Raises NoApi if this node's objects cannot be read."""
-        self._node()
-        self._access()
-
-    def pods(self) -> Informer[PodRecord]:
-        """This node's pods."""
-        if self._pods is None:
-            from podgpu.holders.annotations import is_read
-            from podgpu.kube.objects import parse_pod
-
-            selector = {"fieldSelector": f"spec.nodeName={self._node()}"}
-            self._pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
-        return self._pods
+    @property
+    def config(self) -> ApiConfig:
+        """Raises NoApi."""
+        if self._config is None:
+            try:
+                self._config = load_config(self._kubeconfig)
+            except SourceError as e:
+                raise NoApi(str(e)) from e
+        return self._config
 
     @property
-    def watched_pods(self) -> Informer[PodRecord] | None:
-        """The watch of this node's pods if some option opened it."""
-        return self._pods
-
-    def known_pods(self) -> tuple[PodRecord, ...]:
-        """This node's pods if some option watches them, else none."""
-        return self._pods.items() if self._pods is not None else ()
-
-    def configmap(self, name: str, naming: Naming = Naming()) -> ConfigMapCounters:  # noqa: B008 - frozen
-        """`-m NAMESPACE:NAME`."""
-        from podgpu.agent.counter_feeds import ConfigMapCounters
-
-        namespace, colon, map_name = name.partition(":")
-        if not colon or not namespace or not map_name or "/" in name:
-            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {_CONFIGMAP_KEY!r}")
-        path = f"/api/v1/namespaces/{namespace}/configmaps"
-        watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
-        if not watcher.wait_synced(self._sync_seconds):
-            _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
-        return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None), naming)
-
-    def resource_slices(self) -> Informer[PoolSlice]:
-        """This node's DRA devices, in a version of the API that the server has."""
-        from podgpu.kube.objects import RESOURCE_VERSIONS, find_slices_path, parse_slice, slices_params, slices_path
-
-        return self._watch(
-            slices_path(RESOURCE_VERSIONS[0]), slices_params(self._node()), parse_slice, find_slices_path
-        )
-
-    @staticmethod
-    def _node() -> str:
+    def node(self) -> str:
+        """Raises NoApi."""
         node = os.environ.get("NODE_NAME")
         if not node:
             raise NoApi(
@@ -120,28 +90,42 @@ class ApiAccess:
             )
         return node
 
-    @property
-    def config(self) -> ApiConfig:
-        """Raises NoApi."""
-        return self._access()
+    def check(self) -> None:
+        """Raises NoApi if this node's objects cannot be read."""
+        _ = self.node, self.config
 
-    def _access(self) -> ApiConfig:
-        from podgpu.kube.config import load_config
+    def pods(self) -> Informer[PodRecord]:
+        """This node's pods."""
+        if self.watched_pods is None:
+            selector = {"fieldSelector": f"spec.nodeName={self.node}"}
+            self.watched_pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
+        return self.watched_pods
 
-        if self._config is None:
-            try:
-                self._config = load_config(self._kubeconfig)
-            except SourceError as e:
-                raise NoApi(str(e)) from e
-        return self._config
+    def known_pods(self) -> tuple[PodRecord, ...]:
+        """This node's pods if some option watches them, else none."""
+        return self.watched_pods.items() if self.watched_pods is not None else ()
+
+    def configmap(self, name: str) -> Callable[[], str | None]:
+        """`-m NAMESPACE:NAME`: returns a function that returns the current text of the counters."""
+        namespace, colon, map_name = name.partition(":")
+        if not colon or not namespace or not map_name or "/" in name:
+            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
+        path = f"/api/v1/namespaces/{namespace}/configmaps"
+        watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
+        if not watcher.wait_synced(self._sync_seconds):
+            _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
+        return lambda: next(iter(watcher.items()), None)
+
+    def resource_slices(self) -> Informer[PoolSlice]:
+        """This node's DRA devices, in a version of the API that the server has."""
+        path, params = slices_path(RESOURCE_VERSIONS[0]), slices_params(self.node)
+        return self._watch(path, params, parse_slice, find_slices_path)
 
     def _watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
     ) -> Informer[Any]:
-        from podgpu.kube.reflector import Informer
-
         watcher: Informer[Any] = Informer(
-            self._access(), path, params, keep, max_bytes=_LARGEST_ANSWER, find_path=find_path, settings=self._settings
+            self.config, path, params, keep, max_bytes=_LARGEST_ANSWER, find_path=find_path, settings=self._settings
         )
         self.feeds.append(watcher)
         return watcher
@@ -153,7 +137,7 @@ class ApiAccess:
 
 def _csv_text(configmap: Mapping[str, Any]) -> str | None:
     data = configmap.get("data")
-    text = data.get(_CONFIGMAP_KEY) if isinstance(data, Mapping) else None
+    text = data.get(CONFIGMAP_KEY) if isinstance(data, Mapping) else None
     return text if isinstance(text, str) else None
 
 
@@ -162,41 +146,58 @@ class ApiHealth:
 
     name = "api-server"
 
-    def __init__(self, feeds: Iterable[Informer[Any]]) -> None:
-        self._feeds = list(feeds)
-        self._seen: list[Counter[str]] = [Counter() for _ in self._feeds]
+    def __init__(self, feeds: Sequence[Informer[Any]]) -> None:
+        self._feeds = feeds
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Raises the error of a failing watch, and once for failures that ended between two readings."""
-        passed = [reason for number in range(len(self._feeds)) for reason in self._new_failures(number)]
         for feed in self._feeds:
             if feed.error is not None:
                 raise feed.error
-        if passed:
-            raise SourceError(
-                passed[0],
-                f"a watch failed since the last reading ({few_of(passed)}) and recovered: nothing to do unless it"
-                " happens repeatedly",
-            )
         return Allocation()
-
-    def _new_failures(self, number: int) -> list[str]:
-        now = Counter(self._feeds[number].failures)
-        before, self._seen[number] = self._seen[number], now
-        return sorted(now - before)
 
     def close(self) -> None:
         """The watches are closed by ApiAccess."""
 
 
+class LabelFilter:
+    """As dcgm-exporter: keys that match any of the patterns, unanchored. Without a pattern all keys match."""
+
+    def __init__(self, patterns: str = "") -> None:
+        try:
+            self._patterns = [re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p]
+        except re.error as e:
+            raise UsageError(
+                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a regular expression: {ascii(str(e))[1:-1]}"
+            ) from e
+
+    def of(self, pods: Iterable[PodRecord]) -> PodLabels:
+        return {(pod.namespace, pod.name): self._select(pod) for pod in pods}
+
+    def _select(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
+        """If two keys become the same name, the first one counts."""
+        named: dict[str, str] = {}
+        for key, value in sorted(pod.labels):
+            if not self._patterns or any(pattern.search(key) for pattern in self._patterns):
+                named.setdefault(label_name(key), value)
+        return tuple(named.items())
+
+
+def label_name(key: str) -> str:
+    """Converts a key to a valid Prometheus label name."""
+    name = _INVALID.sub("_", key)
+    name = f"_{name}" if name[:1].isdigit() else name
+    return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves two underscores
+
+
 # Other exporters
 
 
-def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> ExpositionSource:
+def open_exposition(place: str, options: Mapping[str, Any]) -> ExpositionSource:
     """Opens an exporter's metrics, from a URL or a file. Raises UsageError."""
+    # Shorter than the deadline of the turn, whose message is less specific.
+    timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
     access = access_by(options, "exporter", "the exporter")
-    max_age = options.get("exporter_max_age", DEFAULT_MAX_AGE)
-    return open_exposition_source(place, access, timeout=deadline or _deadline(options), max_age=max_age)
+    return open_exposition_source(place, access, timeout=timeout)
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:
@@ -213,8 +214,3 @@ def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Map
     )
     access.check()
     return access
-
-
-def _deadline(options: Mapping[str, Any]) -> float:
-    """Shorter than the deadline of the turn, whose message says less."""
-    return min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))

@@ -1,76 +1,90 @@
-"""Reads the counters from a file or a ConfigMap, again when they change. Invalid ones do not replace valid ones."""
+"""Reads the counters of the options, again when they change. Invalid counters do not replace valid ones."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
+from podgpu.agent.api_access import CONFIGMAP_KEY
+from podgpu.agent.lanes import ConfigFile
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.metrics.counters import MOST_BYTES, Counter, Naming
+from podgpu.metrics.counters import MOST_BYTES, SHIPPED, Counter, Naming, make_counter
 from podgpu.model import SourceStatus
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
-
-_NAME = "counters"
-"""Name of the source in podgpu's own metrics."""
-CONFIGMAP_KEY = "metrics"
-"""The key dcgm-exporter reads in its ConfigMap."""
-
-
-class CounterFeed(Protocol):
-    def read(self) -> tuple[Counter, ...]:
-        """Returns the current counters. Raises SourceError; the caller then keeps the previous ones."""
+_COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
+COUNTERS = "counters"  # name in podgpu's own metrics
+DEFAULT_NAMING = Naming()
+Counters = tuple[Counter, ...]
+ReadCounters = Callable[[], Counters]
+"""Returns the current counters. Raises SourceError; the caller then keeps the previous ones."""
 
 
-class FileCounters:
+def choose_counters(options: Mapping[str, Any], naming: Naming) -> tuple[Counters, ReadCounters | None]:
+    """The counters of the configuration file, else of `-f`, and a function that reads them again if they can change."""
+    config: ConfigFile | None = options.get("config")
+    if config is not None and config.counters is not None:
+        rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
+        return naming.of_user(tuple(rows)), None
+    return read_counters(options["collectors"], naming)
+
+
+def read_counters(chosen: str, naming: Naming = DEFAULT_NAMING) -> tuple[Counters, ReadCounters | None]:
+    """The counters of `-f`: the name of a shipped set, none, or a file."""
+    if chosen == "none":
+        return (), None
+    if not chosen:
+        default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
+        chosen = default if os.path.exists(default) else "default"
+    shipped = naming.shipped(chosen)
+    if shipped is not None:
+        return shipped, None
+    path, read = Path(chosen), counters_in_file(chosen, naming)
+    try:
+        return read(), read
+    except SourceError as e:
+        if e.reason != "file_missing":
+            raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
+    ours = naming.shipped(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
+    if ours is None:
+        raise UsageError(f"-f {path}: no such file; give a CSV, or one of {', '.join(SHIPPED)}, none")
+    _log.info("%s does not exist: using podgpu's copy", path)
+    return ours, None
+
+
+def counters_in_file(path: str, naming: Naming = DEFAULT_NAMING) -> ReadCounters:
     """A CSV file, parsed again when it changes."""
-
-    def __init__(self, path: str, naming: Naming = Naming()) -> None:  # noqa: B008 - frozen
-        self._path = path
-        self._file = ReadOnChange(partial(_parse, naming), MOST_BYTES)
-
-    def read(self) -> tuple[Counter, ...]:
-        return self._file.read(self._path)
+    file = ReadOnChange(partial(_parse, naming), MOST_BYTES)
+    return lambda: file.read(path)
 
 
-class ConfigMapCounters:
-    """The CSV text in a watched ConfigMap. `text` returns None if the map or its key is missing."""
+def counters_in_configmap(
+    name: str, read_text: Callable[[], str | None], naming: Naming = DEFAULT_NAMING
+) -> ReadCounters:
+    """The CSV text in a watched ConfigMap. `read_text` returns None if the map or its key is missing."""
+    last: tuple[str, Counters] = ("", ())
 
-    def __init__(self, name: str, text: Callable[[], str | None], naming: Naming = Naming()) -> None:  # noqa: B008
-        self._name = name
-        self._naming = naming
-        self._text = text
-        self._last: tuple[str, tuple[Counter, ...] | SourceError] | None = None
-
-    def read(self) -> tuple[Counter, ...]:
-        text = self._text()
+    def read() -> Counters:
+        nonlocal last
+        text = read_text()
         if text is None:
-            self._last = None
-            message = f"there is no ConfigMap {self._name} with the key {CONFIGMAP_KEY!r} (or it may not be read)"
+            message = f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or it may not be read)"
             raise SourceError("configmap_missing", message)
-        if self._last is None or self._last[0] != text:
-            self._last = (text, self._take(text))
-        found = self._last[1]
-        if isinstance(found, SourceError):
-            raise SourceError(found.reason, str(found))
-        return found
+        if not last[1] or text != last[0]:
+            last = text, _parse(naming, text.encode("utf-8", "replace"), f"ConfigMap {name}")
+        return last[1]
 
-    def _take(self, text: str) -> tuple[Counter, ...] | SourceError:
-        try:
-            return _parse(self._naming, text.encode("utf-8", "replace"), f"ConfigMap {self._name}")
-        except SourceError as error:
-            if self._last is not None and isinstance(self._last[1], SourceError):
-                # The failure of this source is already logged, so the change log would suppress this new error.
-                _log.warning("counters: changed, but still invalid: %s; the last valid ones stay", error)
-            return error
+    return read
 
 
-def _parse(naming: Naming, content: bytes, origin: str) -> tuple[Counter, ...]:
+def _parse(naming: Naming, content: bytes, origin: str) -> Counters:
     try:
         counters = naming.parse(content.decode("utf-8"), origin)
     except UnicodeDecodeError as e:
@@ -83,34 +97,32 @@ def _parse(naming: Naming, content: bytes, origin: str) -> tuple[Counter, ...]:
 
 
 class CounterWatch:
-    def __init__(self, feed: CounterFeed | None, isolation: Workers, deadline: float) -> None:
-        self._feed = feed
-        self._isolation = isolation
+    """Reads counters that can change, in a worker."""
+
+    def __init__(self, read: ReadCounters | None, workers: Workers, deadline: float) -> None:
+        self._read = read
+        self._workers = workers
         self._deadline = deadline
         self.sources: tuple[SourceStatus, ...] = ()
-        self.errors: Mapping[tuple[str, str], int] = {}
-        """Number of errors by (source, reason). Replaced, not changed, because other threads read it."""
+        self.errors: Mapping[tuple[str, str], int] = {}  # by source and reason; replaced, because other threads read it
 
     @property
-    def watches(self) -> bool:
-        """True if the counters may change."""
-        return self._feed is not None
+    def is_active(self) -> bool:
+        return self._read is not None
 
-    def read(self, take: Callable[[tuple[Counter, ...]], None]) -> None:
+    def update(self, take: Callable[[Counters], None]) -> None:
         """Passes the current counters to `take`, which may reject them with a UsageError."""
-        if self._feed is None:
+        if self._read is None:
             return
-        result = self._isolation.run({_NAME: self._feed.read}, self._deadline)[_NAME]
-        if isinstance(result.error, SourceError):
-            self._refuse(result.error)
-        elif result.value is not None:
+        result = self._workers.run({COUNTERS: self._read}, self._deadline)[COUNTERS]
+        error = result.error if isinstance(result.error, SourceError) else None
+        if result.value is not None:
             try:
                 take(result.value)
             except UsageError as e:  # a collection of the configuration file has none of them
-                self._refuse(SourceError("malformed", str(e)))
-            else:
-                self.sources = (SourceStatus(_NAME, True, result.seconds),)
-
-    def _refuse(self, error: SourceError) -> None:
-        self.errors = Tally(self.errors) + Tally([(_NAME, error.reason)])
-        self.sources = (SourceStatus(_NAME, False, 0.0, error.reason, str(error)),)
+                error = SourceError("malformed", str(e))
+        if error is None:
+            self.sources = (SourceStatus(COUNTERS, True, result.seconds),)
+        else:
+            self.errors = Tally(self.errors) + Tally([(COUNTERS, error.reason)])
+            self.sources = (SourceStatus(COUNTERS, False, 0.0, error.reason, str(error)),)

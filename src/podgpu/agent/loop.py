@@ -11,18 +11,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadLiveness
-from podgpu.agent.collections import DEFAULT_RETENTION, Collection, SampleRetention
-from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
+from podgpu.agent.counter_feeds import CounterWatch, ReadCounters
 from podgpu.agent.health import ClockEventLog, HealthWatch, XidLog
-from podgpu.agent.publish import ChangeLog, NodeParts, Published
-from podgpu.agent.telemetry_turn import (
+from podgpu.agent.lanes import (
+    DEFAULT_RETENTION,
     THROTTLE_INTERVAL,
+    Collection,
+    SampleRetention,
     Schedule,
-    TelemetryPart,
-    TelemetryTurn,
     fields_to_read,
     make_lanes,
 )
+from podgpu.agent.publish import ChangeLog, NodeParts, Published
+from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import RunningProcess, UsagePart, UsageTurn
 from podgpu.clock import Clock, UnixTime
 from podgpu.device_selection import Selection
@@ -73,7 +74,7 @@ class Agent:
         clock: Clock | None = None,
         identities: ReadIdentities | None = None,
         pod_labels: Callable[[], PodLabels] = dict,
-        counter_feed: CounterFeed | None = None,
+        read_counters: ReadCounters | None = None,
         containers: ContainerFinder | None = None,
         liveness: ReadLiveness | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class Agent:
         self._isolation = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
         self._configured = _field_ids(policy.counters)
-        self._counter_watch = CounterWatch(counter_feed, self._isolation, deadline)
+        self._counter_watch = CounterWatch(read_counters, self._isolation, deadline)
         self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
             telemetry, self._schedule.lanes, self.settings.selection, self._isolation, deadline
@@ -175,7 +176,7 @@ class Agent:
 
     def read_counters(self) -> None:
         """Reads the counters again if they can change. If they are wrong, the last good ones remain."""
-        self._counter_watch.read(self._change_counters)
+        self._counter_watch.update(self._change_counters)
 
     def _new_schedule(self, policy: Policy) -> Schedule:
         """Raises UsageError for a collection that contains none of the counters."""
@@ -257,7 +258,7 @@ class Agent:
         """Starts the cadences. `on_fatal` is called in a thread when the process must end; `fatal` has the reason."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
         loops = {"telemetry": self._telemetry_loop}
-        if self._allocation_turn.has_sources or self._counter_watch.watches:
+        if self._allocation_turn.has_sources or self._counter_watch.is_active:
             loops["allocation"] = self._allocation_loop
         if self._usage_turn is not None:
             loops["usage"] = self._usage_loop

@@ -13,6 +13,7 @@ import msgspec
 
 from podgpu import __version__
 from podgpu.agent.allocation_turn import AllocationPart
+from podgpu.agent.counter_feeds import COUNTERS
 from podgpu.agent.health import GpuHealth
 from podgpu.agent.process_metrics import process_families
 from podgpu.agent.telemetry_turn import TelemetryPart
@@ -386,7 +387,9 @@ class ChangeLog:
         name = f"{source.name} ({source.device})" if source.device else source.name
         if source.up and self._faults.recover(key):
             _log.info("%s: answers again", name)
-        elif not source.up and self._faults.fail(key, _SAME_FAULT.get(source.error, source.error)):
+        # Counters that were corrected wrongly have the same error, but another message.
+        fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
+        if not source.up and self._faults.fail(key, fault):
             message = source.message.removeprefix(f"{source.name}: ")
             _log.warning("%s: %s; podgpu continues and retries", name, message)
 

@@ -12,24 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from podgpu.agent.collections import DEFAULT_RETENTION, SampleRetention, collection_of_fields
-from podgpu.agent.collections import Collection as FieldCollection
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
-from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.counters import Counter as MetricCounter
-from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.metrics.fields import Field, fields
-from podgpu.metrics.render import Policy
+from podgpu.metrics.families import CLOCK_EVENTS_FIELD
+from podgpu.metrics.fields import Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import Result, Workers
 
-KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
 MAX_ABSENT = 64  # GPUs that disappeared and are remembered
-THROTTLE_INTERVAL = 5.0  # of the throttling counters at least: a reading costs 1.5 ms of CPU (H200)
-_TOGETHER_SECONDS = 0.02  # lanes that are due this soon are read together
 _OTHERS = "others"
 _Read = Callable[[Sequence[Field]], GpuAnswer]
 
@@ -149,7 +140,8 @@ class TelemetryTurn:
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
         gone = {g.uuid for g in self._inventory.gpus} - here
-        workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
+        # A GPU whose index changed gets a new worker, too.
+        workers = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
         self._isolation.forget(workers)
         for worker in workers:
             self._answers.pop(worker, None)
@@ -336,77 +328,3 @@ def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> Gp
 
 def _worker(gpu: Device) -> str:
     return f"gpu{gpu.index}-{gpu.uuid}"
-
-
-# -- lanes: fields that are read together ----------------------------------------------------------------------------
-
-
-def fields_to_read(policy: Policy) -> tuple[Field, ...]:
-    """The fields of the counter file, and those that podgpu's own families need."""
-    wanted = {c.field.id: c.field for c in policy.counters}
-    own = {*KEY_FIELDS, *THROTTLE_REASONS, *FIELD_CONDITIONS}
-    if wanted.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
-        own.add(CLOCK_EVENTS_FIELD)
-    return tuple((wanted | {i: fields()[i] for i in own}).values())
-
-
-def make_lanes(
-    wanted: Sequence[Field],
-    counters: Sequence[MetricCounter],
-    interval: float,
-    collections: Sequence[FieldCollection] = (),
-    retention: SampleRetention = DEFAULT_RETENTION,
-    pass_over: bool = False,
-    throttle_interval: float = THROTTLE_INTERVAL,
-) -> tuple[Lane, ...]:
-    """Makes a lane for each collection, one for all other fields, and one for throttling counters that are not in the
-    counter file. Raises UsageError for a collection without a field, unless `pass_over`.
-    """
-    collection_of = collection_of_fields(counters, collections, pass_over)
-    configured = {counter.field.id for counter in counters}
-    slow = THROTTLE_REASONS.keys() - configured if interval < throttle_interval else set()
-    base = tuple(f for f in wanted if f.id not in collection_of and f.id not in slow)
-    lanes = [_make_lane(base, interval, retention)]
-    lanes.append(_make_lane(tuple(f for f in wanted if f.id in slow), throttle_interval, retention))
-    for collection in collections:
-        own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
-        lanes.append(_make_lane(own, collection.every, collection.retention.over(retention)))
-    return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
-
-
-def _make_lane(fields: tuple[Field, ...], interval: float, retention: SampleRetention) -> Lane:
-    return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
-
-
-class Schedule:
-    """Decides when each lane is read next. Not thread-safe."""
-
-    def __init__(self, lanes: Sequence[Lane], warm_up: float) -> None:
-        """Rates need two readings. The second one follows the first after `warm_up` seconds at most."""
-        self.lanes = tuple(lanes)
-        self._warm_up = warm_up
-        self._next = dict.fromkeys(self.lanes, float("-inf"))
-        self._cold = set(self.lanes)
-
-    @property
-    def next_at(self) -> float:
-        return min(self._next.values())
-
-    def take_due(self, now: float) -> tuple[Lane, ...]:
-        """Returns the lanes to read now, and schedules their next reading."""
-        due = tuple(lane for lane in self.lanes if self._next[lane] <= now + _TOGETHER_SECONDS)
-        for lane in due:
-            self._next[lane] = self._after(lane, now)
-        return due
-
-    def _after(self, lane: Lane, now: float) -> float:
-        """On a grid, so that lanes are read together. A late lane starts a new grid."""
-        if lane in self._cold:
-            self._cold.discard(lane)
-            return now + min(self._warm_up, lane.interval)
-        on_time = self._next[lane] + lane.interval
-        return on_time if on_time > now else now + lane.interval
-
-    def make_all_due(self, now: float) -> None:
-        for lane in self._next:
-            self._next[lane] = min(self._next[lane], now)

@@ -8,15 +8,19 @@ A pod that requests a GPU and has no values makes the request fail, unless the c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from podgpu.autoscale.metrics import MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
 from podgpu.autoscale.pods import PodSeen
-from podgpu.autoscale.refusal import Refusal, bad_request, first_few, no_data, not_found
+from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found
 from podgpu.autoscale.requests import Aggregation, PodSelector
-from podgpu.autoscale.store import MetricsSnapshot, ScopeKey
+from podgpu.autoscale.samples import ScopeKey
+from podgpu.autoscale.store import MetricsSnapshot, SampleRings
+from podgpu.errors import few_of
 
+K = TypeVar("K", bound=Hashable)
 MIN_VALUE = 0.001
 """Replaces 0 if a pod may be active: an HPA with minReplicas 0 scales to zero at 0."""
 
@@ -30,7 +34,7 @@ class MetricValue(NamedTuple):
 class _PodGroups(NamedTuple):
     """The pods of a workload, by what is known of them."""
 
-    with_values: list[tuple[PodSeen, float, int]]
+    with_values: list[tuple[PodSeen, MetricValue]]
     starting: list[PodSeen]
     without_metric: list[PodSeen]  # their node is reachable, but the metric is missing
     unreported: list[PodSeen]  # they request a GPU, and no exporter reports them
@@ -51,12 +55,31 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
     return [pod for pod in pods if selector.labels.matches(dict(pod.labels))]
 
 
-def _compute_pod_mean(
-    snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float
-) -> tuple[float, int] | None:
+def _find_known(
+    samples: SampleRings[K], members: Iterable[tuple[K, int]], metric: ScalingMetric, last: int
+) -> dict[int, float]:
+    """The known values by round. Members are keys with their number of rounds; only USED may have several."""
+    if metric is not USED:
+        ((key, rounds),) = members
+        return samples.known(key, metric.column, last, rounds)
+    sums, counts = defaultdict[int, float](float), defaultdict[int, float](float)
+    for key, rounds in members:
+        devices = samples.known(key, USED_COUNT, last, rounds)
+        for number, total in samples.known(key, USED.column, last, rounds).items():
+            sums[number] += total
+            counts[number] += devices[number]
+    return {number: total / counts[number] if counts[number] else 0.0 for number, total in sums.items()}
+
+
+def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric, window: float) -> MetricValue | None:
     rounds = snapshot.rounds_of(pod, window)
-    mean = snapshot.pod_samples.mean(pod.key, metric.column, snapshot.number, rounds)
-    return mean if mean is not None and _covers_half(mean[1], rounds) else None
+    known = _find_known(snapshot.pod_samples, [(pod.key, rounds)], metric, snapshot.number)
+    return _make_value(snapshot, known) if snapshot.number in known and _covers_half(len(known), rounds) else None
+
+
+def _make_value(snapshot: MetricsSnapshot, known: Mapping[int, float]) -> MetricValue:
+    mean = math.fsum(known.values()) / len(known)
+    return MetricValue(mean, snapshot.ends_at, len(known) * snapshot.interval)
 
 
 def _covers_half(known_rounds: int, rounds: int) -> bool:
@@ -70,9 +93,9 @@ def _group_pods(snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: Scal
         if not snapshot.needs_gpu(pod):
             continue
         holds = pod.key in snapshot.holding
-        mean = _compute_pod_mean(snapshot, pod, metric, window) if holds else None
-        if mean is not None:
-            groups.with_values.append((pod, *mean))
+        value = _compute_pod(snapshot, pod, metric, window) if holds else None
+        if value is not None:
+            groups.with_values.append((pod, value))
         elif snapshot.is_starting(pod):
             groups.starting.append(pod)
         else:
@@ -112,12 +135,14 @@ def _compute_workload(
     incomplete = (groups.without_metric or groups.unreported) and not aggregation.skip_missing
     if not groups.with_values or incomplete:
         raise _explain_missing(snapshot, selector, pods, groups, metric)
-    rounds = max(count for _, _, count in groups.with_values)
     if metric is USED:
-        value = _compute_used(snapshot, [pod for pod, _, _ in groups.with_values], aggregation.window)
+        members = [(pod.key, snapshot.rounds_of(pod, aggregation.window)) for pod, _ in groups.with_values]
+        value = _make_value(snapshot, _find_known(snapshot.pod_samples, members, metric, snapshot.number))
     else:
-        value = aggregation.aggregate.combine([value for _, value, _ in groups.with_values])
-    return _raise_zero(MetricValue(value, snapshot.ends_at, rounds * snapshot.interval), snapshot, pods, aggregation)
+        longest = max(value.window for _, value in groups.with_values)
+        combined = aggregation.aggregate.combine([value.value for _, value in groups.with_values])
+        value = MetricValue(combined, snapshot.ends_at, longest)
+    return _raise_zero(value, snapshot, pods, aggregation)
 
 
 def _raise_zero(
@@ -132,22 +157,6 @@ def _raise_zero(
     return value._replace(value=MIN_VALUE)
 
 
-def _compute_used(snapshot: MetricsSnapshot, pods: Sequence[PodSeen], window: float) -> float:
-    """The mean over devices in use in each round, and then over rounds."""
-    rounds = snapshot.rounds_in(window)
-    totals, counts = [0.0] * rounds, [-1.0] * rounds
-    for pod in pods:
-        own = snapshot.rounds_of(pod, window)
-        sums = snapshot.pod_samples.values(pod.key, USED.column, snapshot.number, own)
-        devices = snapshot.pod_samples.values(pod.key, USED_COUNT, snapshot.number, own)
-        for back in range(1, len(sums) + 1):
-            if not math.isnan(sums[-back]):
-                totals[-back] += sums[-back]
-                counts[-back] = max(0.0, counts[-back]) + devices[-back]
-    means = [total / count if count else 0.0 for total, count in zip(totals, counts, strict=True) if count >= 0]
-    return math.fsum(means) / len(means)
-
-
 def compute_scope_value(
     snapshot: MetricsSnapshot, scope: ScopeKey, metric: ScalingMetric, window: float
 ) -> MetricValue:
@@ -156,22 +165,16 @@ def compute_scope_value(
     A node's value is never 0, because its figures alone cannot prove that all of it is idle.
     """
     rounds = snapshot.rounds_in(window)
-    values = snapshot.scope_samples.values(scope, metric.column, snapshot.number, rounds)
-    if not values or math.isnan(values[-1]):
+    known = _find_known(snapshot.scope_samples, [(scope, rounds)], metric, snapshot.number)
+    if snapshot.number not in known:
         raise _explain_missing_scope(snapshot, scope, metric)
-    if metric is USED:
-        devices = snapshot.scope_samples.values(scope, USED_COUNT, snapshot.number, rounds)
-        known = [s / d if d else 0.0 for s, d in zip(values, devices, strict=True) if not math.isnan(s)]
-    else:
-        known = [value for value in values if not math.isnan(value)]
     if not _covers_half(len(known), rounds):
         raise no_data(
             f"{metric.name} of {_scope_text(scope)} is known for {len(known)} of {rounds} rounds, less than half of the"
             " window: try again soon, or use a shorter window"
         )
-    mean = math.fsum(known) / len(known)
-    value = max(mean, MIN_VALUE) if scope[0] == "node" else mean
-    return MetricValue(value, snapshot.ends_at, len(known) * snapshot.interval)
+    value = _make_value(snapshot, known)
+    return value._replace(value=max(value.value, MIN_VALUE)) if scope[0] == "node" else value
 
 
 # Each pod
@@ -186,12 +189,9 @@ def compute_pod_values(
     """
     values = {}
     for pod in pods:
-        mean = _compute_pod_mean(snapshot, pod, metric, aggregation.window)
-        if mean is not None:
-            value = mean[0] if metric is not USED else _compute_used(snapshot, [pod], aggregation.window)
-            if value < MIN_VALUE and not _is_idle(snapshot, pod, aggregation.idle_for):
-                value = MIN_VALUE
-            values[pod.name] = MetricValue(value, snapshot.ends_at, mean[1] * snapshot.interval)
+        value = _compute_pod(snapshot, pod, metric, aggregation.window)
+        if value is not None:
+            values[pod.name] = _raise_zero(value, snapshot, (pod,), aggregation)
     return values
 
 
@@ -248,15 +248,13 @@ def _explain_missing(
             " workload at zero; add a second trigger"
         )
     if groups.unreported:
-        where = first_few(
-            f"{pod.name} on {pod.node or 'no node'}{_age_text(snapshot, pod.node)}" for pod in groups.unreported
-        )
+        where = [f"{pod.name} on {pod.node or 'no node'}{_age_text(snapshot, pod.node)}" for pod in groups.unreported]
         return no_data(
             f"{selector.text}: {len(groups.unreported)} of {len(pods)} pods request a GPU and are reported by no"
-            f" exporter ({where}): check that podgpu's exporter runs on these nodes{_notes_text(snapshot)}"
+            f" exporter ({few_of(where, 3)}): check that podgpu's exporter runs on these nodes{_notes_text(snapshot)}"
         )
     if groups.without_metric:
-        names = first_few(pod.name for pod in groups.without_metric)
+        names = few_of((pod.name for pod in groups.without_metric), 3)
         return no_data(
             f"{selector.text}: no exporter provides {metric.name} of {names}, or not yet for half of the window:"
             f" {metric.needs}"
@@ -273,7 +271,7 @@ def _explain_missing_scope(snapshot: MetricsSnapshot, scope: ScopeKey, metric: S
             return no_data(
                 f"node {name} was last read {snapshot.stale_nodes[name]:.0f} s ago: check that its exporter runs"
             )
-        if not snapshot.scope_samples.values(scope, metric.column, snapshot.number, 1):
+        if scope not in snapshot.scope_samples:
             return not_found(f"no exporter reports node {name}: check that podgpu's exporter runs there")
     return no_data(f"no exporter provides {metric.name} of {_scope_text(scope)}: {metric.needs}{_notes_text(snapshot)}")
 
@@ -289,4 +287,4 @@ def _age_text(snapshot: MetricsSnapshot, node: str) -> str:
 
 
 def _notes_text(snapshot: MetricsSnapshot) -> str:
-    return f" ({first_few(snapshot.notes)})" if snapshot.notes else ""
+    return f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""

@@ -10,23 +10,25 @@ import hashlib
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 from multidict import CIMultiDictProxy
 
 from podgpu.autoscale.certificates import parse_bundle_der
+from podgpu.autoscale.refusal import forbidden, no_data, unauthorized
 from podgpu.autoscale.requests import ResourceAttributes
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 
 CONFIG_NAMESPACE, CONFIG_NAME = "kube-system", "extension-apiserver-authentication"
 _MASTERS = "system:masters"
-_AUTHENTICATED, _UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
-_ANONYMOUS = "system:anonymous"
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _CACHE_SECONDS = 10.0
@@ -39,18 +41,6 @@ class Caller(NamedTuple):
     groups: tuple[str, ...] = ()
     uid: str = ""
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-class Rejection(NamedTuple):
-    """Why a request is not answered."""
-
-    code: int
-    reason: str  # as the API server writes it: Unauthorized, Forbidden
-    message: str
-
-
-class NotTrusted(Exception):
-    """The message says why a certificate, or the headers beside it, are not accepted."""
 
 
 # The API server's ConfigMap
@@ -106,86 +96,66 @@ def _parse_names(text: str, unreadable: tuple[str, ...] = ()) -> tuple[str, ...]
 # Certificates and headers
 
 
-class ClientCertificate(NamedTuple):
-    """A certificate that TLS verified when the connection was opened."""
-
-    chain: tuple[bytes, ...]  # DER, the client's own first
-    common_name: str
-    organizations: tuple[str, ...]
-    not_after: float  # Unix time
-
-
-def read_client_certificate(request: web.Request) -> ClientCertificate | None:
-    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+def read_client_chain(request: web.Request) -> list[bytes]:
+    """The chain that TLS verified when the connection was opened, as DER. The client's own certificate is first."""
+    tls: Any = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     if tls is None:
-        return None
-    chain, names = _read_verified_chain(tls), tls.getpeercert()
-    if not chain or not names:
-        return None
-    subject = [pair for part in names.get("subject", ()) for pair in part]
-    return ClientCertificate(
-        tuple(chain),
-        next((value for name, value in subject if name == "commonName"), ""),
-        tuple(value for name, value in subject if name == "organizationName"),
-        ssl.cert_time_to_seconds(names["notAfter"]) if "notAfter" in names else 0.0,
-    )
-
-
-def _read_verified_chain(tls: Any) -> list[bytes]:
-    """DER. The method is public since Python 3.13."""
-    if hasattr(tls, "get_verified_chain"):
+        return []
+    if hasattr(tls, "get_verified_chain"):  # public since Python 3.13
         return list(tls.get_verified_chain() or ())
-    inner = getattr(tls, "_sslobj", None)
-    chain = inner.get_verified_chain() if inner is not None else None
+    chain = tls._sslobj.get_verified_chain()
     return [ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in chain or ()]
 
 
-def identify(certificate: ClientCertificate, headers: Headers, trust: TrustConfig, wall: float) -> Caller:
+def identify(chain: Sequence[bytes], headers: Headers, trust: TrustConfig) -> Caller:
     """Checks the CAs for every request, because they may have changed since the connection was opened.
 
-    Raises NotTrusted.
+    Raises Refusal.
     """
-    if wall > certificate.not_after:
-        raise NotTrusted("the client certificate has expired: renew it")
-    signers = frozenset(certificate.chain[1:])
-    name = certificate.common_name
+    own, signers = x509.load_der_x509_certificate(chain[0]), frozenset(chain[1:])
+    if datetime.now(UTC) > own.not_valid_after_utc:
+        raise unauthorized("the client certificate has expired: renew it")
+    name = next(iter(_subject_values(own, NameOID.COMMON_NAME)), "")
     if signers & frozenset(parse_bundle_der(trust.front_proxy_ca)):
         if not trust.allowed_names or name in trust.allowed_names:
             return _identify_from_headers(headers, trust)
         if _has_proxy_headers(headers, trust):
-            raise NotTrusted(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
+            raise unauthorized(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
     if signers & frozenset(parse_bundle_der(trust.client_ca)):
         if _has_proxy_headers(headers, trust):
-            raise NotTrusted(f"{name!r} has a client certificate and sends X-Remote headers: only a front proxy may")
+            raise unauthorized(f"{name!r} has a client certificate and sends X-Remote headers: only a front proxy may")
         if not name:
-            raise NotTrusted("the client certificate has no common name")
-        return Caller(name, _add_authenticated(name, certificate.organizations))
-    raise NotTrusted("the API server no longer trusts the CA of the client certificate")
+            raise unauthorized("the client certificate has no common name")
+        return _make_caller(name, _subject_values(own, NameOID.ORGANIZATION_NAME))
+    raise unauthorized("the API server no longer trusts the CA of the client certificate")
+
+
+def _subject_values(certificate: x509.Certificate, kind: x509.ObjectIdentifier) -> list[str]:
+    return [str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(kind)]
 
 
 def _identify_from_headers(headers: Headers, trust: TrustConfig) -> Caller:
     user = _first_value(headers, trust.user_headers)
     if not user:
-        raise NotTrusted("the front proxy's request names no user")
+        raise unauthorized("the front proxy's request names no user")
     groups = [group for name in trust.group_headers for group in headers.getall(name, ()) if group]
-    extra: dict[str, tuple[str, ...]] = {}
+    extra: dict[str, list[str]] = {}
     for name in dict.fromkeys(header.lower() for header in headers):
         for prefix in trust.extra_prefixes:
             if prefix and name.startswith(prefix.lower()):
-                extra[unquote(name[len(prefix) :])] = tuple(headers.getall(name, ()))
-    return Caller(
-        user,
-        _add_authenticated(user, tuple(dict.fromkeys(groups))),
-        _first_value(headers, trust.uid_headers),
-        tuple(sorted(extra.items())),
-    )
+                extra[unquote(name[len(prefix) :])] = headers.getall(name)
+    return _make_caller(user, groups, _first_value(headers, trust.uid_headers), extra)
 
 
-def _add_authenticated(user: str, groups: tuple[str, ...]) -> tuple[str, ...]:
-    """The API server adds this group to every known user. The aggregator requests discovery without any group."""
-    if user == _ANONYMOUS or _AUTHENTICATED in groups or _UNAUTHENTICATED in groups:
-        return groups
-    return (*groups, _AUTHENTICATED)
+def _make_caller(
+    user: str, groups: Iterable[str], uid: str = "", extra: Mapping[str, list[str]] | None = None
+) -> Caller:
+    """Adds the group of all known users, as the API server does: the aggregator requests discovery without it."""
+    all_groups = dict.fromkeys(groups)
+    if user != "system:anonymous" and "system:unauthenticated" not in all_groups:
+        all_groups["system:authenticated"] = None
+    pairs = ((key, tuple(values)) for key, values in (extra or {}).items())
+    return Caller(user, tuple(all_groups), uid, tuple(sorted(pairs)))
 
 
 def _first_value(headers: Headers, names: Iterable[str]) -> str:
@@ -258,8 +228,7 @@ class Reviews:
         user = status.user
         if not status.authenticated or user is None or not user.username:
             return None
-        extra = tuple(sorted((key, tuple(values)) for key, values in (user.extra or {}).items()))
-        return Caller(user.username, tuple(user.groups or ()), user.uid, extra)
+        return _make_caller(user.username, user.groups or (), user.uid, user.extra)
 
     async def _review_access(self, caller: Caller, target: ResourceAttributes | str) -> bool:
         spec: dict[str, Any] = {"user": caller.name, "groups": caller.groups}
@@ -289,43 +258,32 @@ class Reviews:
 class ApiGate:
     """Decides whether a request to the metrics API is answered."""
 
-    def __init__(
-        self,
-        trust: Callable[[], TrustConfig],
-        reviews: Callable[[], Reviews],
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, trust: Callable[[], TrustConfig], reviews: Callable[[], Reviews]) -> None:
         self._trust = trust
         self._reviews = reviews
-        self._wall = wall
 
-    async def check(self, request: web.Request, target: ResourceAttributes | None) -> Rejection | None:
-        """`target` is None for discovery. Returns None if the request is allowed."""
+    async def check(self, request: web.Request, target: ResourceAttributes | None) -> None:
+        """`target` is None for discovery. Raises Refusal."""
         try:
             caller = await self._authenticate(request)
-            if caller is None:
-                message = "unknown caller: send the request through the API server, or with a token of it"
-                return Rejection(401, "Unauthorized", message)
             if _MASTERS in caller.groups or await self._reviews().is_allowed(caller, target or request.path):
-                return None
-        except NotTrusted as error:
-            return Rejection(401, "Unauthorized", str(error))
+                return
         except SourceError as error:
-            return Rejection(503, "ServiceUnavailable", f"the API server cannot review this request: {error}")
-        return Rejection(403, "Forbidden", _explain_forbidden(caller, target, request.path))
+            raise no_data(f"the API server cannot review this request: {error}") from error
+        raise forbidden(_explain_forbidden(caller, target, request.path))
 
-    async def _authenticate(self, request: web.Request) -> Caller | None:
-        """None: unknown. Raises NotTrusted, SourceError."""
-        certificate = read_client_certificate(request)
-        if certificate is not None:
-            return identify(certificate, request.headers, self._trust(), self._wall())
+    async def _authenticate(self, request: web.Request) -> Caller:
+        """Raises Refusal, SourceError."""
+        chain = read_client_chain(request)
+        if chain:
+            return identify(chain, request.headers, self._trust())
         # X-Remote headers without a certificate are ignored.
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token:
-            return None
-        caller = await self._reviews().find_owner(token)
-        return caller and caller._replace(groups=_add_authenticated(caller.name, caller.groups))
+        caller = await self._reviews().find_owner(token) if scheme.lower() == "bearer" and token else None
+        if caller is None:
+            raise unauthorized("unknown caller: send the request through the API server, or with a token of it")
+        return caller
 
 
 def _explain_forbidden(caller: Caller, target: ResourceAttributes | None, path: str) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -29,9 +29,9 @@ from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient, ApiError
 
-LIFETIME_SECONDS = 10 * 86_400.0
+_LIFETIME_SECONDS = 10 * 86_400.0
 OVERLAP_SECONDS = 120.0  # how long the next CA is in the bundles before its certificate is used
-CHECK_SECONDS = 30.0
+_CHECK_SECONDS = 5.0
 MAX_CERTIFICATES = 64
 _RENEW_AFTER = 2 / 3  # of the lifetime
 _CLOCK_SKEW_SECONDS = 3600.0
@@ -40,6 +40,7 @@ _LOG_AGAIN_SECONDS = 600.0
 _PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _MERGE_PATCH = "application/merge-patch+json"
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+?-----END CERTIFICATE-----")
+_CA_USAGE = x509.KeyUsage(*(False,) * 5, True, *(False,) * 3)  # key_cert_sign only
 _log = logging.getLogger(__name__)
 
 
@@ -69,14 +70,13 @@ def issue(names: Sequence[str], not_before: float, not_after: float, ca_name: st
         issuer,
         ca_key.public_key(),
         (x509.BasicConstraints(ca=True, path_length=None), True),
-        (_key_usage(sign_certificates=True), True),
+        (_CA_USAGE, True),
         (key_id, False),
     )
     certificate = sign(
         _make_name(names[0]),
         key.public_key(),
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_key_usage(sign_certificates=False), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName([_make_alternative_name(name) for name in names]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), False),
@@ -94,20 +94,6 @@ def _make_alternative_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def parse_bundle(bundle: str) -> list[x509.Certificate]:
@@ -157,36 +143,29 @@ class ServiceName:
         return host, f"{host}.cluster.local"
 
     def serves(self, api_service: Mapping[str, Any]) -> bool:
-        service = _mapping(_mapping(api_service.get("spec")).get("service"))
+        service = api_service["spec"].get("service") or {}
         return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
 
 
 class CertificateIssuer:
     """Creates the certificate to present now, and its successor."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        replica: str,
-        clock: Clock | None = None,
-        lifetime: float = LIFETIME_SECONDS,
-    ) -> None:
+    def __init__(self, names: Sequence[str], replica: str, clock: Clock | None = None) -> None:
         """`replica` identifies this replica, also after a restart."""
         self._names = names
         self.ca_name = f"podgpu autoscale {hashlib.sha256(replica.encode()).hexdigest()[:16]}"
         self._clock = clock or Clock()
-        self._lifetime = lifetime
         self.current = self._issue()
         self._next: Issued | None = None
         self._next_known_since: float | None = None  # monotonic time since which every bundle has the next CA
 
     def _issue(self) -> Issued:
         wall = self._clock.wall()
-        return issue(self._names, wall - _CLOCK_SKEW_SECONDS, wall + self._lifetime, self.ca_name)
+        return issue(self._names, wall - _CLOCK_SKEW_SECONDS, wall + _LIFETIME_SECONDS, self.ca_name)
 
     def required_cas(self) -> tuple[str, ...]:
         """CAs that every bundle must contain now. Renews the certificate after two thirds of its lifetime."""
-        if self._next is None and self._clock.wall() > self.current.not_after - self._lifetime * (1 - _RENEW_AFTER):
+        if self._next is None and self._clock.wall() > self.current.not_after - _LIFETIME_SECONDS * (1 - _RENEW_AFTER):
             self._next, self._next_known_since = self._issue(), None
         return (self.current.ca,) if self._next is None else (self.current.ca, self._next.ca)
 
@@ -212,23 +191,20 @@ class CaBundleUpdater:
         api_services: Sequence[str],
         service: ServiceName,
         clock: Clock | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client = client
         self._issuer = issuer
         self._api_services = api_services
         self._service = service
         self._clock = clock or Clock()
-        self._sleep = sleep
         self._faults: FaultLog[str] = FaultLog(self._clock.monotonic, _LOG_AGAIN_SECONDS)
-        self._missing: set[str] = set()
         self.ready = False
         """Every existing APIService of ours has had our CA at least once."""
 
     async def run(self) -> None:
         while True:
             await self.update()
-            await self._sleep(CHECK_SECONDS if self.ready and not self._missing else CHECK_SECONDS / 15)
+            await asyncio.sleep(_CHECK_SECONDS)
 
     async def update(self) -> None:
         cas = self._issuer.required_cas()
@@ -239,12 +215,11 @@ class CaBundleUpdater:
 
     async def _update_one(self, name: str, cas: Sequence[str]) -> bool:
         """Returns True if nothing is left to do."""
-        self._missing.discard(name)
         try:
             await self._merge_into(name, cas)
         except SourceError as error:
             if isinstance(error, ApiError) and error.reason == "not_found":
-                self._missing.add(name)  # removing the APIService is the documented way to turn the API off
+                # Removing the APIService is the documented way to turn the API off.
                 if self._faults.fail(name, error.reason):
                     _log.warning("the APIService %s does not exist: the HPA cannot query podgpu", name)
                 return True
@@ -256,23 +231,23 @@ class CaBundleUpdater:
 
     async def _merge_into(self, name: str, cas: Sequence[str]) -> None:
         api_service = await self._client.get(f"{_PATH}{name}")
-        spec, metadata = _mapping(api_service.get("spec")), _mapping(api_service.get("metadata"))
+        spec = api_service["spec"]
         if not self._service.serves(api_service):
             if self._faults.fail(name, "foreign"):
-                service = _mapping(spec.get("service"))
-                owner = f"{service.get('namespace')}/{service.get('name')}" if service else "the API server itself"
+                service = spec.get("service")
+                owner = f"{service['namespace']}/{service['name']}" if service else "the API server itself"
                 _log.error(
                     "the APIService %s belongs to %s: podgpu does not change it and gets no requests for these metrics;"
                     " remove its owner, or turn podgpu's API off",
                     *(name, owner),
                 )
             return
-        bundle = _decode_bundle(spec.get("caBundle"))
+        bundle = base64.b64decode(spec.get("caBundle") or "").decode("ascii", "ignore")
         merged = merge_bundle(bundle, cas, self._issuer.ca_name, self._clock.wall())
         if set(parse_bundle(merged)) != set(parse_bundle(bundle)):
             # The resource version makes the API server refuse the patch if the bundle changed meanwhile.
             patch = {
-                "metadata": {"resourceVersion": metadata.get("resourceVersion")},
+                "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
                 "spec": {"caBundle": base64.b64encode(merged.encode()).decode(), "insecureSkipTLSVerify": False},
             }
             await self._client.submit("PATCH", f"{_PATH}{name}", patch, _MERGE_PATCH)
@@ -292,14 +267,3 @@ async def remove_api_service(client: ApiClient, name: str, service: ServiceName)
         return "belongs to another Service and was not changed"
     await client.submit("DELETE", f"{_PATH}{name}", {"kind": "DeleteOptions", "apiVersion": "v1"})
     return "removed"
-
-
-def _decode_bundle(bundle: object) -> str:
-    try:
-        return base64.b64decode(bundle, validate=True).decode("ascii", "ignore") if isinstance(bundle, str) else ""
-    except ValueError:
-        return ""
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

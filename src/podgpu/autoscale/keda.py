@@ -23,20 +23,21 @@ from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.refusal import Refusal, RefusalKind, bad_request, forbidden, quote
 from podgpu.autoscale.requests import Trigger, parse_trigger
 from podgpu.autoscale.store import SampleStore
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import SourceError, StartError
 from podgpu.tls import Pem, load_pair
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import ProblemLog
+from podgpu.web.web_config import LastValid
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
 _STATUS = {
     RefusalKind.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
 }
-_MAX_STREAMS = 2000
+_MAX_CALLS = 4000  # at the same time, streams included
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # a second podgpu on the same address is an error
@@ -73,20 +74,12 @@ class KedaCallers:
                 )
         elif namespace not in self.namespaces:
             raise forbidden(
-                f"namespace {quote(namespace)} is not served: without client certificates only those of"
-                " --keda-namespaces are"
-            )
-
-    def check_cluster_scope(self) -> None:
-        """Raises Refusal."""
-        if not self.by_certificate:
-            raise forbidden(
-                "scope cluster includes every namespace, and without client certificates only those of"
-                " --keda-namespaces are served: write scope: namespace, or configure certificates"
+                f"{f'namespace {quote(namespace)}' if namespace else 'the scope cluster'} is not served: without client"
+                " certificates only the namespaces of --keda-namespaces are"
             )
 
 
-class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
+class ExternalScaler:
     """Answers every call from the store, on the event loop, without waiting."""
 
     def __init__(
@@ -95,31 +88,23 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._store = store
         self._callers = callers
         self._sleep = sleep
-        self._streams = 0
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
-    def service(self, call: Any) -> Any:
-        """gRPC's lookup of a method's handler. None means unimplemented."""
-        methods = {
-            "IsActive": (self._is_active, pb.ScaledObjectRef),
-            "GetMetricSpec": (self._get_metric_spec, pb.ScaledObjectRef),
-            "GetMetrics": (self._get_metrics, pb.GetMetricsRequest),
-        }
-        service, _, method = call.method.removeprefix("/").partition("/")
-        if service != _SERVICE:
-            return None
-        if method == "StreamIsActive":
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream_is_active, pb.ScaledObjectRef.FromString, pb.IsActiveResponse.SerializeToString
-            )
-        if method not in methods:
-            return None
-        answer, request = methods[method]
-        return grpc.unary_unary_rpc_method_handler(
-            self._make_handler(method, answer), request.FromString, lambda message: message.SerializeToString()
+    def make_handler(self) -> Any:
+        """For a server of gRPC."""
+        scaled = pb.ScaledObjectRef
+        stream = grpc.unary_stream_rpc_method_handler(
+            self._stream_is_active, scaled.FromString, pb.IsActiveResponse.SerializeToString
         )
+        handlers = {
+            "IsActive": self._make_unary("IsActive", self._is_active, scaled),
+            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, scaled),
+            "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
+            "StreamIsActive": stream,
+        }
+        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
 
-    def _make_handler(self, method: str, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _make_unary(self, method: str, answer: Callable[[Any, Any], Any], request_type: Any) -> Any:
         async def handle(request: Any, context: Any) -> Any:
             try:
                 message = answer(request, context)
@@ -129,7 +114,9 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self.calls[method, "OK"] += 1
                 return message
 
-        return handle
+        return grpc.unary_unary_rpc_method_handler(
+            handle, request_type.FromString, lambda message: message.SerializeToString()
+        )
 
     async def _refuse(self, method: str, error: Refusal, context: Any) -> None:
         code = _STATUS[error.kind]
@@ -137,10 +124,10 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
         await context.abort(code, str(error))
 
     def _parse_trigger(self, scaled: Any, context: Any) -> Trigger:
-        self._callers.check(scaled.namespace, _read_certificate_names(context))
+        names = _read_certificate_names(context)
+        self._callers.check(scaled.namespace, names)
         trigger = parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
-        if not trigger.pods.namespace:
-            self._callers.check_cluster_scope()
+        self._callers.check(trigger.pods.namespace, names)  # empty for the scope cluster
         return trigger
 
     def _is_active(self, scaled: Any, context: Any) -> Any:
@@ -172,9 +159,6 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _stream_is_active(self, scaled: Any, context: Any) -> AsyncIterator[Any]:
         """Sends the state and every change of it. An error ends the stream, and KEDA opens a new one."""
-        if self._streams >= _MAX_STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_STREAMS} streams are open already")
-        self._streams += 1
         sent: bool | None = None
         try:
             trigger = self._parse_trigger(scaled, context)
@@ -187,8 +171,6 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await self._sleep(self._store.settings.interval)
         except Refusal as error:
             await self._refuse("StreamIsActive", error, context)
-        finally:
-            self._streams -= 1
 
 
 def _round_up(value: float) -> int:
@@ -223,29 +205,21 @@ class KedaTls:
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
-        self._problem = ProblemLog("KEDA's listener keeps its previous certificates")
-        try:
-            self._last = self._read()
-        except SourceError as error:
-            raise UsageError(str(error)) from error
+        self._content = LastValid(self._read, "KEDA's listener keeps its previous certificates")
+        self._used = self._content.get()
 
     def make_credentials(self) -> Any:
         """Clients without a certificate of the configured CA are refused."""
         return grpc.dynamic_ssl_server_credentials(
-            self._last.make_configuration(), self._reload, require_client_authentication=True
+            self._used.make_configuration(), self._reload, require_client_authentication=True
         )
 
     def _reload(self) -> Any:
         """Called by gRPC at every handshake, in its own thread. None keeps the present configuration."""
-        try:
-            content = self._read()
-        except SourceError as error:
-            self._problem.report(str(error))
+        content = self._content.get()
+        if content == self._used:
             return None
-        self._problem.clear()
-        if content == self._last:
-            return None
-        self._last = content
+        self._used = content
         _log.info("%s was replaced: new connections use it", self._certificate.name)
         return content.make_configuration()
 
@@ -263,8 +237,8 @@ class KedaTls:
 
 async def start_scaler(scaler: ExternalScaler, address: Address, credentials: Any | None) -> tuple[Any, Address]:
     """Without credentials, the listener is not encrypted. Raises StartError."""
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * _MAX_STREAMS)
-    server.add_generic_rpc_handlers((scaler,))
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+    server.add_generic_rpc_handlers((scaler.make_handler(),))
     target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
     try:
         port = server.add_insecure_port(target) if credentials is None else server.add_secure_port(target, credentials)

@@ -17,7 +17,6 @@ from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import PODS_PATH, Pairs, parse_owner, parse_pod
 from podgpu.kube.reflector import Informer, ReflectorSettings
 
-__all__ = ["NodeWatcher", "Pairs", "PodSeen", "PodWatcher", "RunningPods", "index_pods", "parse_running_pod"]
 _PAGE_SIZE = 500
 _NODES_PATH = "/api/v1/nodes"
 _RUNNING = {"fieldSelector": "status.phase=Running"}
@@ -43,33 +42,24 @@ class PodSeen(NamedTuple):
 
 
 def parse_running_pod(body: Object) -> PodSeen | None:
-    """None for pods that are being deleted, and for other objects. Never raises."""
+    """None for pods that are being deleted."""
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
     owner = parse_owner(body)
     resources = {name for container in (*record.containers, *record.init_containers) for name, _ in container.requests}
-    spec, status = body.get("spec"), body.get("status")
+    started = body["status"].get("startTime")
     return PodSeen(
         record.namespace,
         record.name,
         record.node,
-        _parse_time(status.get("startTime") if isinstance(status, dict) else None),
+        datetime.fromisoformat(started).timestamp() if started else 0.0,
         owner.kind if owner else "",
         owner.name if owner else "",
         any(word in name.lower() for name in resources for word in _GPU_WORDS)
-        or (isinstance(spec, dict) and bool(spec.get("resourceClaims"))),
+        or bool(body["spec"].get("resourceClaims")),
         record.labels,
     )
-
-
-def _parse_time(text: object) -> float:
-    if not isinstance(text, str) or len(text) > 40:
-        return 0.0
-    try:
-        return max(0.0, datetime.fromisoformat(text).timestamp())
-    except (ValueError, OverflowError, OSError):
-        return 0.0
 
 
 class RunningPods(NamedTuple):
@@ -150,11 +140,6 @@ class NodeWatcher:
         self._informer.close()
 
 
-def _parse_node(body: Object) -> tuple[str, Pairs] | None:
-    metadata = body.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(metadata, dict) or not isinstance(name, str) or not name:
-        return None
-    labels = metadata.get("labels")
-    pairs = labels.items() if isinstance(labels, dict) else ()
-    return name, tuple(sorted((key, text) for key, text in pairs if isinstance(key, str) and isinstance(text, str)))
+def _parse_node(body: Object) -> tuple[str, Pairs]:
+    metadata = body["metadata"]
+    return metadata["name"], tuple(sorted((metadata.get("labels") or {}).items()))

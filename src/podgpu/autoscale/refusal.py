@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import Enum
+from functools import partial
 
 from podgpu.errors import PodgpuError
 
 _MAX_LENGTH = 80
-_MAX_NAMED = 3
 
 
 class RefusalKind(Enum):
-    BAD_REQUEST = "BadRequest"  # the request is wrong and stays wrong
-    FORBIDDEN = "Forbidden"
-    NOT_FOUND = "NotFound"  # no such metric, no matching pod, or no pod with a GPU
-    NO_DATA = "ServiceUnavailable"  # values are missing, and may be available later
+    """HTTP status, and the reason as Kubernetes' API writes it."""
+
+    BAD_REQUEST = 400, "BadRequest"  # the request is wrong and stays wrong
+    UNAUTHORIZED = 401, "Unauthorized"  # the caller is not known
+    FORBIDDEN = 403, "Forbidden"
+    NOT_FOUND = 404, "NotFound"  # no such metric, no matching pod, or no pod with a GPU
+    NO_DATA = 503, "ServiceUnavailable"  # values are missing, and may be available later
 
 
 class Refusal(PodgpuError):
@@ -27,20 +30,11 @@ class Refusal(PodgpuError):
         self.kind = kind
 
 
-def bad_request(message: str) -> Refusal:
-    return Refusal(RefusalKind.BAD_REQUEST, message)
-
-
-def forbidden(message: str) -> Refusal:
-    return Refusal(RefusalKind.FORBIDDEN, message)
-
-
-def not_found(message: str) -> Refusal:
-    return Refusal(RefusalKind.NOT_FOUND, message)
-
-
-def no_data(message: str) -> Refusal:
-    return Refusal(RefusalKind.NO_DATA, message)
+bad_request = partial(Refusal, RefusalKind.BAD_REQUEST)
+unauthorized = partial(Refusal, RefusalKind.UNAUTHORIZED)
+forbidden = partial(Refusal, RefusalKind.FORBIDDEN)
+not_found = partial(Refusal, RefusalKind.NOT_FOUND)
+no_data = partial(Refusal, RefusalKind.NO_DATA)
 
 
 def quote(text: str) -> str:
@@ -62,10 +56,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = tuple(known)
     near = find_nearest(word, names)
     return f": did you mean {near}?" if near else f"; valid are {', '.join(names)}"
-
-
-def first_few(names: Iterable[str]) -> str:
-    """The first three names, and the number of the others."""
-    listed = list(names)
-    rest = len(listed) - _MAX_NAMED
-    return ", ".join(listed[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

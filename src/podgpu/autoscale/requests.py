@@ -75,7 +75,6 @@ _SYNONYMS = {
 }
 _FROM_ENV = "FromEnv"
 _OWNER_KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "Job", "ReplicationController")
-_MAX_KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,6 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
 
 def _read_trigger_keys(metadata: Mapping[str, str]) -> dict[str, str]:
     """Without KEDA's own keys. KEDA has already resolved the variable of keys such as `targetFromEnv`."""
-    if len(metadata) > _MAX_KEYS:
-        raise bad_request(f"the trigger's metadata has more than {_MAX_KEYS} keys")
     values: dict[str, str] = {}
     for written, value in metadata.items():
         key = written.removesuffix(_FROM_ENV)
@@ -180,8 +177,8 @@ WORKLOADS = {  # resource -> kind, apiVersion
     "daemonsets.apps": ("DaemonSet", "apps/v1"),
     "jobs.batch": ("Job", "batch/v1"),
 }
+_KINDS = {"pods": ("Pod", "/v1"), "nodes": ("Node", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS}
 ANY = "*"
-_MAX_PATH = 2048
 
 
 class ResourceAttributes(NamedTuple):
@@ -192,16 +189,6 @@ class ResourceAttributes(NamedTuple):
     version: str
     resource: str
     subresource: str = ""
-    namespace: str = ""
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedObject:
-    """The object that a value belongs to."""
-
-    kind: str
-    api_version: str
     namespace: str = ""
     name: str = ""
 
@@ -219,15 +206,11 @@ class MetricRequest:
     external_pods: PodSelector | None = None
     metric_labels: tuple[tuple[str, str], ...] = ()  # the metric's own selector, which responses repeat
 
-    def describe(self, name: str = "") -> DescribedObject:
-        name = name or self.name
-        if self.resource == "pods":
-            return DescribedObject("Pod", "/v1", self.namespace, name)
-        if self.resource == "nodes":
-            return DescribedObject("Node", "/v1", "", name)
-        if self.resource == "namespaces":
-            return DescribedObject("Namespace", "/v1", "", self.namespace)
-        return DescribedObject(*WORKLOADS[self.resource], self.namespace, name)
+    def describe(self, name: str = "") -> dict[str, str]:
+        """The reference of the object that a value belongs to."""
+        kind, api_version = _KINDS[self.resource]
+        reference = {"kind": kind, "name": name or self.name, "apiVersion": api_version}
+        return {**reference, "namespace": self.namespace} if self.resource in ("pods", *WORKLOADS) else reference
 
     @property
     def pods(self) -> PodSelector:
@@ -327,6 +310,6 @@ def _parse_metric_labels(text: str, known: tuple[str, ...]) -> dict[str, str]:
 
 def _split_path(path: str) -> list[str]:
     parts = path.strip("/").split("/")
-    if len(path) > _MAX_PATH or not all(parts) or not path.isprintable():
+    if not all(parts) or not path.isprintable():
         raise not_found(f"{quote(path)} is not a path of this API")
     return parts

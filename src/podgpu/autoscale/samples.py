@@ -27,7 +27,7 @@ from podgpu.cluster.collect import Scope
 from podgpu.cluster.parts import HeldPart, gpu_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.used import used_value
-from podgpu.model import DeviceState, HolderUsage, Slot
+from podgpu.model import DeviceState, HolderUsage, Slot, WorkloadKey
 
 PodKey = tuple[str, str]  # namespace, name
 ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
@@ -78,15 +78,15 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
-        self._now: dict[tuple[_SlotKey, tuple[str, ...]], _Rate] = {}
+        self._before: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
+        self._now: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
 
     def next_round(self) -> None:
         """Holders that were not in the last round are removed."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _Rate:
-        key = _slot_key(part), part.holder.key
+        key = node.name, _slot_key(part), part.holder.key
         usage = part.holder.usage or HolderUsage()
         is_measured = usage.utilization_ratio is not None
         rate = _Rate(
@@ -158,8 +158,8 @@ class _DeviceSample(NamedTuple):
     busy: float | None
     watts: float | None
     fractions: tuple[float | None, ...]  # in the order of PROFILING_METRICS
-    used: float | None  # --used-field as a ratio
-    idle_seconds: float | None
+    used: float | None = None  # --used-field as a ratio
+    idle_seconds: float | None = None
 
 
 def sample_round(
@@ -273,7 +273,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _percent(ratios: Sequence[float | None]) -> float:
     total = _sum(ratios)
-    return nan if total is None or not ratios else 100 * total / len(ratios)
+    return nan if total is None else 100 * total / len(ratios)
 
 
 def _empty_row() -> array[float]:
@@ -282,10 +282,11 @@ def _empty_row() -> array[float]:
 
 def _make_row(samples: Sequence[_DeviceSample]) -> array[float]:
     row = _empty_row()
+    if not samples:
+        return row
     row[UTILIZATION.column] = _percent([sample.utilization for sample in samples])
-    row[MEMORY.column] = _memory_percent(
-        _sum(sample.memory for sample in samples), _sum(sample.memory_total for sample in samples)
-    )
+    memory, memory_total = _sum(sample.memory for sample in samples), _sum(sample.memory_total for sample in samples)
+    row[MEMORY.column] = nan if memory is None or not memory_total else min(100.0, 100 * memory / memory_total)
     row[BUSY.column] = _percent([sample.busy for sample in samples])
     watts = _sum(sample.watts for sample in samples)
     row[POWER.column] = nan if watts is None else watts
@@ -297,24 +298,22 @@ def _make_row(samples: Sequence[_DeviceSample]) -> array[float]:
     return row
 
 
-def _memory_percent(used: float | None, total: float | None) -> float:
-    return nan if used is None or not total else min(100.0, 100 * used / total)
-
-
 def _sample_node(node: NodeEntry, busy: dict[_SlotKey, float | None], state: ClusterState) -> array[float]:
-    row = _empty_row()
-    gpus = list(node.gpus)
-    row[UTILIZATION.column] = _percent([gpu_utilization(gpu) for gpu in gpus])
-    row[MEMORY.column] = _memory_percent(
-        _sum(gpu.memory_used_bytes for gpu in gpus), _sum(gpu.memory_total_bytes for gpu in gpus)
-    )
-    milliwatts = _sum(gpu.power_mw for gpu in gpus)
-    row[POWER.column] = nan if milliwatts is None or not gpus else milliwatts / 1000
-    row[BUSY.column] = _percent([_gpu_busy(gpu, busy) for gpu in gpus])
-    for metric in PROFILING_METRICS:
-        row[metric.column] = _percent([_gpu_fraction(gpu, metric) for gpu in gpus])
+    row = _make_row([_sample_gpu(gpu, busy) for gpu in node.gpus])
     _set_used(row, state, Scope("node", node=node.name))
     return row
+
+
+def _sample_gpu(gpu: DeviceState, busy: dict[_SlotKey, float | None]) -> _DeviceSample:
+    """What all holders of a GPU do together."""
+    return _DeviceSample(
+        utilization=gpu_utilization(gpu),
+        memory=gpu.memory_used_bytes,
+        memory_total=gpu.memory_total_bytes,
+        busy=_gpu_busy(gpu, busy),
+        watts=None if gpu.power_mw is None else gpu.power_mw / 1000,
+        fractions=tuple(_gpu_fraction(gpu, metric) for metric in PROFILING_METRICS),
+    )
 
 
 def _gpu_busy(gpu: DeviceState, busy: dict[_SlotKey, float | None]) -> float | None:

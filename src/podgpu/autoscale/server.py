@@ -16,13 +16,13 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.autoscale.authentication import ApiGate, Reviews, TrustConfig
-from podgpu.autoscale.certificates import CaBundleUpdater, Issued
+from podgpu.autoscale.certificates import CaBundleUpdater
 from podgpu.autoscale.keda import ExternalScaler, start_scaler, stop_scaler
 from podgpu.autoscale.metrics_api import API_OPTION, MetricsApi
 from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.store import SampleStore
 from podgpu.cluster.loop import Cluster
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 from podgpu.metrics import families as f
 from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
@@ -31,7 +31,7 @@ from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.connections import MakeTlsContext
 from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import ProblemLog
+from podgpu.web.web_config import LastValid
 
 _REVIEW_SECONDS = 5.0
 _log = logging.getLogger("podgpu")
@@ -44,23 +44,7 @@ class ApiTlsMaterial(NamedTuple):
     certificate: bytes
     key: bytes
     names: str  # of certificate and key, for messages
-    client_cas: str = ""
-
-
-ReadMaterial = Callable[[], ApiTlsMaterial]  # raises SourceError
-
-
-def read_from_files(certificate: Pem, key: Pem) -> ReadMaterial:
-    """Reads the files for every new connection, so that they can be replaced."""
-    return lambda: ApiTlsMaterial(certificate.read(), key.read(), f"{certificate.name} and {key.name}")
-
-
-def read_from_issuer(issued: Callable[[], Issued]) -> ReadMaterial:
-    def read() -> ApiTlsMaterial:
-        current = issued()
-        return ApiTlsMaterial(current.certificate.encode(), current.key.encode(), "podgpu's own certificate and key")
-
-    return read
+    client_cas: str
 
 
 def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
@@ -82,31 +66,16 @@ def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
     return context
 
 
-class ApiTlsContexts:
-    """The current TLS context. Keeps the last valid one while certificate, key or CAs are invalid."""
+def make_api_tls(pair: Callable[[], tuple[Pem, Pem]], trust: Callable[[], TrustConfig]) -> MakeTlsContext:
+    """`pair` returns certificate and key, which may change. Raises UsageError."""
+    cache = ContextCache(make_api_context)
 
-    def __init__(self, read_material: ReadMaterial, trust: Callable[[], TrustConfig]) -> None:
-        """Raises UsageError."""
-        self._read_material = read_material
-        self._trust = trust
-        self._cache = ContextCache(make_api_context)
-        self._problem = ProblemLog("the metrics API keeps its previous certificate and CAs")
-        try:
-            self._last = self._make()
-        except SourceError as error:
-            raise UsageError(str(error)) from error
+    def read() -> ssl.SSLContext:
+        certificate, key = pair()
+        names = f"{certificate.name} and {key.name}"
+        return cache.get(ApiTlsMaterial(certificate.read(), key.read(), names, trust().client_cas))
 
-    def _make(self) -> ssl.SSLContext:
-        return self._cache.get(self._read_material()._replace(client_cas=self._trust().client_cas))
-
-    def current(self) -> ssl.SSLContext:
-        try:
-            self._last = self._make()
-        except SourceError as error:
-            self._problem.report(str(error))
-        else:
-            self._problem.clear()
-        return self._last
+    return LastValid(read, "the metrics API keeps its previous certificate and CAs").get
 
 
 # The listeners
@@ -220,7 +189,6 @@ class AutoscaleServer:
         values = {
             f.AUTOSCALE_ROUND_TIMESTAMP: snapshot.ends_at,
             f.AUTOSCALE_PODS: len(snapshot.holding),
-            f.AUTOSCALE_PODS_LEFT_OUT: snapshot.pod_samples.left_out,
             f.AUTOSCALE_OLD_NODES: len(snapshot.stale_nodes),
             f.AUTOSCALE_PODS_SYNCED: 0 if snapshot.pods.trouble else 1,
         }

@@ -8,94 +8,60 @@ from __future__ import annotations
 
 import logging
 import math
-from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from podgpu.autoscale.metrics import COLUMNS
-from podgpu.autoscale.pods import Pairs, PodSeen, RunningPods
+from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
 from podgpu.autoscale.samples import HeldGpus, PodKey, ScopeKey, UsageRates, sample_round
 from podgpu.clock import Clock
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import round_number
+from podgpu.kube.objects import Pairs
 
-__all__ = ["MetricsSnapshot", "SampleRings", "SampleStore", "ScopeKey"]
-MAX_PODS = 50_000
-_MAX_SCOPES = 20_000
-_SPARE_SLOTS = 4  # written while an older round is still being read
+_SPARE_ROUNDS = 2  # an older round may still be read
 _SETTLED = 1 / 3  # part of an interval after which a round is used
 _STARTING_SECONDS = 30.0
-_UNKNOWN_ROW = (math.nan,) * COLUMNS
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
 class SampleRings(Generic[K]):
-    """One ring of samples per key. NaN means unknown."""
+    """The rows of the last rounds by key. NaN means unknown."""
 
-    def __init__(self, rounds: int, max_keys: int) -> None:
+    def __init__(self, rounds: int) -> None:
         """`rounds` is the number of rounds in the longest window."""
-        self._slots = rounds + _SPARE_SLOTS
-        self._max_keys = max_keys
-        self._blocks: dict[K, array[float]] = {}
-        self._last_seen: dict[K, int] = {}  # number of the last round that had the key
+        self._rounds = rounds + _SPARE_ROUNDS
+        self._rows: dict[K, dict[int, Sequence[float]]] = {}  # by number of the round, oldest first
         self._last: int | None = None
-        self.left_out = 0
-        """Number of keys of the last round that did not fit."""
-
-    def __len__(self) -> int:
-        return len(self._blocks)
 
     def add(self, number: int, rows: Mapping[K, Sequence[float]]) -> None:
         """Stores a round. A lower number means that the clock was set back: stored rounds are dropped."""
         if self._last is not None and number < self._last:
-            self._blocks, self._last_seen, self._last = {}, {}, None
-        first_new = number if self._last is None else max(self._last + 1, number - self._slots + 1)
-        for key in [key for key, seen in self._last_seen.items() if seen <= number - self._slots]:
-            del self._last_seen[key], self._blocks[key]
-        for key, block in self._blocks.items():
-            for skipped in range(first_new, number):
-                self._write(block, skipped, _UNKNOWN_ROW)
-            self._write(block, number, rows.get(key, _UNKNOWN_ROW))
-        self.left_out = 0
-        for key, row in rows.items():
-            if key not in self._blocks:
-                if len(self._blocks) >= self._max_keys:
-                    self.left_out += 1
-                    continue
-                block = array("f", (math.nan,)) * (self._slots * COLUMNS)
-                self._write(block, number, row)
-                self._blocks[key] = block
-            self._last_seen[key] = number
+            self._rows = {}
         self._last = number
+        for key, row in rows.items():
+            self._rows.setdefault(key, {})[number] = row
+        for key, by_number in list(self._rows.items()):
+            while by_number and (oldest := next(iter(by_number))) <= number - self._rounds:
+                del by_number[oldest]
+            if not by_number:
+                del self._rows[key]
 
-    def _write(self, block: array[float], number: int, row: Sequence[float]) -> None:
-        slot = number % self._slots
-        for column, value in enumerate(row):
-            block[column * self._slots + slot] = value
+    def __contains__(self, key: K) -> bool:
+        return key in self._rows
 
-    def values(self, key: K, column: int, last: int, rounds: int) -> array[float]:
-        """The values of the `rounds` rounds that end with round `last`, oldest first."""
-        block = self._blocks.get(key)
-        rounds = min(rounds, self._slots - _SPARE_SLOTS)
-        if block is None or rounds <= 0:
-            return array("f")
-        end = last % self._slots + 1
-        begin, base = end - rounds, column * self._slots
-        if begin >= 0:
-            return block[base + begin : base + end]
-        return block[base + self._slots + begin : base + self._slots] + block[base : base + end]
-
-    def mean(self, key: K, column: int, last: int, rounds: int) -> tuple[float, int] | None:
-        """Mean and number of known values. None if the newest value is unknown."""
-        values = self.values(key, column, last, rounds)
-        if not values or math.isnan(values[-1]):
-            return None
-        known = [value for value in values if not math.isnan(value)]
-        return math.fsum(known) / len(known), len(known)
+    def known(self, key: K, column: int, last: int, rounds: int) -> dict[int, float]:
+        """The known values of the `rounds` rounds that end with round `last`, by number."""
+        by_number = self._rows.get(key, {})
+        known = {}
+        for number in range(last - rounds + 1, last + 1):
+            row = by_number.get(number)
+            if row is not None and not math.isnan(row[column]):
+                known[number] = row[column]
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +120,8 @@ class SampleStore:
         self._node_labels = node_labels
         self._clock = clock or Clock()
         rounds = math.ceil(max_window / settings.interval)
-        self._pod_samples: SampleRings[PodKey] = SampleRings(rounds, MAX_PODS)
-        self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds, _MAX_SCOPES)
+        self._pod_samples: SampleRings[PodKey] = SampleRings(rounds)
+        self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds)
         self._rates = UsageRates(settings.stale_after)
         self._held_before: frozenset[PodKey] = frozenset()
         self._ignored: frozenset[PodKey] = frozenset()  # pods with values of other nodes in the last round

@@ -20,25 +20,18 @@ from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION
 from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, EXTERNAL_GROUP, EXTERNAL_VERSION
-from podgpu.autoscale.server import (
-    ApiPart,
-    ApiTlsContexts,
-    AutoscaleServer,
-    KedaPart,
-    read_from_files,
-    read_from_issuer,
-)
+from podgpu.autoscale.server import ApiPart, AutoscaleServer, KedaPart, make_api_tls
 from podgpu.autoscale.store import SampleStore
 from podgpu.cli.cluster import (
     PROMETHEUS_OPTIONS,
     SCRAPE_OPTIONS,
     VIEW_OPTIONS,
     check_backend,
+    choose_ages,
     choose_collector,
-    freshness,
 )
 from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
+from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
@@ -53,7 +46,7 @@ from podgpu.web.sockets import Address, parse_address
 _CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
 _log = logging.getLogger("podgpu")
 
-_FROM_VIEW = ("node-label", "interval", "stale-after", "drop-after", "used-field")
+_FROM_VIEW = ("node-label", "interval", "stale-after", "used-field")
 
 
 def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = AUTOSCALING) -> Option:
@@ -127,12 +120,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes. Needs the API server for the running pods.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION)
     if options["unregister"]:
         unregister(options)
         return
-    settings = _make_settings(options, *freshness(ctx, options))
+    settings = _make_settings(options, *choose_ages(ctx, options))
     check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
     _run(options, settings, probe_address)
 
@@ -255,18 +247,25 @@ def _make_api(options: Mapping[str, Any], address: Address, config: ApiConfig, s
     if options["api_service"]:
         service = _parse_service(options["api_service"])
         issuer = CertificateIssuer(service.host_names, socket.gethostname())
-        read_material = read_from_issuer(lambda: issuer.current)
         services = api_services(options["external_metrics"])
 
         def make_updater(client: ApiClient) -> CaBundleUpdater:
             return CaBundleUpdater(client, issuer, services, service)
 
+        def pair() -> tuple[Pem, Pem]:
+            issued = issuer.current
+            return Pem(text=issued.certificate, origin="podgpu's certificate"), Pem(text=issued.key, origin="its key")
+
     else:
-        read_material = read_from_files(Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"]))
-    contexts = ApiTlsContexts(read_material, lambda: trust() or TrustConfig())
+        files = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
+
+        def pair() -> tuple[Pem, Pem]:
+            return files
+
+    tls = make_api_tls(pair, lambda: trust() or TrustConfig())
     return ApiPart(
         address,
-        contexts.current,
+        tls,
         trust,
         lambda: ApiClient(config),
         make_updater,

@@ -6,16 +6,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.agent.api_access import access_by
-from podgpu.agent.assemble import Naming as OptionNaming
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, pick_options
-from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command, naming_variable
+from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command
 from podgpu.cli.process import configure_logging
 from podgpu.cluster.collect import Collector
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
@@ -24,14 +22,14 @@ from podgpu.cluster.prices import read_prices
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.promql import PrometheusServer
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import UsageError
-from podgpu.history.answers import History
+from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, Service, Several, load_protection, run
+from podgpu.web.app import PROBE_OPTION, Several, load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
 from podgpu.web.sockets import Address, parse_address
 
@@ -39,6 +37,8 @@ _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
 
 _INTERVALS_FRESH = 3
+_DROP_AFTER = 300.0
+_SCRAPE_TIMEOUT = 5.0
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
@@ -81,7 +81,6 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
         common=False,
     ),
     _option("prometheus-tenant", "", "Tenant, sent as X-Scope-OrgID (Mimir, Cortex).", group=ACCESS, common=False),
-    _option("prometheus-timeout", "10s", "Maximum duration of a query.", "duration", group=ACCESS, common=False),
 )
 SCRAPE_OPTIONS: tuple[Option, ...] = (
     _option("scrape", "", "Read these exporters: HOST:9400,… or URLs."),
@@ -91,9 +90,8 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
         "Read the endpoints of Services with these labels: [NAMESPACE/]SELECTOR, such as"
         " monitoring/app.kubernetes.io/name=podgpu.",
     ),
-    _option("scrape-timeout", "5s", "Maximum duration of reading one exporter.", "duration", group=ACCESS),
     _option("history-dir", "", "Store history in this directory (docs/cluster.md#history).", group=USAGE),
-    *(option for option in EXPORTER_ACCESS_OPTIONS if option.flag != "exporter-max-age"),
+    *EXPORTER_ACCESS_OPTIONS,
 )
 VIEW_OPTIONS: tuple[Option, ...] = (
     _option("interval", "15s", "How often nodes are read.", "duration"),
@@ -101,12 +99,6 @@ VIEW_OPTIONS: tuple[Option, ...] = (
         "stale-after",
         "45s",
         "A node is stale if it was not read for this long. Stale nodes are left out of averages. Default: 3 intervals.",
-        "duration",
-    ),
-    _option(
-        "drop-after",
-        "5m",
-        "A node is dropped if it was not read for this long and its exporter is no longer listed.",
         "duration",
     ),
     _option(
@@ -164,17 +156,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "address"):
-        address = parse_address(options["address"])
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
+    address = parse_address(options["address"])
+    probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
     check_backend(ctx, options)
-    _run(options, settings, address, probe_address, partial(naming_variable, ctx))
+    _run(options, settings, address, probe_address)
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
-    stale_after, drop_after = freshness(ctx, options)
+    stale_after, drop_after = choose_ages(ctx, options)
     return check_settings(
         ViewSettings(
             interval=options["interval"],
@@ -188,12 +178,11 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
     )
 
 
-def freshness(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
-    """--stale-after and --drop-after. Their defaults depend on the interval."""
-    has_stale = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
-    stale_after = options["stale_after"] if has_stale else _INTERVALS_FRESH * options["interval"]
-    has_drop = ctx.get_parameter_source("drop_after") is not ParameterSource.DEFAULT
-    return stale_after, options["drop_after"] if has_drop else max(options["drop_after"], 2 * stale_after)
+def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
+    """When a node is stale, and when it is dropped."""
+    is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
+    stale_after = options["stale_after"] if is_set else _INTERVALS_FRESH * options["interval"]
+    return stale_after, max(_DROP_AFTER, 2 * stale_after)
 
 
 def check_backend(
@@ -228,23 +217,18 @@ def _run(
     settings: ViewSettings,
     address: Address,
     probe_address: Address | None,
-    naming: OptionNaming,
 ) -> None:
     """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
     with ExitStack() as stack:
         make_collector = choose_collector(options, settings, stack)
         cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
-        beside: list[Service] = []
-        if options["prometheus"]:
-            history: History = _prometheus_history(options)
-        else:
-            with naming("history_dir"):
-                recorder = cluster_recorder(cluster, options["history_dir"])
-            history, beside = recorder, [recorder]
+        recorder = cluster_recorder(cluster, options["history_dir"], with_figures=not options["prometheus"])
+        history: HistorySource = _prometheus_history(options) if options["prometheus"] else recorder
         protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
-        listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
-        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+        waste = cluster_waste(cluster, recorder)
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history, waste, lifecycle)
+        run(Several([cluster, recorder]), listeners, lambda bound: _announce(bound[0]))
 
 
 def _announce(bound: Address) -> None:
@@ -270,7 +254,7 @@ def _prometheus_collector(options: Mapping[str, Any], settings: ViewSettings, st
     return make
 
 
-def _prometheus_history(options: Mapping[str, Any]) -> History:
+def _prometheus_history(options: Mapping[str, Any]) -> HistorySource:
     with _naming_option("--prometheus"):
         return PrometheusHistory(_prometheus_server(options))
 
@@ -282,7 +266,6 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
         access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
         match=options["match"],
         node_labels=_names(options["node_label"]),
-        timeout=options["prometheus_timeout"],
     )
 
 
@@ -299,7 +282,7 @@ def _scrape_collector(options: Mapping[str, Any], settings: ViewSettings, stack:
         return ScrapeCollector(
             targets,
             access,
-            timeout=options["scrape_timeout"],
+            timeout=min(_SCRAPE_TIMEOUT, settings.interval),
             keep_fields=settings.keep_fields,
             node_labels=node_labels,
             drop_after=settings.drop_after,

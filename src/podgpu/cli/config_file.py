@@ -1,19 +1,27 @@
-"""Merges dcgm-exporter's configuration file into the options. Flags and environment variables override it."""
+"""Reads dcgm-exporter's YAML configuration, versions 1 (4.8.3) and 2 (4.8.4), and merges it into the options.
+
+Flags and environment variables override it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import click
 from click.core import ParameterSource
+from msgspec import Meta, Struct
 
-from podgpu.agent.collections import ConfigFile, SampleRetention
-from podgpu.cli.options import FROM_FILE
+from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention
+from podgpu.cli.options import FROM_FILE, parse_go_duration
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
+from podgpu.metrics.counters import Counter, make_counter
+from podgpu.yaml_file import decode_yaml
 
 _MAX_BYTES = 256 * 1024
+_ALL_FIELDS = ["*"]
 _NO_LIMIT = (
     "--watch-max-keep-age and --watch-max-keep-samples: neither age nor number of samples is limited: set one of them"
     " above 0"
@@ -24,7 +32,15 @@ def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
     """Returns the options, with the rest of the file as `config`. Raises UsageError."""
     path = options["config_file"]
     config = _read(path) if path else ConfigFile("")
-    from_file = {name: value for name, value in _values(config).items() if value is not None and not _is_set(ctx, name)}
+    values = {
+        "collectors": config.counters_file or None,
+        "collect_interval": config.interval,
+        "watch_max_keep_age": config.retention.max_age,
+        "watch_max_keep_samples": config.retention.max_samples,
+        "max_concurrent_scrapes": config.max_concurrent_scrapes,
+        "enable_exporter_metrics": config.exporter_metrics,
+    }
+    from_file = {name: value for name, value in values.items() if value is not None and not _is_set(ctx, name)}
     if _is_set(ctx, "collectors") or (_is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
         config = replace(config, counters=None)
         from_file.pop("collectors", None)
@@ -53,20 +69,219 @@ def _is_set(ctx: click.Context, parameter: str) -> bool:
 
 
 def _read(path: str) -> ConfigFile:
-    from podgpu.cli.config_yaml import parse_config_file  # YAML costs memory, and most exporters have no file
-
     try:
         return parse_config_file(read_bounded(path, _MAX_BYTES), path)
     except SourceError as e:
         raise UsageError(f"--config-file {e}") from e
 
 
-def _values(config: ConfigFile) -> dict[str, Any]:
-    return {
-        "collectors": config.counters_file or None,
-        "collect_interval": config.interval,
-        "watch_max_keep_age": config.retention.max_age,
-        "watch_max_keep_samples": config.retention.max_samples,
-        "max_concurrent_scrapes": config.max_concurrent_scrapes,
-        "enable_exporter_metrics": config.exporter_metrics,
-    }
+# The file
+
+_Text = Annotated[str, Meta(min_length=1)]
+_Texts = Annotated[list[_Text], Meta(min_length=1)]
+_Count = Annotated[int, Meta(ge=0, le=999_999_999)]
+
+
+class _GoDuration:  # not a dataclass: msgspec would decode that itself
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class _Interval(_GoDuration):
+    """100 ms to 24 h."""
+
+
+def _decode_duration(kind: type, text: Any) -> _GoDuration:
+    seconds = parse_go_duration(text) if isinstance(text, str) else None
+    if seconds is None:
+        raise ValueError(f"{str(text)[:80]!a} is not a duration: write it as in 30s, 1m30s or 500ms")
+    if kind is _GoDuration:
+        return _GoDuration(seconds)
+    if not 0.1 <= seconds <= 86_400:
+        raise ValueError(f"{text[:80]!a} is out of range: 100ms to 24h")
+    return _Interval(seconds)
+
+
+class _ConfigSection(Struct, rename="camel", forbid_unknown_fields=True):
+    pass
+
+
+class _ConfigField(_ConfigSection):
+    name: _Text
+    prometheus_type: _Text
+    help: _Text
+
+
+class _Metrics(_ConfigSection):
+    file: _Text | None = None
+    fields: Annotated[list[_ConfigField], Meta(min_length=1)] | None = None
+    enable_exporter_metrics: bool | None = None
+
+
+class _BindUnbind(_ConfigSection):
+    enabled: bool | None = None
+    poll_interval: _GoDuration | None = None
+
+
+class _Server(_ConfigSection):
+    max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
+
+
+class _ConfigV1(_ConfigSection):
+    version: int
+    metrics: _Metrics | None = None
+    collection: _CollectionV1 | None = None
+    sources: _SourcesV1 | None = None
+    server: _Server | None = None
+
+
+class _CollectionV1(_ConfigSection):
+    interval: _Interval | None = None
+    watch_groups: list[_WatchGroup] | None = None
+    retention: _RetentionV1 | None = None
+
+
+class _RetentionV1(_ConfigSection):
+    max_age: _GoDuration | None = None
+    max_samples: _Count | None = None
+
+
+class _WatchGroup(_ConfigSection):
+    name: _Text
+    interval: _Interval
+    fields: _Texts
+    retention: _RetentionV1 | None = None
+
+
+class _SourcesV1(_ConfigSection):
+    dcgm: _DcgmV1 | None = None
+
+
+class _DcgmV1(_ConfigSection):
+    detect_bind_unbind: _BindUnbind | None = None
+
+
+class _ConfigV2(_ConfigSection):
+    version: int
+    metrics: _Metrics | None = None
+    collections: Annotated[list[_CollectionV2], Meta(min_length=1)] | None = None
+    sources: _SourcesV2 | None = None
+    server: _Server | None = None
+
+
+class _CollectionV2(_ConfigSection):
+    name: _Text
+    every: _Interval
+    metrics: _Include
+    sources: _SourcesV2 | None = None
+
+
+class _Include(_ConfigSection):
+    include: _Texts
+
+
+class _SourcesV2(_ConfigSection):
+    dcgm: _DcgmV2 | None = None
+
+
+class _DcgmV2(_ConfigSection):
+    watch: _Watch | None = None
+    detect_bind_unbind: _BindUnbind | None = None
+
+
+class _Watch(_ConfigSection):
+    max_keep_age: _GoDuration | None = None
+    max_keep_samples: _Count | None = None
+
+
+class _Version(Struct):
+    version: int | None = None
+
+
+def parse_config_file(content: bytes, path: str) -> ConfigFile:
+    """Raises UsageError, which names the file and the path inside it."""
+    version = decode_yaml(content, path, _Version).version
+    if version == 1:
+        return _read_v1(decode_yaml(content, path, _ConfigV1, _decode_duration), path)
+    if version == 2:
+        return _read_v2(decode_yaml(content, path, _ConfigV2, _decode_duration), path)
+    raise UsageError(f"{path}: version: must be 2, or 1 as in dcgm-exporter 4.8.3")
+
+
+def _read_v1(config: _ConfigV1, path: str) -> ConfigFile:
+    base = config.collection or _CollectionV1()
+    dcgm = (config.sources or _SourcesV1()).dcgm or _DcgmV1()
+    collections = [
+        Collection(
+            group.name,
+            group.interval.seconds,
+            tuple(group.fields),
+            _retention_v1(group.retention),
+            f"{path}: collection.watchGroups[{number}]",
+        )
+        for number, group in enumerate(base.watch_groups or ())
+    ]
+    interval, retention = base.interval.seconds if base.interval else None, _retention_v1(base.retention)
+    return _make(path, config, dcgm.detect_bind_unbind, interval, retention, collections)
+
+
+def _read_v2(config: _ConfigV2, path: str) -> ConfigFile:
+    """The collection of all fields sets interval and retention of fields that no other collection has."""
+    dcgm = (config.sources or _SourcesV2()).dcgm or _DcgmV2()
+    retention, interval = _retention_v2(config.sources), None
+    collections = []
+    for number, row in enumerate(config.collections or ()):
+        place, kept = f"{path}: collections[{number}]", _retention_v2(row.sources)
+        if row.metrics.include != _ALL_FIELDS:
+            collections.append(Collection(row.name, row.every.seconds, tuple(row.metrics.include), kept, place))
+        elif interval is not None:
+            raise UsageError(f"{place}: only one collection may include ['*']")
+        else:
+            interval, retention = row.every.seconds, kept.over(retention)
+    return _make(path, config, dcgm.detect_bind_unbind, interval, retention, collections)
+
+
+def _retention_v1(retention: _RetentionV1 | None) -> SampleRetention:
+    retention = retention or _RetentionV1()
+    return SampleRetention(retention.max_age.seconds if retention.max_age else None, retention.max_samples)
+
+
+def _retention_v2(sources: _SourcesV2 | None) -> SampleRetention:
+    watch = ((sources or _SourcesV2()).dcgm or _DcgmV2()).watch or _Watch()
+    return SampleRetention(watch.max_keep_age.seconds if watch.max_keep_age else None, watch.max_keep_samples)
+
+
+def _make(
+    path: str,
+    config: _ConfigV1 | _ConfigV2,
+    bind_unbind: _BindUnbind | None,
+    interval: float | None,
+    retention: SampleRetention,
+    collections: Sequence[Collection],
+) -> ConfigFile:
+    metrics, server = config.metrics or _Metrics(), config.server or _Server()
+    if metrics.file and metrics.fields:
+        raise UsageError(f"{path}: metrics: set file or fields, not both")
+    return ConfigFile(
+        path=path,
+        counters_file=metrics.file or "",
+        counters=_read_fields(metrics.fields, path) if metrics.fields else None,
+        exporter_metrics=metrics.enable_exporter_metrics,
+        interval=interval,
+        retention=retention,
+        collections=tuple(collections),
+        bind_unbind=bind_unbind is not None and bool(bind_unbind.enabled),
+        max_concurrent_scrapes=server.max_concurrent_scrapes,
+    )
+
+
+def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[Counter, ...]:
+    """If two names mean the same field, the first one counts, as in a counter file."""
+    first: dict[int, Counter] = {}
+    for number, row in enumerate(fields):
+        try:
+            counter = make_counter(row.name, row.prometheus_type, " ".join(row.help.split()))
+        except UsageError as e:
+            raise UsageError(f"{path}: metrics.fields[{number}]: {e}") from None
+        first.setdefault(counter.field.id, counter)
+    return tuple(first.values())

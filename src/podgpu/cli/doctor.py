@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from click.core import ParameterSource
 from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS, hide, pick_options
-from podgpu.cli.options import Option, make_command, naming_variable
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.doctor.autoscale import check_autoscaling
 from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
@@ -53,10 +52,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             return _print(options, check_autoscaling(options["kubeconfig"]))
     kubernetes_is_set = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
     options, config_findings = _with_config_file(ctx, options)
-    check_options(ctx, options)
+    check_options(options)
     options = with_host_engine(ctx, options)
     ignored = (*without_effect(ctx), *of_file_without_effect(options))
-    examination = NodeExamination(options, partial(naming_variable, ctx), kubernetes_is_set)
+    examination = NodeExamination(options, kubernetes_is_set)
     with closing(examination), quiet_logs(options["debug"]):
         findings = examination.run(config_findings, ignored)
     return _print(options, findings)

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import click
@@ -17,14 +16,14 @@ from click.core import ParameterSource
 
 from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
 from podgpu.agent.api_access import ApiAccess, open_exposition
-from podgpu.agent.assemble import Naming, make_holders, open_telemetry
+from podgpu.agent.assemble import make_holders, open_telemetry
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, pick_options
-from podgpu.cli.options import Option, make_command, naming_variable
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.process import configure_logging, stop_on_signal
 from podgpu.clock import Clock
 from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.files import AtomicFile, FileOwner, OutputError
+from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
 from podgpu.metrics.render import Policy
@@ -78,8 +77,6 @@ ENRICH_OPTIONS = (
         ours=True,
     ),
     Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
-    Option("owner", help="Numeric UID or UID:GID of the file. Default: the user who runs podgpu.", ours=True),
-    Option("self-metrics", default="true", help="Also write podgpu_exporter_* metrics about the sources.", kind="bool"),
     *pick_options(_SHARED, _CHANGES),
     *EXPORTER_ACCESS_OPTIONS,
 )
@@ -104,7 +101,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     source, textfile = _ends(options)
     settings = _settings(ctx, options)
-    with _open_enricher(source, textfile, settings, options, partial(naming_variable, ctx)) as enricher:
+    with _open_enricher(source, textfile, settings, options) as enricher:
         _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
 
 
@@ -112,7 +109,7 @@ def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_exposition(options["in"], options)
-    textfile = AtomicFile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
+    textfile = AtomicFile(options["out"], _mode(options["mode"]))
     if textfile.path.suffix != ".prom":
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
@@ -135,22 +132,12 @@ def _mode(text: str) -> int:
     return int(text.removeprefix("0o"), 8)
 
 
-def _owner(text: str) -> FileOwner | None:
-    if not text:
-        return None
-    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
-    if match is None:
-        raise UsageError(f"--owner {text!r}: write UID or UID:GID in numbers, such as 65534:65534")
-    return FileOwner(int(match[1]), int(match[2]) if match[2] else -1)
-
-
 def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
     is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
     default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
     return EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
         stale_after=options["stale_after"] if is_set else default,
-        self_metrics=options["self_metrics"],
         device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
     )
 
@@ -167,15 +154,14 @@ def _run_once(enricher: Enricher) -> None:
 
 @contextmanager
 def _open_enricher(
-    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any], naming: Naming
+    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Mapping[str, Any]
 ) -> Iterator[Enricher]:
     """Raises UsageError."""
     with ExitStack() as stack:
         api = ApiAccess(options["kubeconfig"])
         stack.callback(api.close)
         driver = open_telemetry("nvml", options)
-        with naming("allocation"):
-            holders = make_holders(options, api, driver)
+        holders = make_holders(options, api, driver)
         isolation = Workers()
         stack.callback(isolation.close)
         turn = AllocationTurn(

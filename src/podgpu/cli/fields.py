@@ -6,27 +6,26 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from podgpu.cli.options import Option, make_command
+from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields
 
-FIELD_OPTIONS = (Option("csv", help="Print CSV instead of a table.", kind="flag", ours=True),)
 _HEAD = ("id", "name", "unit", "mig", "from")
 
 
 @make_command(
     "fields",
-    FIELD_OPTIONS,
+    (),
     ("podgpu fields", "all fields that a counter file can contain"),
     ("podgpu fields power", "those with POWER in one of their names"),
 )
 @click.argument("pattern", required=False, default="", metavar="[TEXT]")
-def command(pattern: str, csv: bool) -> None:
+def command(pattern: str) -> None:
     """List the DCGM fields that podgpu reads from NVML: id, name, unit, whether MIG instances have their own value,
     and the NVML function. TEXT filters by name, also by the names of dcgm-exporter 1.x and 4.9.
     """
     rows = [_make_row(field) for field in fields().values() if field.recipe is not None and _matches(field, pattern)]
-    print_out(format_table(_HEAD, rows, csv))
+    print_out(format_table(_HEAD, rows))
 
 
 def _matches(field: Field, pattern: str) -> bool:
@@ -50,11 +49,8 @@ def _describe_source(field: Field) -> str:
     return ""
 
 
-def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], csv: bool) -> str:
-    """Plain columns, or CSV. No cell contains a comma."""
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, *rows]
-    if csv:
-        return "".join(f"{','.join(cells)}\n" for cells in lines)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines

@@ -9,10 +9,8 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import Option, make_command, naming_variable
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.process import configure_logging, stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
@@ -54,22 +52,6 @@ HOOK_OPTIONS = (
         "Address of its own metrics and probes, such as :9403. Default: none.",
         ours=True,
     ),
-    Option(
-        "plugin-name",
-        "",
-        "PODGPU_HOOK_PLUGIN_NAME",
-        "podgpu",
-        "Plugin name in the runtime's log. Also: NRI_PLUGIN_NAME.",
-        ours=True,
-    ),
-    Option(
-        "plugin-index",
-        "",
-        "PODGPU_HOOK_PLUGIN_INDEX",
-        "90",
-        "Two digits; plugins with lower ones run first. Also: NRI_PLUGIN_IDX.",
-        ours=True,
-    ),
     *pick_options(_SHARED, _CHANGES),
 )
 
@@ -84,18 +66,15 @@ HOOK_OPTIONS = (
         "another file; set NVIDIA_VISIBLE_DEVICES from koordinator's annotation",
     ),
 )
-@click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).
 
     Connects to the runtime's NRI socket, or uses the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
     It only observes, unless --inject is given.
     """
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "podlist"):
-        file = _podlist(options["podlist"], options["path_proc"])
-    with naming_variable(ctx, "address"):
-        address = _address(options["address"])
+    file = _podlist(options["podlist"], options["path_proc"])
+    address = _address(options["address"])
     _run(_settings(options, os.environ), file, address)
 
 
@@ -117,12 +96,12 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Hoo
     descriptor = environment.get("NRI_PLUGIN_SOCKET", "")
     if descriptor and not (descriptor.isascii() and descriptor.isdecimal() and len(descriptor) < 6):
         raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: must be the number of an open connection")
-    name = environment.get("NRI_PLUGIN_NAME") or options["plugin_name"]
-    index = environment.get("NRI_PLUGIN_IDX") or options["plugin_index"]
+    name = environment.get("NRI_PLUGIN_NAME") or "podgpu"
+    index = environment.get("NRI_PLUGIN_IDX") or "90"
     if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
-        raise UsageError(f"--plugin-name {name!r}: letters, digits, and _ . + - only")
+        raise UsageError(f"NRI_PLUGIN_NAME {name!r}: letters, digits, and _ . + - only")
     if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
-        raise UsageError(f"--plugin-index {index!r}: write two digits, such as 90")
+        raise UsageError(f"NRI_PLUGIN_IDX {index!r}: write two digits, such as 90")
     return HookSettings(
         socket=options["socket"],
         inherited=int(descriptor) if descriptor else None,

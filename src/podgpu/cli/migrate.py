@@ -99,7 +99,7 @@ def _list_renames(patterns: tuple[str, ...]) -> str:
         for rename in renames()
         if all(pattern.lower() in f"{rename.old_name} {rename.new_name}".lower() for pattern in patterns)
     ]
-    return format_table(head, rows, csv=False)
+    return format_table(head, rows)
 
 
 def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
-from fractions import Fraction
 from typing import Any
 
 import click
@@ -63,27 +61,19 @@ class Option:
 
 _TRUE, _FALSE = {"1", "t", "true", "yes", "on"}, {"0", "f", "false", "no", "off"}
 _MAX_SECONDS = 86_400.0
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
-_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _GO_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
 _GO_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
-_GO_SECONDS = {
-    "ns": Fraction(1, 10**9),
-    **dict.fromkeys(("us", "µs", "μs"), Fraction(1, 10**6)),
-    "ms": Fraction(1, 1000),
-    "s": Fraction(1),
-    "m": Fraction(60),
-    "h": Fraction(3600),
-}
+_GO_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def parse_go_duration(text: str) -> Fraction | None:
+def parse_go_duration(text: str) -> float | None:
     """Returns the seconds of `1h30m`, `1.5s`, `500ms` or `0`; None for negative and invalid ones."""
     if text == "0":
-        return Fraction(0)
-    if not text or len(text) > 64 or _GO_DURATION.sub("", text):
+        return 0.0
+    if not text or _GO_DURATION.sub("", text):
         return None
-    return sum((Fraction(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text)), Fraction(0))
+    return sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text))
 
 
 class _Bool(click.ParamType):  # type: ignore[type-arg]
@@ -106,12 +96,11 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
-        match, go = _DURATION.fullmatch(text), parse_go_duration(text)
+        seconds = parse_go_duration(f"{text}{self.unit}" if _PLAIN_NUMBER.fullmatch(text) else text)
         plain = "milliseconds (5000)" if self.unit == "ms" else "seconds (15)"
-        if match is None and go is None:
+        if seconds is None:
             origin = _describe_origin(param, ctx)
             self.fail(f"{value!r} is not a duration; write {plain} or a unit (5s, 500ms, 1m){origin}", param, ctx)
-        seconds = float(go or 0) if match is None else float(match[1]) * _UNIT_SECONDS[match[2] or self.unit]
         if not 0.1 <= seconds <= _MAX_SECONDS:
             origin = _describe_origin(param, ctx)
             self.fail(f"{value} is out of range: 100 ms to 24 h; a plain number is in {plain}{origin}", param, ctx)
@@ -128,7 +117,7 @@ class _Age(click.ParamType):  # type: ignore[type-arg]
         if seconds is None:
             origin = _describe_origin(param, ctx)
             self.fail(f"{value!r} is not a duration; write for example 10m, 90s or 0s{origin}", param, ctx)
-        return float(seconds)
+        return seconds
 
 
 class _Whole(click.ParamType):  # type: ignore[type-arg]
@@ -182,16 +171,6 @@ def _describe_origin(param: click.Parameter | None, ctx: click.Context | None) -
     if ctx.get_parameter_source(param.name) is not ParameterSource.ENVIRONMENT:
         return ""
     return f" (from the variable {param.envvar})"
-
-
-@contextmanager
-def naming_variable(ctx: click.Context, parameter: str) -> Iterator[None]:
-    """Adds the environment variable or file of the value to a UsageError."""
-    try:
-        yield
-    except UsageError as error:
-        param = next(p for p in ctx.command.params if p.name == parameter)
-        raise UsageError(f"{error}{_describe_origin(param, ctx)}") from error
 
 
 def is_given(ctx: click.Context, option: Option) -> bool:
@@ -297,6 +276,16 @@ class _GroupedCommand(click.Command):
         super().__init__(*arguments, **named)
         self.examples = examples
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """A UsageError that begins with an option gets the environment variable or file that set it."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            name = str(error).partition(" ")[0].rstrip(":")
+            param = next((param for param in self.params if name in param.opts), None)
+            origin = _describe_origin(param, ctx)
+            raise UsageError(f"{error}{origin}") from error
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = shown_options(self, everything=bool(ctx.meta.get(_HELP_ALL)))
         params: dict[str, click.Option] = {row.flag: param for row, param in shown}
@@ -307,7 +296,13 @@ class _GroupedCommand(click.Command):
                 assert help_option is not None
                 params["help"] = help_option
                 flags.append("help")
-            if flags:
+            if group == NO_EFFECT and flags:
+                names = " ".join(f"--{flag}" for flag in flags)
+                lines: Iterable[str] = textwrap.wrap(
+                    names, formatter.width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+                )
+                _write_section(formatter, "Options of dcgm-exporter that are accepted without effect", lines)
+            elif flags:
                 lines = (line for flag in flags for line in _format_option(params[flag], formatter.width))
                 _write_section(formatter, group, lines)
         if any(row.kind == "bool" for row, _ in shown):

@@ -6,17 +6,16 @@ import io
 import os
 import sys
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import Naming, Options, assemble_agent, make_holders, node_name, open_telemetry
+from podgpu.agent.assemble import Options, assemble_agent, make_holders, node_name, open_telemetry
 from podgpu.agent.loop import Settings
 from podgpu.cli.exporter_options import hide, pick_options
-from podgpu.cli.options import Option, make_command, naming_variable
+from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
@@ -81,7 +80,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
     controls = Controls(options["sort"], options["filter"])
     with quiet_logs(), ExitStack() as at_exit:
-        feed = Feed(_open_source(options, partial(naming_variable, ctx), at_exit), options["interval"])
+        feed = Feed(_open_source(options, at_exit), options["interval"])
         at_exit.callback(feed.close)
         if options["once"] or not is_interactive():
             return _print_once(feed, controls)
@@ -102,7 +101,7 @@ def _is_given(ctx: click.Context, flag: str) -> bool:
     return ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE
 
 
-def _open_source(options: Options, naming: Naming, at_exit: ExitStack) -> Source:
+def _open_source(options: Options, at_exit: ExitStack) -> Source:
     """Raises UsageError."""
     if options["url"]:
         return ExporterSource(options["url"])
@@ -111,16 +110,12 @@ def _open_source(options: Options, naming: Naming, at_exit: ExitStack) -> Source
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
     counters = tuple(Counter(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
-    with naming("devices"):
-        selection = parse_selection(options["devices"])
-    with naming("telemetry"):
-        telemetry = open_telemetry(options["telemetry"], options)
+    selection = parse_selection(options["devices"])
+    telemetry = open_telemetry(options["telemetry"], options)
     settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
-    with naming("allocation"):
-        holders = make_holders(options, api, telemetry)
+    holders = make_holders(options, api, telemetry)
     agent = assemble_agent(telemetry, holders, settings, ContainerFinder(options["path_proc"]))
-    with naming("devices"):
-        agent.check_selection()
+    agent.check_selection()
     return LocalSource(agent, node_name(), options["processes"])
 
 

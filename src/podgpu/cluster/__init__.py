@@ -1,2 +1,1 @@
-"""This room makes the view over many nodes: backends read them, the view is assembled from what they read, and rendered
-once."""
+"""The view over many nodes: collectors read them, `state` merges the readings, and the page and metrics render it."""

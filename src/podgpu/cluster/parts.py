@@ -123,16 +123,30 @@ def runs_nothing(slot: Slot, holder: Holder) -> bool:
     return usage.utilization_ratio == 0 and not (usage.processes and slot.utilization_ratio)
 
 
+def slot_utilization(slot: Slot) -> float | None:
+    """Utilisation to show beside that of the holders: from the same usage window, so that the parts add up.
+
+    Without figures of the window, as from metrics text, it is at least the sum of the holders.
+    """
+    ratios = [h.usage.utilization_ratio for h in slot.holders if h.usage is not None]
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
+        return slot.utilization_ratio
+    window = None if slot.usage is None else slot.usage.utilization_ratio
+    whole = slot.utilization_ratio if window is None else window
+    return None if whole is None else max(whole, sum(known))
+
+
 def gpu_utilization(gpu: DeviceState) -> float | None:
     """In MIG mode the mean over the instances by their size, because the driver reports none for the GPU."""
     known = [
-        (instance.utilization_ratio, slices_of_profile(instance.profile) or 1)
+        (ratio, slices_of_profile(instance.profile) or 1)
         for instance in gpu.instances
-        if instance.utilization_ratio is not None and not instance.hidden
+        if not instance.hidden and (ratio := slot_utilization(instance)) is not None
     ]
     if known:
         return sum(ratio * size for ratio, size in known) / sum(size for _, size in known)
-    return None if gpu.hidden else gpu.utilization_ratio
+    return None if gpu.hidden else slot_utilization(gpu)
 
 
 # Sums

@@ -97,14 +97,14 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 # The file
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _ModelPrice(msgspec.Struct, forbid_unknown_fields=True):
     gpu_hour: str | None = None
     kwh: str | None = None
 
 
 class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
     currency: Annotated[str, Meta(min_length=1, max_length=16)]
-    models: Annotated[dict[str, _Entry], Meta(min_length=1)]
+    models: Annotated[dict[str, _ModelPrice], Meta(min_length=1)]
 
 
 def parse_prices(content: bytes, file: str) -> Prices:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, HOLDER_LABELS, POWER, TEMPERATURE, UTIL
 from podgpu.cluster.promql import (
-    Line,
     PrometheusClient,
     PrometheusServer,
+    RangeSeries,
     by,
     check_matchers,
     check_node_labels,
@@ -69,7 +69,7 @@ class Window(NamedTuple):
 
 
 class PrometheusHistory:
-    """Implements `History`. Equal requests within 15 s share one answer."""
+    """Implements `HistorySource`. Equal requests within 15 s share one answer."""
 
     def __init__(self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises UsageError."""
@@ -165,7 +165,7 @@ class _RangeReader:
         self._match = match
         self._node_labels = node_labels
 
-    async def read(self, query: str) -> list[Line]:
+    async def read(self, query: str) -> list[RangeSeries]:
         """Raises SourceError."""
         window = self._window
         return await self._client.query_range(query, window.start + window.step, window.end, window.step)
@@ -186,7 +186,7 @@ class _RangeReader:
             exporter_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}
 
-        def read(lines: Iterable[Line]) -> Iterator[tuple[_DeviceLines, Labels, Values, Workload | None]]:
+        def read(lines: Iterable[RangeSeries]) -> Iterator[tuple[_DeviceLines, Labels, Values, Workload | None]]:
             for labels, points in lines:
                 device = _read_device(labels)
                 if device[0]:

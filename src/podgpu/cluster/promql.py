@@ -93,7 +93,7 @@ class PrometheusServer:
     timeout: float = 10.0  # seconds for one query
 
 
-class Line(NamedTuple):
+class RangeSeries(NamedTuple):
     """One series of a range query."""
 
     labels: Mapping[str, str]
@@ -154,14 +154,14 @@ class PrometheusClient:
                 samples.append(ParsedSample(element.metric.pop("__name__", ""), element.metric, value))
         return samples
 
-    async def query_range(self, query: str, start: float, end: float, step: float) -> list[Line]:
+    async def query_range(self, query: str, start: float, end: float, step: float) -> list[RangeSeries]:
         """Raises SourceError."""
         form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         elements = await self._read("api/v1/query_range", query, form, "matrix")
         lines = []
         for element in elements:
             points = [(at, _parse_number(text)) for at, text in element.values]
-            lines.append(Line(element.metric, [point for point in points if math.isfinite(point[1])]))
+            lines.append(RangeSeries(element.metric, [point for point in points if math.isfinite(point[1])]))
         return lines
 
     async def _read(self, path: str, query: str, form: Mapping[str, str], result_type: str) -> list[_Element]:

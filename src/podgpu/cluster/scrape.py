@@ -69,7 +69,7 @@ class FixedTargets:
         """Nothing is open."""
 
 
-class _Target:
+class ScrapeTarget:
     """One exporter and its last documents."""
 
     def __init__(self, url: str, access: Access | None, timeout: float) -> None:
@@ -210,8 +210,8 @@ class ScrapeCollector:
         self._owners = owners
         self._notes = notes
         self._clock = clock or Clock()
-        self._targets: dict[str, _Target] = {}  # by URL
-        self._removed: dict[str, _Target] = {}  # left the list
+        self._targets: dict[str, ScrapeTarget] = {}  # by URL
+        self._removed: dict[str, ScrapeTarget] = {}  # left the list
         self._bad_targets: tuple[str, ...] = ()
         self._errors: Counter[tuple[str, str]] = Counter()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
@@ -237,7 +237,7 @@ class ScrapeCollector:
         for url in urls:
             if url not in self._targets:
                 try:
-                    target = self._removed.pop(url, None) or _Target(url, self._access, self._timeout)
+                    target = self._removed.pop(url, None) or ScrapeTarget(url, self._access, self._timeout)
                 except UsageError as error:
                     problems.append(str(error))
                     continue
@@ -261,7 +261,7 @@ class ScrapeCollector:
             self._session = open_session()
         return self._session
 
-    async def _read_target(self, target: _Target, session: aiohttp.ClientSession) -> None:
+    async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._slots:
             started = self._clock.monotonic()
             reason, message = "", ""
@@ -280,7 +280,7 @@ class ScrapeCollector:
                 self._errors[target.name, reason] += 1
             target.outcome = TargetOutcome(target.name, self._clock.monotonic() - started, reason, message)
 
-    def _make_reading(self, target: _Target, state: NodeState) -> NodeReading:
+    def _make_reading(self, target: ScrapeTarget, state: NodeState) -> NodeReading:
         taken_at = state.taken_at
         return NodeReading(
             target=target.name,

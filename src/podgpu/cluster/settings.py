@@ -51,11 +51,6 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
             f"--window {duration_text(settings.window)} holds more than {MAX_ROUNDS} rounds of --interval "
             f"{duration_text(settings.interval)}: make the window shorter or the interval longer"
         )
-    if settings.drop_after < settings.stale_after:
-        raise UsageError(
-            f"--drop-after {duration_text(settings.drop_after)} is shorter than --stale-after "
-            f"{duration_text(settings.stale_after)}: a node is stale before it is dropped"
-        )
     return settings
 
 

@@ -486,7 +486,7 @@ class _Round:
 class _IdleTimes:
     """Since when the holders of one node run nothing.
 
-    podgpu's document says so. For other exporters it is completed here: a holder is idle if its utilisation (or that
+    podgpu's document reports it. For other exporters it is completed here: a holder is idle if its utilisation (or that
     of its device) is 0 and its busy time has not grown since the last reading.
     """
 

@@ -26,6 +26,7 @@ from podgpu.cluster.parts import (
     gpu_utilization,
     is_lost,
     slot_model,
+    slot_utilization,
     sum_held,
     sum_totals,
 )
@@ -162,7 +163,7 @@ class View(_Part, kw_only=True):
     nodes: list[NodeView]
 
 
-class PodAnswer(_Part, kw_only=True):
+class PodResponse(_Part, kw_only=True):
     """`/api/v1/pods/NAMESPACE/POD`."""
 
     api: str = msgspec.field(default_factory=lambda: API)
@@ -210,7 +211,7 @@ class GpuDetails(_Part, kw_only=True):
     method: _Short = ""
 
 
-class GpuAnswer(GpuDetails, kw_only=True):
+class GpuResponse(GpuDetails, kw_only=True):
     """`/api/v1/gpus/UUID`."""
 
     taken_at: float | None = None
@@ -341,7 +342,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldP
         view.utilization_ratio = _rounded(gpu_utilization(gpu))
         return view
     _fill_slot(view, gpu, held.get((uuid, None), ()), conditions, is_lost(gpu))
-    view.utilization_ratio = _rounded(gpu_utilization(gpu) if instances else gpu.utilization_ratio)
+    view.utilization_ratio = _rounded(gpu_utilization(gpu))
     view.power_watts = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
     view.temperature_celsius = gpu.temperature_celsius
     view.last_holders = gpu.last_holders
@@ -378,7 +379,7 @@ def _fill_slot(
 ) -> None:
     usage = slot.usage
     used = slot.memory_used_bytes
-    view.utilization_ratio = _rounded(slot.utilization_ratio)
+    view.utilization_ratio = _rounded(slot_utilization(slot))
     view.memory_used_bytes = usage.memory_used_bytes if used is None and usage is not None else used
     view.memory_total_bytes = slot.memory_total_bytes
     view.energy_joules = None if usage is None else _divided(usage.energy_mj, _MJ)
@@ -429,7 +430,7 @@ def _divided(value: int | None, by: int) -> float | None:
 # One pod, one GPU
 
 
-def make_pod(page: PageState, namespace: str, pod: str) -> PodAnswer | None:
+def make_pod(page: PageState, namespace: str, pod: str) -> PodResponse | None:
     """The devices that the pod holds, with all their holders. None: it holds none."""
     state, view = page.state, page.view
     nodes = []
@@ -440,7 +441,7 @@ def make_pod(page: PageState, namespace: str, pod: str) -> PodAnswer | None:
     if not nodes:
         return None
     parts = [p for n in state.nodes for p in n.held if (p.holder.namespace, p.holder.pod) == (namespace, pod)]
-    return PodAnswer(
+    return PodResponse(
         taken_at=view.taken_at,
         simulated=view.simulated,
         namespace=namespace,
@@ -463,16 +464,16 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
     return GpuView(uuid=gpu.uuid, index=gpu.index, model=gpu.model, instances=instances) if instances else None
 
 
-def make_gpu_answer(view: View, uuid: str) -> GpuAnswer | None:
+def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
     """The GPU as in the view. If several nodes have it, one that answers."""
     found = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
     if not found:
         return None
     node, gpu = min(found, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
-    return GpuAnswer(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
 
 
-def add_details(answer: GpuAnswer, details: GpuDetails) -> GpuAnswer:
+def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
     return replace(answer, fields=details.fields, xids=details.xids, sources=details.sources, method=details.method)
 
 

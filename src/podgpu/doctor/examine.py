@@ -8,18 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podgpu.agent.api_access import ApiAccess, NoApi
+from podgpu.agent.api_access import ApiAccess, LabelFilter, NoApi
 from podgpu.agent.assemble import (
-    Naming,
     Options,
-    choose_counters,
-    dcgm_naming,
     make_allocations,
     make_identities,
     open_telemetry,
 )
-from podgpu.agent.collections import collection_of_fields
-from podgpu.agent.pod_labels import LabelFilter
+from podgpu.agent.counter_feeds import choose_counters, counters_in_configmap
+from podgpu.agent.lanes import collection_of_fields
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.gpus import SIMULATED, check_gpus, check_usage, read_gpus
@@ -32,7 +29,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.kube.objects import PodRecord
 from podgpu.kube.reflector import Store
-from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.metrics.counters import Counter, Naming, shipped_counters
 from podgpu.model import UsageMethod
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
@@ -121,15 +118,12 @@ def _read_host(settings: NodeSettings, workers: Workers, deadline: float) -> tup
 class NodeExamination:
     """Examines this node with the exporter's options. Errors that keep the exporter from starting are findings."""
 
-    def __init__(self, options: Options, naming: Naming, kubernetes_is_set: bool) -> None:
+    def __init__(self, options: Options, kubernetes_is_set: bool) -> None:
         """Without an explicit -k (`kubernetes_is_set`), the allocation sources are checked too. Raises UsageError."""
         self._options = options
-        self._naming = naming
         self._kubernetes = options["kubernetes"] or not kubernetes_is_set
-        with naming("devices"):
-            self._selection = parse_selection(options["devices"])
-        with naming("telemetry"):
-            self._telemetry = open_telemetry(options["telemetry"], options)
+        self._selection = parse_selection(options["devices"])
+        self._telemetry = open_telemetry(options["telemetry"], options)
         self._api = ApiAccess(options["kubeconfig"])
 
     def close(self) -> None:
@@ -143,8 +137,7 @@ class NodeExamination:
         findings += [*config_findings, *self._check_collections(counters)]
         findings += [note("options", text) for text in ignored]
         findings += [*_check_web_config(options["web_config_file"]), *self._check_pod_labels()]
-        with self._naming("allocation"):
-            sources, source_findings = self._make_sources()
+        sources, source_findings = self._make_sources()
         settings = NodeSettings(
             counters=counters,
             selection=self._selection,
@@ -163,24 +156,22 @@ class NodeExamination:
         return [*findings, *examine(settings, self._telemetry), *source_findings]
 
     def _read_counters(self) -> tuple[tuple[Counter, ...], list[Finding]]:
-        findings = []
+        findings, naming = [], Naming(self._options["dcgm_names"])
         try:
-            with self._naming("collectors"):
-                counters = choose_counters(self._options)[0]
+            counters = choose_counters(self._options, naming)[0]
         except UsageError as error:
             counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
         name = self._options["configmap_data"]
         if name == "none":
             return counters, findings
-        with self._naming("configmap_data"):
-            try:
-                counters = self._api.configmap(name, dcgm_naming(self._options)).read()
-                findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
-            except NoApi as error:
-                findings.append(wrong("counters", f"-m {name}: {error}"))
-            except SourceError as error:
-                text = f"-m {name}: {error}; the counters of -f are used until it can be read"
-                findings.append(wrong("counters", text, _CONFIGMAP))
+        try:
+            counters = counters_in_configmap(name, self._api.configmap(name), naming)()
+            findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
+        except NoApi as error:
+            findings.append(wrong("counters", f"-m {name}: {error}"))
+        except SourceError as error:
+            text = f"-m {name}: {error}; the counters of -f are used until it can be read"
+            findings.append(wrong("counters", text, _CONFIGMAP))
         return counters, findings
 
     def _check_collections(self, counters: tuple[Counter, ...]) -> list[Finding]:

@@ -103,7 +103,6 @@ class HolderResult:
 class EnrichSettings:
     policy: Policy = field(default_factory=Policy)
     stale_after: float | None = 75.0  # seconds after which old values are removed; None: never
-    self_metrics: bool = True
     device_name_ids: bool = False
 
 
@@ -208,8 +207,6 @@ class Enricher:
         self, sources: tuple[SourceStatus, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
     ) -> bytes:
         """Skips `existing` families: the text may come from podgpu, and a second HELP line would break the file."""
-        if not self._settings.self_metrics:
-            return b""
         statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
         families = (family for family in render_self(state) if family.name not in existing)

@@ -27,7 +27,7 @@ from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.model import Device
 
-DEFAULT_MAX_AGE = 300.0
+_MAX_AGE = 300.0
 _MAX_LINES = 200_000
 """Many times more than the largest node has; limits memory."""
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
@@ -53,7 +53,6 @@ def open_exposition_source(
     access: Access | None = None,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    max_age: float = DEFAULT_MAX_AGE,
     max_bytes: int = MAX_METRICS_BYTES,
 ) -> ExpositionSource:
     """`place` is a URL, HOST:PORT or the path of a file. A file named like a HOST:PORT is ./HOST:PORT. Raises
@@ -65,7 +64,7 @@ def open_exposition_source(
     if not place or separator or may_have_login:
         advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
         raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
-    return FileExposition(place, max_age, max_bytes)
+    return FileExposition(place, max_bytes)
 
 
 class UrlExposition:
@@ -87,18 +86,16 @@ class UrlExposition:
 
 
 class FileExposition:
-    def __init__(self, path: str, max_age: float = DEFAULT_MAX_AGE, max_bytes: int = MAX_METRICS_BYTES) -> None:
-        """`max_age`: seconds after which the content is too old."""
+    def __init__(self, path: str, max_bytes: int = MAX_METRICS_BYTES) -> None:
         self.shown = self.path = path
-        self._max_age = max_age
         self._reader: ReadOnChange[bytes] = ReadOnChange(lambda content, _path: content, max_bytes)
 
     def fetch(self) -> bytes:
         age = time.time() - look_at(self.path).modified_ns / 1e9
-        if age > self._max_age:
+        if age > _MAX_AGE:
             raise SourceError(
                 "stale",
-                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures are too old:"
+                f"{self.path} was last written {age:.0f} s ago, and after {_MAX_AGE:g} s its figures are too old:"
                 " check that its writer runs",
             )
         content = self._reader.read(self.path)

@@ -61,7 +61,7 @@ class GpuHistory(NamedTuple):
     spans: list[Span]  # of all holders and conditions of the GPU
 
 
-class History(Protocol):
+class HistorySource(Protocol):
     """Answers `/api/v1/history`. The methods raise SourceError if there is no answer."""
 
     async def sparklines(self, points: int) -> JSON: ...

@@ -185,7 +185,6 @@ AUTOSCALE_BUILD_INFO = _autoscale("build_info")
 AUTOSCALE_REQUESTS = _autoscale("requests_total")
 AUTOSCALE_ROUND_TIMESTAMP = _autoscale("round_timestamp_seconds")
 AUTOSCALE_PODS = _autoscale("pods")
-AUTOSCALE_PODS_LEFT_OUT = _autoscale("pods_left_out")
 AUTOSCALE_OLD_NODES = _autoscale("old_nodes")
 AUTOSCALE_PODS_SYNCED = _autoscale("pods_synced")
 

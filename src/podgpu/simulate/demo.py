@@ -13,8 +13,7 @@ from typing import Self
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
-from podgpu.simulate.proc import SimulatedProc
+from podgpu.simulate.node import SimulatedProc, Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
 """Namespace -> relative variation of its loads: training is steady, a service is not."""
@@ -29,8 +28,7 @@ _OWNERS = {
 }
 """Prefix of a pod's name -> kind of its owner."""
 CYCLE_SECONDS = 150.0
-XID = 48
-"""A double-bit memory error: the GPU has to be reset."""
+XID = 48  # a double-bit memory error: the GPU has to be reset
 _JOB = ("research", "llm-train-2")
 _JOB_NODE, _LOST_NODE, _LOST_GPU = 2, 1, 3
 
@@ -53,8 +51,7 @@ class StageNode:
         self.name = name
         self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
         self.root = root
-        self.answers = True
-        """False while its exporter does not answer."""
+        self.answers = True  # False while its exporter does not answer
         self._proc = SimulatedProc(root / "proc")
         self._numbers = itertools.count()
         self._pids: dict[Tenant, int] = {}
@@ -119,8 +116,7 @@ def owner_of(pod: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    at: float
-    """Seconds after the beginning of a cycle."""
+    at: float  # seconds after the beginning of a cycle
     says: str
     do: Callable[[], object]
 

@@ -1,29 +1,122 @@
 """One simulated GPU: identity, MIG layout, loads, and the physics that follow. Independent of NVML.
 
-The activity is constant within a second, so counters are exact sums and independent of when they are read.
+The activity is a function of loads, time and seed, and constant within a second. So counters are exact sums that do not
+depend on when they are read, and the past can be computed again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from podgpu.simulate.engine import SAMPLE_NS, Bursts, Engine
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
-from podgpu.simulate.workload import Share, SimulatedLoad, share_of, split_busy, wobble
 
-LONG_GAP = 600.0
-"""After this many seconds without a reading, the time before is computed in one step."""
-THERMAL_LAG = 15.0
-"""Time constant in seconds."""
+LONG_GAP = 600.0  # after this many seconds without a reading, the time before is computed in one step
+THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes per busy second; the last one per NVLink and direction."""
 SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
-SAMPLE_BUFFER = 20.0
-"""Seconds for which the driver keeps utilisation samples."""
+SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
+STEADY_PERIOD = 0.1  # seconds; of a shorter period only the mean is visible
+_MASK = (1 << 64) - 1
+
+
+# Loads
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLoad:
+    """One process on one GPU: busy for `duty` of every `period`, idle for the rest."""
+
+    gpu: int  # number of the GPU (`SimulatedGpu.number`)
+    pid: int
+    duty: float = 0.5
+    gi_id: int | None = None  # MIG GPU instance; the duty is then of that instance
+    period: float = 0.05  # seconds; up to `STEADY_PERIOD` the load is steady
+    memory: int = 1024**3
+    tensor: float = 0.5  # share of the busy time in which the tensor cores work
+    dram: float = 0.3  # share of the memory bandwidth while busy
+    phase: float = 0.0  # seconds by which the period is shifted
+    encoder: float = 0.0
+    decoder: float = 0.0
+    kind: Literal["compute", "graphics", "mps"] = "compute"
+    sway: float = 0.0  # relative variation of a steady load
+    sway_period: float = 60.0  # seconds
+    bursts: bool = False  # competes for the engine (`engine.py`), and is sampled at single moments as by a driver
+
+    def __post_init__(self) -> None:
+        for name in ("duty", "tensor", "dram", "encoder", "decoder", "sway"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} of a simulated load must be between 0 and 1, not {getattr(self, name)}")
+        if not self.period > 0 or not self.sway_period > 0 or self.memory < 0:
+            raise ValueError("a simulated load needs positive periods and memory of at least 0")
+
+    def demand(self, start: float, end: float) -> float:
+        """Returns the mean of the on-off wave between two moments."""
+        duty, period = self.duty, self.period
+        if period <= STEADY_PERIOD:
+            return min(1.0, max(0.0, duty * (1 + self.sway * self._swing(start, end)))) if self.sway else duty
+        first, into_first = divmod((start + self.phase) / period, 1.0)
+        last, into_last = divmod((end + self.phase) / period, 1.0)
+        gone = (last - first) * duty + min(into_last, duty) - min(into_first, duty)
+        # Rounding must not produce a negative number.
+        return max(0.0, gone * period / (end - start))
+
+    def _swing(self, start: float, end: float) -> float:
+        """Returns the mean of a sine between two moments."""
+        turn = math.tau / self.sway_period
+        first, last = turn * (start + self.phase), turn * (end + self.phase)
+        return (math.cos(first) - math.cos(last)) / (last - first)
+
+
+class Share(NamedTuple):
+    """Activity of a GPU or instance, relative to its own capacity. A tuple, because it is created very often."""
+
+    busy: float = 0.0
+    tensor: float = 0.0
+    dram: float = 0.0
+
+    def plus(self, other: Share, compute: float, memory: float) -> Share:
+        """Adds the share of an instance, which has a part of the compute and of the memory."""
+        return Share(
+            self.busy + compute * other.busy,
+            self.tensor + compute * other.tensor,
+            self.dram + memory * other.dram,
+        )
+
+
+def split_busy(loads: Sequence[SimulatedLoad], start: float, end: float, factor: float) -> list[float]:
+    """Returns the busy share of each load on one GPU or instance, scaled down if the sum exceeds 1."""
+    wanted = [min(1.0, load.demand(start, end) * factor) for load in loads]
+    total = sum(wanted)
+    return [part / total for part in wanted] if total > 1 else wanted
+
+
+def share_of(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
+    """Adds up the loads with these busy shares."""
+    total = tensor = dram = 0.0
+    for load, part in zip(loads, busy, strict=True):
+        total += part
+        tensor += part * load.tensor
+        dram += part * load.dram
+    if total > 1:  # Scaled parts may add up to 1.0000000000000002.
+        return Share(1.0, min(1.0, tensor), min(1.0, dram))
+    return Share(total, tensor, dram)
+
+
+def wobble(seed: int, gpu: int, bucket: int) -> float:
+    """Returns deterministic pseudo-random noise between -1 and 1."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + gpu * 0xD1B54A32D192ED03 + bucket * 0x8CB92BA72F3D8DD7) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return math.ldexp(float(mixed >> 11), -52) - 1.0
+
+
+# The GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +147,7 @@ class Activity(NamedTuple):
     device: Share
     instances: list[tuple[int, Share]]
     watts: float
-    throttle: float
-    """Requested power divided by the limit; above 1 the clocks are reduced."""
+    throttle: float  # requested power divided by the limit; above 1 the clocks are reduced
 
     @property
     def capped(self) -> bool:
@@ -81,8 +173,7 @@ class UtilisationSample:
     """One utilisation sample of the driver."""
 
     wall_us: int
-    parts: tuple[tuple[Residence, float], ...]
-    """Loads with their busy share."""
+    parts: tuple[tuple[Residence, float], ...]  # loads with their busy share
 
     @property
     def busy(self) -> float:
@@ -109,29 +200,23 @@ class ProcessMean:
 
 @dataclass(eq=False)
 class SimulatedGpu:
-    number: int
-    """Never reused. NVML's index is the place in the enumeration and may change."""
+    number: int  # never reused; NVML's index is the place in the enumeration and may change
     model: GpuModel
     uuid: str
     minor: int
     seed: int
-    unrest: float
-    """Relative variation of the activity."""
-    at: float
-    """Monotonic time up to which the state is computed."""
-    epoch: float
-    """Unix time at monotonic zero."""
+    unrest: float  # relative variation of the activity
+    at: float  # monotonic time up to which the state is computed
+    epoch: float  # Unix time at monotonic zero
     mig_enabled: bool = False
     instances: tuple[SimulatedInstance, ...] = ()
-    nvlinks: int = 0
-    """Number of links; 0 on a node with a single GPU."""
+    nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     links_down: set[int] = field(default_factory=set)
     lost: bool = False
     enumerated: bool = True
     loads: list[Residence] = field(default_factory=list)
     departed: list[Residence] = field(default_factory=list)
-    energy: float = 0.0
-    """Joules."""
+    energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     capped_seconds: float = 0.0
     idle_seconds: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -36,10 +36,12 @@ class Sparklines:
 
 
 class _Trail:
+    """Points of one row. The last one is the mean of the current step."""
+
     __slots__ = ("count", "points", "total")
 
-    def __init__(self) -> None:
-        self.points = bytearray([NO_DATA]) * POINTS  # the last one is the mean of the current step
+    def __init__(self, points: bytes = b"") -> None:
+        self.points = bytearray(points[-POINTS:].rjust(POINTS, bytes([NO_DATA])))
         self.total = 0.0
         self.count = 0
 
@@ -48,25 +50,21 @@ class _Trail:
         self.count += 1
         self.points[-1] = round(self.total / self.count * FULL)
 
-    def move(self, steps: int) -> None:
-        kept = min(steps, POINTS)
-        self.points = self.points[kept:] + bytearray([NO_DATA]) * kept
+    def shift(self, steps: int) -> None:
+        self.points = (self.points + bytes([NO_DATA]) * min(steps, POINTS))[-POINTS:]
         self.total, self.count = 0.0, 0
 
-    def known(self) -> Iterator[tuple[int, int]]:
-        """Returns how many steps ago each known point is, and its value."""
-        return ((POINTS - 1 - at, point) for at, point in enumerate(self.points) if point != NO_DATA)
-
-    def fill(self, remembered: bytes) -> None:
-        for ago in range(1, min(len(remembered), POINTS) + 1):
-            if self.points[-ago] == NO_DATA:
-                self.points[-ago] = remembered[-ago]
+    def merge_pairs(self) -> None:
+        pairs = zip(self.points[::2], self.points[1::2], strict=True)
+        known = ([point for point in pair if point != NO_DATA] for pair in pairs)
+        merged = bytes(round(sum(points) / len(points)) if points else NO_DATA for points in known)
+        self.points = bytearray(merged.rjust(POINTS, bytes([NO_DATA])))
 
 
 class Trails:
     """Recent utilisation by row: what top saw, and before that what the server remembers.
 
-    Without a server's history the step grows while top runs, so that everything it saw is shown, up to an hour.
+    Without a server's history the step doubles when all points are used, so that up to half an hour is shown.
     """
 
     def __init__(self, step: float = 1.0) -> None:
@@ -74,64 +72,39 @@ class Trails:
         self.step = step
         self.has_history = False  # of the server
         self._trails: dict[Row, _Trail] = {}
-        self._current: int | None = None  # number of the current step
-        self._first = 0
+        self._current = 0  # number of the current step
+        self._used = POINTS  # points since the start; none before the first update
 
     def update(self, ratios: Mapping[Row, float | None], now: float) -> None:
         """`now` is monotonic. Other rows are dropped."""
-        self._advance(now)
-        for gone in self._trails.keys() - ratios.keys():
-            del self._trails[gone]
-        for row, ratio in ratios.items():
-            trail = self._trails.setdefault(row, _Trail())
-            if ratio is not None:
+        steps = math.floor(now / self.step) - self._current
+        self._current += steps
+        self._used = self._used + steps if self._trails else 0
+        self._trails = {row: self._trails.get(row) or _Trail() for row in ratios}
+        for row, trail in self._trails.items():
+            if steps > 0:
+                trail.shift(steps)
+            if (ratio := ratios[row]) is not None:
                 trail.add(ratio)
+        if self._used >= POINTS and not self.has_history and self.step * 2 <= _MAX_STEP:
+            self.step *= 2
+            self._current, self._used = math.floor(now / self.step), POINTS // 2
+            for trail in self._trails.values():
+                trail.merge_pairs()
 
     def add_history(self, history: ServerHistory, rows: Mapping[Row, tuple[str, str]], now: float) -> None:
-        """`rows`: UUID and MIG instance of each row. A server that has just started knows less than top: ignored."""
-        self._advance(now)
+        """Replaces the points, unless the server has just started. `rows`: UUID and MIG instance of each row."""
         known = (len(points) - points.count(NO_DATA) for points in history.devices.values())
         if max(known, default=0) < _MIN_REMEMBERED:
             return
-        self._change_step(history.step)
-        self.has_history = True
+        if history.step != self.step:
+            self._trails.clear()
+        self.step, self.has_history, self._current = history.step, True, math.floor(now / history.step)
         for row, device in rows.items():
-            if row in self._trails and device in history.devices:
-                self._trails[row].fill(history.devices[device])
+            self._trails[row] = _Trail(history.devices.get(device, b""))
 
     def snapshot(self) -> Sparklines:
         return Sparklines({row: bytes(trail.points) for row, trail in self._trails.items()}, self.step * POINTS)
-
-    def _advance(self, now: float) -> None:
-        current = math.floor(now / self.step)
-        if self._current is None:
-            self._current = self._first = current
-        if current > self._current:
-            for trail in self._trails.values():
-                trail.move(current - self._current)
-            self._current = current
-        is_full = self._current - self._first >= POINTS
-        if is_full and not self.has_history and self.step * 2 <= _MAX_STEP:
-            self._change_step(self.step * 2)
-
-    def _change_step(self, step: float) -> None:
-        """Each new point is the mean of the old points that fall into it."""
-        if step == self.step or self._current is None:
-            return
-        current = math.floor(self._current * self.step / step)
-        for trail in self._trails.values():
-            merged: dict[int, list[int]] = {}
-            for ago, point in trail.known():
-                new_ago = current - math.floor((self._current - ago) * self.step / step)
-                if 0 <= new_ago < POINTS:
-                    merged.setdefault(new_ago, []).append(point)
-            trail.points = bytearray([NO_DATA]) * POINTS
-            for ago, points in merged.items():
-                trail.points[POINTS - 1 - ago] = round(sum(points) / len(points))
-            newest = merged.get(0, [])
-            trail.total, trail.count = sum(newest) / FULL, len(newest)
-        self._first = math.floor(self._first * self.step / step)
-        self._current, self.step = current, step
 
 
 # Readings
@@ -195,10 +168,10 @@ class Feed:
 
     def _update_trails(self, lines: Sequence[Line], now: float) -> None:
         shown = [line for _, line in flatten(lines) if line.kind != "condition"]
-        self._trails.update({line.row: line.utilization for line in shown}, now)
         history, self._history = self._history, None
         if history is not None:
             self._trails.add_history(history, {line.row: line.row[1:3] for line in shown if line.is_slot}, now)
+        self._trails.update({line.row: line.utilization for line in shown}, now)
 
     def read_for_print(self) -> Seen:
         """Reads twice if rates need that. Raises SourceError or StartError."""

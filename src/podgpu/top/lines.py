@@ -6,8 +6,8 @@ A GPU or instance with one holder is one line.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from msgspec.structs import replace as replace_in
 
@@ -25,8 +25,7 @@ Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
 """Identity of a line from reading to reading: node, UUID, MIG instance, and holder, process or condition."""
 SlotOfView = GpuView | InstanceView
-Processes = Mapping[str, Sequence[RunningProcess]]
-"""Key of a GPU or instance -> processes on it."""
+Processes = Mapping[str, Sequence[RunningProcess]]  # key of a GPU or instance -> processes on it
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
 
 
@@ -51,13 +50,14 @@ class Line:
     conditions: Sequence[ConditionView] = ()
     age: float | None = None  # of a condition, in seconds
     beneath: tuple[Line, ...] = ()
-    severity: Severity = field(init=False)  # the worst of this line and all lines beneath
 
-    def __post_init__(self) -> None:
+    @property
+    def severity(self) -> Severity:
+        """The worst of this line and all lines beneath."""
         found = {line.severity for line in self.beneath} | {severity_of(c) for c in self.conditions}
-        if self.kind in ("gpu", "instance") and self.slot.absent:
+        if self.is_slot and self.slot.absent:
             found.add("bad")
-        object.__setattr__(self, "severity", next((s for s in _SEVERITIES if s in found), ""))
+        return next((severity for severity in _SEVERITIES if severity in found), "")
 
     @property
     def is_slot(self) -> bool:
@@ -70,6 +70,10 @@ class Line:
     @property
     def name(self) -> str:
         return "" if self.holder is None else name_of(self.holder)
+
+    @property
+    def label(self) -> str:
+        return self.remark if self.kind == "process" else self.name or self.remark
 
 
 def severity_of(condition: ConditionView) -> Severity:
@@ -89,6 +93,8 @@ def make_lines(view: View, now: float, processes: Processes | None = None) -> li
 
 
 class _Builder:
+    """Makes the lines of one GPU."""
+
     def __init__(self, node: NodeView, gpu: GpuView, now: float, processes: Processes) -> None:
         self._node = node.name
         self._is_blind = node.old or gpu.absent or any(c.condition in BLIND for c in gpu.conditions)
@@ -109,18 +115,13 @@ class _Builder:
         return replace(line, beneath=(*line.beneath, *parts))
 
     def _slot_line(self, slot: SlotOfView) -> Line:
-        is_instance = isinstance(slot, InstanceView)
-        number = "?" if self._gpu.index is None else str(self._gpu.index)
         if self._is_blind:
             slot = _without_figures(slot)
-        line = Line(
-            "instance" if is_instance else "gpu",
-            self._row(slot),
-            self._node,
-            self._gpu,
+        number = "?" if self._gpu.index is None else str(self._gpu.index)
+        line = self._line(
+            "gpu",
             slot,
-            number=f"{number}/{slot.id}" if isinstance(slot, InstanceView) else number,
-            model=slot.profile if isinstance(slot, InstanceView) else slot.model,
+            number=number,
             remark=_describe_free(slot),
             utilization=slot.utilization_ratio,
             memory=slot.memory_used_bytes,
@@ -128,6 +129,8 @@ class _Builder:
             temperature=slot.temperature_celsius,
             conditions=slot.conditions,
         )
+        if isinstance(slot, InstanceView):
+            line = replace(line, kind="instance", number=f"{number}/{slot.id}", model=slot.profile)
         wrong = [self._condition_line(slot, condition) for condition in slot.conditions]
         processes = self._processes_on(slot)
         keys = {holder.key for holder in slot.holders}
@@ -141,13 +144,10 @@ class _Builder:
         return replace(line, beneath=(*wrong, *sorted(holders, key=lambda holder: holder.name), *others))
 
     def _holder_line(self, slot: SlotOfView, holder: HolderView, processes: Iterable[RunningProcess]) -> Line:
-        return Line(
+        return self._line(
             "holder",
-            self._row(slot, holder.key),
-            self._node,
-            self._gpu,
             slot,
-            model=self._gpu.model,
+            holder.key,
             holder=holder,
             utilization=holder.utilization_ratio,
             memory=holder.memory_used_bytes,
@@ -160,22 +160,16 @@ class _Builder:
 
     def _condition_line(self, slot: SlotOfView, condition: ConditionView) -> Line:
         age = None if condition.since is None else max(0.0, self._now - condition.since)
-        row = self._row(slot, condition.condition)
-        return Line(
-            "condition", row, self._node, self._gpu, slot, model=self._gpu.model, conditions=(condition,), age=age
-        )
+        return self._line("condition", slot, condition.condition, conditions=(condition,), age=age)
 
     def _process_lines(self, slot: SlotOfView, processes: Iterable[RunningProcess]) -> tuple[Line, ...]:
         return tuple(
-            Line(
+            self._line(
                 "process",
-                self._row(slot, f"pid {process.pid}"),
-                self._node,
-                self._gpu,
                 slot,
-                model=self._gpu.model,
+                f"pid {process.pid}",
                 holder=process.owner,
-                remark=f"pid {process.pid}" if process.owner else f"pid {process.pid}, in no known container",
+                remark=_describe_process(process, slot),
                 utilization=process.utilization,
                 memory=process.memory,
             )
@@ -188,8 +182,10 @@ class _Builder:
         instance = int(slot.id) if isinstance(slot, InstanceView) else None
         return self._processes.get(device_key(self._gpu.uuid, instance), ())
 
-    def _row(self, slot: SlotOfView, beneath: WorkloadKey | str = "") -> Row:
-        return self._node, self._gpu.uuid, slot.id if isinstance(slot, InstanceView) else "", beneath
+    def _line(self, kind: Kind, slot: SlotOfView, key: WorkloadKey | str = "", **figures: Any) -> Line:
+        instance = slot.id if isinstance(slot, InstanceView) else ""
+        row = self._node, self._gpu.uuid, instance, key
+        return Line(kind, row, self._node, self._gpu, slot, model=self._gpu.model, **figures)
 
 
 def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
@@ -232,6 +228,13 @@ def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
     return "not there" if slot.absent else "-"
+
+
+def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:
+    if process.owner is None:
+        return f"pid {process.pid}, in no known container"
+    is_beneath_owner = any(holder.key == process.owner.key for holder in slot.holders)
+    return f"pid {process.pid}" if is_beneath_owner else f"pid {process.pid}, {name_of(process.owner)}"
 
 
 def _key_of(process: RunningProcess) -> WorkloadKey:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from podgpu.cluster.parts import Totals
 from podgpu.cluster.view import ConditionView
 from podgpu.top.feed import Sparklines
-from podgpu.top.lines import Line, Order, Row, flatten
+from podgpu.top.lines import Kind, Line, Order, Row, flatten
 from podgpu.top.text import (
     Glyphs,
     draw_bar,
@@ -50,37 +50,22 @@ class Column:
     right: bool = True
     order: Order | None = None
     style: Callable[[Line], str] = lambda _line: ""
+    kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")  # lines that have the cell
 
 
 _MIN_MODEL = 7
 _HOT, _VERY_HOT = 80.0, 90.0
 _IDLE, _LONG_IDLE = 60.0, 600.0
+_SLOTS: tuple[Kind, ...] = ("gpu", "instance")
+_HELD: tuple[Kind, ...] = (*_SLOTS, "holder")
 
 
-def _temperature_style(line: Line) -> str:
-    degrees = line.temperature or 0.0
-    return "bad" if degrees >= _VERY_HOT else "warn" if degrees >= _HOT else ""
-
-
-def _idle_style(line: Line) -> str:
-    seconds = line.idle or 0.0
-    return "bad" if seconds >= _LONG_IDLE else "warn" if seconds >= _IDLE else ""
+def _style_above(value: float | None, warn: float, bad: float) -> str:
+    return "" if value is None or value < warn else "warn" if value < bad else "bad"
 
 
 def _severity_style(line: Line) -> str:
     return line.severity if line.is_slot else ""
-
-
-def _node_text(line: Line, _glyphs: Glyphs) -> str:
-    return line.node if line.kind == "gpu" else ""
-
-
-def _model_text(line: Line, _glyphs: Glyphs) -> str:
-    return shorten_model(line.model) if line.is_slot else ""
-
-
-def _holder_text(line: Line, _glyphs: Glyphs) -> str:
-    return line.remark if line.kind == "process" else line.name or line.remark
 
 
 def _memory_text(line: Line, glyphs: Glyphs) -> str:
@@ -89,33 +74,32 @@ def _memory_text(line: Line, glyphs: Glyphs) -> str:
     return format_gib(line.memory, glyphs) + (total if line.is_slot else " " * len(total))
 
 
-def _power_text(line: Line, glyphs: Glyphs) -> str:
-    return "" if line.kind == "process" else format_number(line.power, "W", glyphs)
-
-
-def _temperature_text(line: Line, glyphs: Glyphs) -> str:
-    return format_number(line.temperature, "C", glyphs) if line.kind == "gpu" else ""
-
-
-def _processes_text(line: Line, glyphs: Glyphs) -> str:
-    return "" if line.kind == "process" else format_number(line.processes, "", glyphs)
-
-
-def _idle_text(line: Line, glyphs: Glyphs) -> str:
-    return format_idle(line.use, line.idle, glyphs) if line.holder and line.kind != "process" else ""
-
-
-_NODE = Column("NODE", _node_text, 4, right=False, style=_severity_style)
-_GPU = Column("GPU", lambda line, _glyphs: line.number, 3, right=False, order="gpu", style=_severity_style)
-_MODEL = Column("MODEL", _model_text, _MIN_MODEL, right=False, style=lambda _line: "dim")
-_HOLDER = Column("HOLDER", _holder_text, 6, right=False, style=_severity_style)
-_HISTORY = Column("HISTORY", lambda _line, _glyphs: "", 8, right=False, style=lambda _line: "bar")
+_NODE = Column("NODE", lambda line, _: line.node, 4, right=False, style=_severity_style, kinds=("gpu",))
+_GPU = Column("GPU", lambda line, _: line.number, 3, right=False, order="gpu", style=_severity_style)
+_MODEL = Column(
+    "MODEL", lambda line, _: shorten_model(line.model), _MIN_MODEL, right=False, style=lambda _: "dim", kinds=_SLOTS
+)
+_HOLDER = Column("HOLDER", lambda line, _: line.label, 6, right=False, style=_severity_style)
+_HISTORY = Column("HISTORY", lambda *_: "", 8, right=False, style=lambda _: "bar")
 _UTIL = Column("UTIL", lambda line, glyphs: format_percent(line.utilization, glyphs), 4, order="utilisation")
 _MEMORY = Column("MEM GiB", _memory_text, 9, order="memory")
-_POWER = Column("POWER", _power_text, 5, order="power")
-_TEMPERATURE = Column("TEMP", _temperature_text, 4, style=_temperature_style)
-_PROCESSES = Column("PROC", _processes_text, 4)
-_IDLE_TIME = Column("IDLE", _idle_text, 6, order="idle", style=_idle_style)
+_POWER = Column("POWER", lambda line, glyphs: format_number(line.power, "W", glyphs), 5, order="power", kinds=_HELD)
+_TEMPERATURE = Column(
+    "TEMP",
+    lambda line, glyphs: format_number(line.temperature, "C", glyphs),
+    4,
+    style=lambda line: _style_above(line.temperature, _HOT, _VERY_HOT),
+    kinds=("gpu",),
+)
+_PROCESSES = Column("PROC", lambda line, glyphs: format_number(line.processes, "", glyphs), 4, kinds=_HELD)
+_IDLE_TIME = Column(
+    "IDLE",
+    lambda line, glyphs: format_idle(line.use, line.idle, glyphs) if line.holder else "",
+    6,
+    order="idle",
+    style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),
+    kinds=_HELD,
+)
 _COLUMNS = (
     *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
     *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
@@ -124,11 +108,12 @@ _COLUMNS = (
 
 # Widths
 
-_BAR, _MIN_BAR, _MAX_BAR = 10, 4, 20
-_MIN_NODE, _MIN_HOLDER = 9, 24
+_BAR, _NARROW_BAR, _MAX_BAR = 10, 4, 20
+_NARROW_NODE, _NARROW_MODEL = 16, 12
 _NAMESPACE, _MIN_NAMESPACE = 13, 5  # a shortened namespace with the cut and the slash
+_MIN_HOLDER = 24
 _READABLE_POD = 40  # columns are left out to show that much of a pod's name
-_HISTORY_WIDTH, _MAX_HISTORY = 12, 30
+_MAX_HISTORY = 30
 _MIN_REMARK = 12
 
 
@@ -144,35 +129,14 @@ class _HolderWidths:
 @dataclass(slots=True)
 class _Layout:
     widths: dict[str, int]  # by title; a column that is left out is absent
-    holder: _HolderWidths
-    width: int  # of the terminal
     bar: int = _BAR
-
-    @property
-    def total(self) -> int:
-        return sum(self.widths.values()) + len(self.widths) - 1 + (self.bar + 1 if self.bar else 0)
-
-    @property
-    def room(self) -> int:
-        return max(0, self.width - self.total)
 
     def has(self, column: Column) -> bool:
         return column.title in self.widths
 
-    def shrink(self, column: Column, width: int) -> None:
-        """To `width` at most, and only as far as needed."""
-        if self.has(column):
-            now = self.widths[column.title]
-            self.widths[column.title] = max(min(now, width), now - max(0, self.total - self.width))
-
-    def leave_out(self, *columns: Column) -> None:
-        for column in columns:
-            if self.total > self.width:
-                self.widths.pop(column.title, None)
-
-    def grow(self, column: Column, width: int) -> None:
-        if self.has(column):
-            self.widths[column.title] += max(0, min(self.room, width - self.widths[column.title]))
+    def room(self, width: int) -> int:
+        bar = self.bar + 1 if self.bar else 0
+        return width - sum(self.widths.values()) - len(self.widths) + 1 - bar
 
 
 def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int | None, hidden: set[Column]) -> _Layout:
@@ -183,58 +147,59 @@ def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int |
         if column not in hidden
     }
     widths[_HOLDER.title] = max(_HOLDER.min_width, holder.full)
-    if _HISTORY not in hidden:
-        widths[_HISTORY.title] = _HISTORY_WIDTH
-    layout = _Layout(widths, holder, width or 0)
-    if width is not None:
-        count = len(widths)
-        _narrow(layout)
-        longest = holder.full if len(widths) == count else holder.without_container
-        layout.grow(_HOLDER, max(_HOLDER.min_width, longest))
-        layout.grow(_HISTORY, _MAX_HISTORY)
-        if layout.bar:
-            layout.bar += max(0, min(layout.room, _MAX_BAR - layout.bar))
+    layout = _Layout(widths)
+    if width is None:
+        return layout
+    if layout.room(width) < 0:
+        _narrow(layout, holder, width)
+    if layout.has(_HISTORY):
+        widths[_HISTORY.title] += max(0, min(layout.room(width), _MAX_HISTORY - widths[_HISTORY.title]))
+    if layout.bar:
+        layout.bar += max(0, min(layout.room(width), _MAX_BAR - layout.bar))
     return layout
 
 
-def _narrow(layout: _Layout) -> None:
-    """Bars, model and container are reduced first, then the namespace, then columns. The pod's name stays readable."""
-    pod = min(layout.holder.pod, _READABLE_POD)
-    layout.bar -= max(0, min(layout.total - layout.width, _BAR - _MIN_BAR))
-    if layout.has(_HISTORY) and layout.total > layout.width:
-        layout.bar = 0  # the end of the sparkline shows the same
-    layout.shrink(_MODEL, 12)
-    layout.shrink(_NODE, 16)
-    layout.shrink(_MODEL, _MIN_MODEL)
-    layout.shrink(_HOLDER, layout.holder.without_container)
-    layout.leave_out(_MODEL)
-    layout.shrink(_HISTORY, _HISTORY.min_width)
-    layout.shrink(_HOLDER, pod + _NAMESPACE)
-    layout.leave_out(_PROCESSES, _TEMPERATURE)
-    layout.shrink(_HOLDER, pod + _MIN_NAMESPACE)
-    layout.shrink(_NODE, _MIN_NODE)
-    layout.leave_out(_POWER)
-    layout.shrink(_HOLDER, pod)
-    layout.leave_out(_MEMORY, _HISTORY)
-    if layout.total > layout.width:
-        layout.bar = 0
-    layout.shrink(_HOLDER, _MIN_HOLDER)
-    layout.leave_out(_IDLE_TIME)
-    layout.shrink(_HOLDER, 1)
+def _narrow(layout: _Layout, holder: _HolderWidths, width: int) -> None:
+    """Leaves out columns until the holder fits: first the model for a name without container, figures for the pod."""
+    widths = layout.widths
+    for column, narrow in ((_NODE, _NARROW_NODE), (_MODEL, _NARROW_MODEL)):
+        if layout.has(column):
+            widths[column.title] = min(widths[column.title], narrow)
+    layout.bar = 0 if layout.has(_HISTORY) else _NARROW_BAR  # the end of the sparkline shows the same
+    widths[_HOLDER.title] = 0
+    pod = min(holder.pod, _READABLE_POD)
+    most = holder.full
+    for column, needed in (
+        (_MODEL, holder.without_container),
+        (_PROCESSES, min(holder.without_container, pod + _NAMESPACE)),
+        (_TEMPERATURE, min(holder.without_container, pod + _NAMESPACE)),
+        (_POWER, min(holder.without_container, pod + _MIN_NAMESPACE)),
+        (_MEMORY, pod),
+        (_HISTORY, pod),
+        (_UTIL, pod),
+        (_IDLE_TIME, min(pod, _MIN_HOLDER)),
+        (_NODE, min(pod, _MIN_HOLDER)),
+    ):
+        if layout.room(width) >= needed or not layout.has(column):
+            continue
+        if column is _UTIL:
+            layout.bar = 0  # the figure stays
+        else:
+            del widths[column.title]
+            most = holder.full if column is _MODEL else holder.without_container
+    widths[_HOLDER.title] = max(1, min(layout.room(width), max(_HOLDER.min_width, most)))
 
 
 def _measure_holders(lines: Iterable[tuple[int, Line]]) -> _HolderWidths:
-    widths = [_measure_holder(depth, line) for depth, line in lines if line.kind != "condition"]
-    return _HolderWidths(*(max(column) for column in zip((0, 0, 0), *widths, strict=True)))
-
-
-def _measure_holder(depth: int, line: Line) -> tuple[int, int, int]:
-    indent = depth * len(_INDENT)
-    if line.holder is None or line.kind == "process":
-        width = indent + width_of(printable(line.remark))
-        return width, width, min(width, _MIN_REMARK)
-    full, *shorter = (indent + width_of(printable(name)) for name in names_of(line.holder))
-    return full, shorter[0] if shorter else full, shorter[-1] if shorter else full
+    full, without_container, pod = [0], [0], [0]
+    for depth, line in lines:
+        if line.kind != "condition":
+            names = (line.label,) if line.holder is None or line.kind == "process" else names_of(line.holder)
+            widths = [depth * len(_INDENT) + width_of(printable(name)) for name in names]
+            full.append(widths[0])
+            without_container.append(widths[min(1, len(widths) - 1)])
+            pod.append(widths[-1] if line.holder else min(widths[-1], _MIN_REMARK))
+    return _HolderWidths(max(full), max(without_container), max(pod))
 
 
 # The table
@@ -263,27 +228,19 @@ class Table:
 
     def header(self) -> Spans:
         spans: Spans = []
-        for column in self._shown():
+        for column in filter(self._layout.has, _COLUMNS):
             has_bar = column is _UTIL and self._layout.bar
             width = self._layout.widths[column.title] + (self._layout.bar + 1 if has_bar else 0)
             title = column.title
             if column is _HISTORY and self.sparklines:
                 title = f"LAST {format_span(self.sparklines.span)}"
-            spans.append(
-                (
-                    fit(title, width, self.glyphs, column.right and not has_bar),
-                    "sorted" if column.order == self.order else "header",
-                )
-            )
-            spans.append((" ", "header"))
+            style = "sorted" if column.order == self.order else "header"
+            spans += [(fit(title, width, self.glyphs, column.right and not has_bar), style), (" ", "header")]
         return spans[:-1]
 
     def render(self, start: int, end: int) -> list[Spans]:
         """Only these rows: a screen shows fifty of thousands."""
         return [self._render_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
-
-    def _shown(self) -> list[Column]:
-        return [column for column in _COLUMNS if self._layout.has(column)]
 
     def _render_row(self, at: int) -> Spans:
         depth, line = self.lines[at]
@@ -330,7 +287,7 @@ def make_table(
 
 
 def _cell(column: Column, line: Line, glyphs: Glyphs) -> str:
-    return "" if line.kind == "condition" else printable(column.text(line, glyphs))
+    return printable(column.text(line, glyphs)) if line.kind in column.kinds else ""
 
 
 def describe_condition(condition: ConditionView, age: float | None) -> str:
@@ -353,15 +310,13 @@ def render_totals(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> 
     spans: Spans = []
     room = width
     for text, style in parts.values():
-        gap = _GAP[: room if spans else 0]
-        text = text if width_of(text) <= room - len(gap) else fit(text, max(0, room - len(gap)), glyphs)
-        spans += [(gap, ""), (text, style)]
-        room -= len(gap) + width_of(text)
+        shown = text + _GAP
+        spans.append((shown if width_of(shown) <= room else fit(text, room, glyphs), style))
+        room = max(0, room - width_of(shown))
     return spans
 
 
 def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Span]:
-    watts = totals.power_watts
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
@@ -369,12 +324,10 @@ def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Spa
         "unknown": (f"{_format_gpus(totals.unknown)} not known", ""),
         "free": (f"{_format_gpus(totals.free)} free", ""),
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
-        "watts": (f"{watts / 1000:.1f} kW" if watts and watts >= 10_000 else format_number(watts, " W", glyphs), ""),
+        "watts": (_format_watts(totals.power_watts, glyphs), ""),
     }
     if not totals.unknown:
         del parts["unknown"]
-    if watts is None:
-        parts["watts"] = (f"{glyphs.absent} W", "")
     if totals.cost_per_hour is not None:
         wasted = f", {totals.wasted_per_hour:.2f} wasted" if totals.wasted_per_hour else ""
         parts["cost"] = (f"{format_money(totals.cost_per_hour, currency)}/h{wasted}", "warn" if wasted else "")
@@ -383,3 +336,9 @@ def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Spa
 
 def _format_gpus(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def _format_watts(watts: float | None, glyphs: Glyphs) -> str:
+    if watts is None:
+        return f"{glyphs.absent} W"
+    return f"{watts / 1000:.1f} kW" if watts >= 10_000 else f"{watts:.0f} W"

@@ -102,11 +102,13 @@ class DeviceAccount:
     energy_mj: int | None = None
     unattributed_energy_mj: int | None = None
     memory: Division = field(default_factory=Division)
+    utilization: float | None = None  # part of the last turn in which the device was busy
     method: UsageMethod | None = None
     has_seen_processes: bool = False  # before, everything is unattributed, and that means nothing
 
     def to_usage(self) -> SlotUsage:
         return SlotUsage(
+            utilization_ratio=self.utilization,
             memory_used_bytes=self.memory.total,
             busy_ns=self.busy_ns,
             energy_mj=self.energy_mj,
@@ -231,6 +233,7 @@ class Ledger:
         device = self._devices.setdefault(key, DeviceAccount())
         device.busy_ns = _plus(device.busy_ns, busy.total)
         device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.unattributed)
+        device.utilization = busy.total / window_ns if busy.total is not None and window_ns else None
         device.memory = memory
         device.method = None if busy.parts is None else turn.usage.method
         device.has_seen_processes |= turn.processes is not None

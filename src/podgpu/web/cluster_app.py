@@ -10,7 +10,7 @@ from aiohttp import web
 
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.state import bound_notes
-from podgpu.cluster.view import GpuAnswer, GpuDetails, SourceView, add_details, decode_details
+from podgpu.cluster.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import Listener, make_application, probe_listener
@@ -20,7 +20,8 @@ from podgpu.web.responses import Handler, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    from podgpu.history.answers import History
+    from podgpu.cluster.waste import ReadWaste
+    from podgpu.history.answers import HistorySource
     from podgpu.web.page_routes import Complete
     from podgpu.web.protection import Protection
 
@@ -36,11 +37,12 @@ def cluster_listeners(
     address: Address,
     probe_address: Address | None,
     protection: Protection | None,
-    history: History | None = None,
+    history: HistorySource | None = None,
+    waste: ReadWaste | None = None,
     lifecycle: bool = True,
 ) -> list[Listener]:
     """`lifecycle`: POST /-/forget is allowed."""
-    app = cluster_application(cluster, protection, history, lifecycle)
+    app = cluster_application(cluster, protection, history, waste, lifecycle)
     listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
@@ -50,7 +52,8 @@ def cluster_listeners(
 def cluster_application(
     cluster: Cluster,
     protection: Protection | None = None,
-    history: History | None = None,
+    history: HistorySource | None = None,
+    waste: ReadWaste | None = None,
     lifecycle: bool = True,
 ) -> web.Application:
     routes = [
@@ -58,7 +61,7 @@ def cluster_application(
         web.get("/metrics/nodes", _node_metrics(cluster)),
         *_probe_routes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, cluster.waste),
+        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, waste),
     ]
     return make_application(routes, protection)
 
@@ -67,7 +70,7 @@ def _complete_gpu(cluster: Cluster) -> Complete:
     """Adds the details that the exporter of the GPU has."""
     limit = asyncio.Semaphore(_MAX_EXPORTER_REQUESTS)
 
-    async def complete(answer: GpuAnswer) -> GpuAnswer:
+    async def complete(answer: GpuResponse) -> GpuResponse:
         target = next((node.target for node in cluster.published.state.nodes if node.name == answer.node), "")
         try:
             async with asyncio.timeout(_EXPORTER_SECONDS), limit:

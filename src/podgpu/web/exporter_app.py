@@ -13,7 +13,7 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
-from podgpu.cluster.view import GpuAnswer, add_details, make_details
+from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.model import has_readings
 from podgpu.web.app import Listener, Service, Several, make_application, probe_listener, run
@@ -27,7 +27,7 @@ from podgpu.web.sockets import Address
 if TYPE_CHECKING:
     from podgpu.cluster.prices import ReadPrices
     from podgpu.cluster.waste import ReadWaste
-    from podgpu.history.answers import History
+    from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
@@ -37,7 +37,7 @@ GPU_MANAGER_OPTION = "--gpu-manager-address"
 class PageSources:
     """What the page shows besides the current state. None: not available."""
 
-    history: History | None = None
+    history: HistorySource | None = None
     prices: ReadPrices | None = None
     waste: ReadWaste | None = None
 
@@ -93,7 +93,7 @@ def application(
     has_gpu_manager = agent.settings.policy.gpu_manager
     links = ["metrics", *(["metric"] if has_gpu_manager else []), "health", "ready"]
 
-    async def complete_gpu(answer: GpuAnswer) -> GpuAnswer:
+    async def complete_gpu(answer: GpuResponse) -> GpuResponse:
         uuid = answer.gpu.uuid
         return add_details(answer, make_details(agent.published.state, uuid, *agent.details(uuid)))
 

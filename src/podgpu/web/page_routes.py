@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.cluster.view import GpuAnswer, PageState, make_gpu_answer, make_pod
+from podgpu.cluster.view import GpuResponse, PageState, make_gpu_answer, make_pod
 from podgpu.cluster.waste import (
     Format,
     GroupBy,
@@ -25,12 +25,12 @@ from podgpu.cluster.waste import (
     parse_waste_query,
 )
 from podgpu.errors import SourceError, UsageError
-from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, History, parse_points, parse_range
+from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, HistorySource, parse_points, parse_range
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 JsonObject = dict[str, Any]
-Complete = Callable[[GpuAnswer], Awaitable[GpuAnswer]]
+Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds the details of a GPU that only its exporter knows."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
@@ -40,7 +40,7 @@ def page_routes(
     latest: Callable[[], PageState],
     complete_gpu: Complete,
     links: Sequence[str],
-    history: History | None = None,
+    history: HistorySource | None = None,
     waste: ReadWaste | None = None,
 ) -> list[web.RouteDef]:
     """`latest` and `waste` are called for every request, in a thread. `links`: other paths of the server, shown at the
@@ -141,7 +141,9 @@ def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
 # The past
 
 
-def _history(history: History | None, find: Callable[[web.Request, History], Awaitable[JsonObject | str]]) -> Handler:
+def _history(
+    history: HistorySource | None, find: Callable[[web.Request, HistorySource], Awaitable[JsonObject | str]]
+) -> Handler:
     """`find` returns the answer, or why there is none."""
 
     async def handle(request: web.Request) -> web.Response:
@@ -161,17 +163,17 @@ def _history(history: History | None, find: Callable[[web.Request, History], Awa
     return handle
 
 
-async def _sparklines(request: web.Request, history: History) -> JsonObject:
+async def _sparklines(request: web.Request, history: HistorySource) -> JsonObject:
     return await history.sparklines(parse_points(request.query.get("points", str(DEFAULT_SPARKLINE_POINTS))))
 
 
-async def _history_of_gpu(request: web.Request, history: History) -> JsonObject | str:
+async def _history_of_gpu(request: web.Request, history: HistorySource) -> JsonObject | str:
     uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
     found = await history.gpu(uuid, instance, _range(request))
     return found or f"no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
 
 
-async def _history_of_pod(request: web.Request, history: History) -> JsonObject | str:
+async def _history_of_pod(request: web.Request, history: HistorySource) -> JsonObject | str:
     namespace, name = request.match_info["namespace"], request.match_info["pod"]
     found = await history.pod(namespace, name, _range(request))
     return found or f"pod {namespace}/{name} is not known to have held a GPU in that time"
@@ -195,10 +197,11 @@ def _waste(waste: ReadWaste) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            by, form = parse_waste_query(request.query)
+            body, headers = await asyncio.to_thread(make, *parse_waste_query(request.query))
         except UsageError as error:
             return json_error(400, str(error))
-        body, headers = await asyncio.to_thread(make, by, form)
+        except SourceError as error:
+            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
         return body_response(request, body, headers)
 
     return handle

@@ -1,0 +1,182 @@
+"""Lanes: fields that are read together, and when. Collections of dcgm-exporter's configuration file become lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+
+from podgpu.errors import UsageError
+from podgpu.gpu.source import Lane
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.counters import Counter
+from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
+from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.fields import Field, fields
+from podgpu.metrics.names import names_of, rename_of
+from podgpu.metrics.render import Policy
+
+KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
+THROTTLE_INTERVAL = 5.0  # of the throttling counters at least: a reading costs 1.5 ms of CPU (H200)
+_TOGETHER_SECONDS = 0.02  # lanes that are due this soon are read together
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRetention:
+    """How long DCGM keeps samples. None: not set here, so that the outer setting applies."""
+
+    max_age: float | None = None
+    """Seconds; 0: no limit."""
+    max_samples: int | None = None
+    """0: no limit."""
+
+    def over(self, other: SampleRetention) -> SampleRetention:
+        """Fills what is not set from `other`."""
+        return SampleRetention(
+            other.max_age if self.max_age is None else self.max_age,
+            other.max_samples if self.max_samples is None else self.max_samples,
+        )
+
+    @property
+    def is_endless(self) -> bool:
+        return self.max_age == 0 and self.max_samples == 0
+
+
+DEFAULT_RETENTION = SampleRetention(600.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Fields that are read at their own interval."""
+
+    name: str
+    every: float
+    include: tuple[str, ...]
+    """Names of fields, or shell patterns."""
+    retention: SampleRetention = field(default_factory=SampleRetention)
+    place: str = ""
+    """File and position, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """Content of the configuration file. None: not set."""
+
+    path: str
+    counters_file: str = ""
+    counters: tuple[Counter, ...] | None = None
+    exporter_metrics: bool | None = None
+    interval: float | None = None
+    retention: SampleRetention = field(default_factory=SampleRetention)
+    collections: tuple[Collection, ...] = ()
+    """Without the one for all fields."""
+    bind_unbind: bool = False
+    max_concurrent_scrapes: int | None = None
+
+
+def collection_of_fields(
+    counters: Sequence[Counter], collections: Sequence[Collection], skip_empty: bool = False
+) -> Mapping[int, Collection]:
+    """Maps field ids to their collections. Fields without a collection are read at the common interval.
+
+    Patterns match the names in the counter file, else any name of the same field (4.8 or 4.9). Raises UsageError if a
+    collection has no field, unless `skip_empty` is set, or if two have the same field.
+    """
+    collection_of: dict[int, Collection] = {}
+    for collection in collections:
+        chosen = [counter for pattern in collection.include for counter in _match(counters, pattern)]
+        if not chosen and not skip_empty:
+            raise UsageError(
+                f"{collection.place}: {collection.name}: no configured field matches"
+                f" {', '.join(collection.include[:5])}: add the field to the counters, or remove the collection"
+            )
+        # With --dcgm-names both, a field has two names but one interval.
+        renames = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
+        for counter in counters:
+            if counter not in chosen and rename_of(counter.name) not in renames:
+                continue
+            other = collection_of.setdefault(counter.field.id, collection)
+            if other is not collection:
+                raise UsageError(
+                    f"{collection.place}: {collection.name}: {counter.name} is also in the collection {other.name}: a"
+                    " field has one interval"
+                )
+    return collection_of
+
+
+def _match(counters: Sequence[Counter], pattern: str) -> list[Counter]:
+    matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates with ^
+    as_written = [counter for counter in counters if matches(counter.name)]
+    return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
+
+
+def fields_to_read(policy: Policy) -> tuple[Field, ...]:
+    """The fields of the counter file, and those that podgpu's own families need."""
+    wanted = {c.field.id: c.field for c in policy.counters}
+    own = {*KEY_FIELDS, *THROTTLE_REASONS, *FIELD_CONDITIONS}
+    if wanted.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
+        own.add(CLOCK_EVENTS_FIELD)
+    return tuple((wanted | {i: fields()[i] for i in own}).values())
+
+
+def make_lanes(
+    wanted: Sequence[Field],
+    counters: Sequence[Counter],
+    interval: float,
+    collections: Sequence[Collection] = (),
+    retention: SampleRetention = DEFAULT_RETENTION,
+    pass_over: bool = False,
+    throttle_interval: float = THROTTLE_INTERVAL,
+) -> tuple[Lane, ...]:
+    """Makes a lane for each collection, one for all other fields, and one for throttling counters that are not in the
+    counter file. Raises UsageError for a collection without a field, unless `pass_over`.
+    """
+    collection_of = collection_of_fields(counters, collections, pass_over)
+    configured = {counter.field.id for counter in counters}
+    slow = THROTTLE_REASONS.keys() - configured if interval < throttle_interval else set()
+    base = tuple(f for f in wanted if f.id not in collection_of and f.id not in slow)
+    lanes = [_make_lane(base, interval, retention)]
+    lanes.append(_make_lane(tuple(f for f in wanted if f.id in slow), throttle_interval, retention))
+    for collection in collections:
+        own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
+        lanes.append(_make_lane(own, collection.every, collection.retention.over(retention)))
+    return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
+
+
+def _make_lane(fields: tuple[Field, ...], interval: float, retention: SampleRetention) -> Lane:
+    return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
+
+
+class Schedule:
+    """Decides when each lane is read next. Not thread-safe."""
+
+    def __init__(self, lanes: Sequence[Lane], warm_up: float) -> None:
+        """Rates need two readings. The second one follows the first after `warm_up` seconds at most."""
+        self.lanes = tuple(lanes)
+        self._warm_up = warm_up
+        self._next = dict.fromkeys(self.lanes, float("-inf"))
+        self._cold = set(self.lanes)
+
+    @property
+    def next_at(self) -> float:
+        return min(self._next.values())
+
+    def take_due(self, now: float) -> tuple[Lane, ...]:
+        """Returns the lanes to read now, and schedules their next reading."""
+        due = tuple(lane for lane in self.lanes if self._next[lane] <= now + _TOGETHER_SECONDS)
+        for lane in due:
+            self._next[lane] = self._after(lane, now)
+        return due
+
+    def _after(self, lane: Lane, now: float) -> float:
+        """On a grid, so that lanes are read together. A late lane starts a new grid."""
+        if lane in self._cold:
+            self._cold.discard(lane)
+            return now + min(self._warm_up, lane.interval)
+        on_time = self._next[lane] + lane.interval
+        return on_time if on_time > now else now + lane.interval
+
+    def make_all_due(self, now: float) -> None:
+        for lane in self._next:
+            self._next[lane] = min(self._next[lane], now)

@@ -1,0 +1,86 @@
+"""An agent over simulated GPUs. Time passes only when a test advances it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from podgpu.agent.loop import Agent, Settings
+from podgpu.clock import Clock
+from podgpu.errors import SourceError
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.model import Allocation, Assignment, Device
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.node import SimulatedProc
+from podgpu.usage.containers import ContainerFinder
+
+
+class Holders:
+    """A source whose assignments and error are set by a test."""
+
+    name = "kubelet"
+
+    def __init__(self) -> None:
+        self.now: list[Assignment] = []
+        self.error: SourceError | None = None
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        if self.error is not None:
+            raise self.error
+        return Allocation(tuple(self.now))
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedNode:
+    def __init__(
+        self,
+        gpus: str,
+        settings: Settings,
+        *,
+        sources: Sequence[Any] | None = None,
+        proc: SimulatedProc | None = None,
+        telemetry: dict[str, Any] | None = None,
+        **agent: Any,
+    ) -> None:
+        self.time, self.leapt = 1000.0, 0.0
+        self.driver = SimulatedNvml(gpus, clock=self.monotonic, wall=self.wall, unrest=0)
+        self.faults = self.driver.faults
+        self.expected = len(self.driver.gpus)
+        self.holders = Holders()
+        if proc is not None:
+            agent["containers"] = ContainerFinder(str(proc.root), self.monotonic)
+        self.agent = Agent(
+            NvmlTelemetry(self.driver, "nvml", lambda: self.expected, self.monotonic, self.wall, **(telemetry or {})),
+            [self.holders] if sources is None else sources,
+            settings,
+            Clock(self.monotonic, self.wall),
+            **agent,
+        )
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time + self.leapt
+
+    def uuid(self, gpu: int) -> str:
+        return self.driver.gpu(gpu).uuid
+
+    def turn(self, seconds: float = 1.0) -> str:
+        """Runs all three cadences once and returns the metrics text."""
+        self.time += seconds
+        self.agent.read_telemetry()
+        self.agent.read_allocation()
+        self.agent.read_usage()
+        return self.exposition
+
+    @property
+    def exposition(self) -> str:
+        return self.agent.published.fresh.plain.decode()
+
+    def stop(self) -> None:
+        self.faults.release_all()
+        self.faults.unload_driver()  # ends the wait for XIDs
+        self.agent.stop()
