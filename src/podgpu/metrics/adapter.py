@@ -51,7 +51,7 @@ MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
 _MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
 _DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
 _MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
-_NS, _MJ, _MW, _MIB = 1_000_000_000, 1000, 1000, 1024 * 1024
+_MW, _MIB = 1000, 1024 * 1024
 _UTIL, _ENGINE, _POWER, _TEMPERATURE, _FB_TOTAL, _FB_FREE, _FB_USED, _FB_RESERVED = _KEY_FIELDS = tuple(
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
@@ -85,22 +85,10 @@ class FieldRule(NamedTuple):
 
 
 OWN_RULES = {
-    families.CONTAINER_UTILIZATION.name: OwnRule("holder_usage", "utilization_ratio"),
-    families.CONTAINER_MEMORY.name: OwnRule("holder_usage", "memory_used_bytes", 1),
-    families.CONTAINER_PROCESSES.name: OwnRule("holder_usage", "processes", 1),
-    families.CONTAINER_BUSY.name: OwnRule("holder_usage", "busy_ns", _NS),
-    families.CONTAINER_IDLE.name: OwnRule("holder_usage", "idle_ns", _NS),
-    families.CONTAINER_ENERGY.name: OwnRule("holder_usage", "energy_mj", _MJ),
+    **{spec.name: OwnRule(spec.part, spec.member, spec.factor) for spec in families.OWN_FAMILIES if spec.part},
     families.ALLOCATION_INFO.name: OwnRule("holder", "source", label="source"),
-    families.ALLOCATION_SHARE.name: OwnRule("holder", "share_ratio"),
     families.LAST_HOLDER.name: OwnRule("holder", "is_last"),
-    families.DEVICE_BUSY.name: OwnRule("slot_usage", "busy_ns", _NS),
-    families.DEVICE_ENERGY.name: OwnRule("slot_usage", "energy_mj", _MJ),
-    families.DEVICE_MEMORY.name: OwnRule("slot_usage", "memory_used_bytes", 1),
     families.CONDITION_SINCE.name: OwnRule("conditions", "{}", label="condition"),
-    families.NAMESPACE_ALLOCATED.name: OwnRule("namespaces", "allocated_ns", _NS),
-    families.NAMESPACE_BUSY.name: OwnRule("namespaces", "busy_ns", _NS),
-    families.NAMESPACE_ENERGY.name: OwnRule("namespaces", "energy_mj", _MJ),
     families.SOURCE_UP.name: OwnRule("sources", "{}", label="source"),
     families.BUILD_INFO.name: OwnRule("node", "version", label="version"),
     families.SNAPSHOT_TIMESTAMP.name: OwnRule("node", "taken_at"),
