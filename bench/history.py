@@ -35,7 +35,7 @@ def _make_gpu(number: int, load: float) -> GpuSample:
     part = Figures(load / 2, 8 * _GIB, 200.0) if shared else None
     amounts = Amounts(INTERVAL / len(names), load * INTERVAL, 0.0, 300.0 * INTERVAL)
     holders = [
-        HolderSample(UsageAccount("", node, "research", name, model="H100"), "main", amounts, part) for name in names
+        HolderSample(UsageAccount(node, "research", name, model="H100"), "main", amounts, part) for name in names
     ]
     figures = Figures(load, load * 80 * _GIB, 100 + 500 * load, 40 + 30 * load)
     return GpuSample(uuid_of(number), "", node, number % 8, figures, holders)
@@ -60,7 +60,7 @@ def measure(gpus: int = GPUS, coarse_rounds: int = 276, fine_rounds: int = 240) 
             gpu, waste = cpu_seconds_of_each(
                 9,
                 lambda: read_gpu(db, uuid_of(0), at - DAY, at),
-                lambda: read_usage(db, at - DAY, at, ["namespace"]),
+                lambda: read_usage(db),
             )
             history = read_gpu(db, uuid_of(0), at - DAY, at)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
@@ -73,6 +73,6 @@ def measure(gpus: int = GPUS, coarse_rounds: int = 276, fine_rounds: int = 240) 
         Figure("  median", median(fine) * 1e3, "ms"),
         Figure("  longest", max(fine) * 1e3, "ms"),
         Figure("one GPU's day", gpu * 1e3, "ms", at_most=MAX_GPU_MS),
-        Figure("  usage of a day by namespace", waste * 1e3, "ms"),
+        Figure("  usage of all pods", waste * 1e3, "ms"),
         Figure("  size of the file", size / 2**20, "MiB"),
     ]

@@ -97,13 +97,9 @@ def error_of(source: ExpositionSource) -> SourceError:
     ("send", "reason"),
     [
         (answer(b"<html><body>Sign in</body></html>", Content_Type="text/html"), "not_prometheus"),
-        (answer(b"  <!doctype html>\n<p>Sign in\n"), "not_prometheus"),
         (answer(b"", 401), "unauthorized"),
-        (answer(b"", 403), "unauthorized"),
-        (answer(b"", 404), "http_404"),
         (answer(b"", 503), "http_503"),
         (answer(b"", 302, Location="http://user:secret@elsewhere.test/login?token=secret"), "http_302"),
-        (answer(EXPOSITION[:-5]), "malformed"),
         (answer(EXPOSITION, Content_Length="1000"), "truncated"),
         (answer(b"a 1\nb \xff\n"), "malformed"),
         (answer(EXPOSITION, Content_Encoding="gzip"), "malformed"),
@@ -129,18 +125,6 @@ def test_compressed_response_may_have_several_members() -> None:
     packed = gzip.compress(EXPOSITION[:half]) + gzip.compress(EXPOSITION[half:])
     with serving(answer(packed, Content_Encoding="gzip")) as url:
         assert UrlExposition(url).fetch() == EXPOSITION
-
-
-@pytest.mark.parametrize("text", ["\xff\xfe", "\x1b[2J", "x" * 5000])
-def test_reason_phrase_is_printed_as_one_short_line(text: str) -> None:
-    def send(request: BaseHTTPRequestHandler) -> None:
-        request.wfile.write(b"HTTP/1.1 500 Oh " + text.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n")
-
-    with serving(send) as url:
-        error = error_of(UrlExposition(url))
-    assert error.reason == "http_500"
-    assert str(error).isprintable()
-    assert len(str(error)) < 250
 
 
 @pytest.mark.fault(
@@ -235,16 +219,6 @@ def test_connection_is_kept_and_opened_again_if_the_server_closed_it(method: str
     assert len(peers) == 4
 
 
-def test_messages_name_the_options_of_the_server() -> None:
-    access = Access(prefix="prometheus", server="Prometheus")
-    client = HttpClient("http://127.0.0.1:1", access)
-    assert "--prometheus-token-file" in str(client.status_error(HttpResponse(401, b"", "")))
-    with pytest.raises(SourceError, match="check that Prometheus runs there"):
-        client.get_blocking()
-    with pytest.raises(UsageError, match="--prometheus-username and --prometheus-password-file"):
-        HttpClient("http://h", Access(username="a", prefix="prometheus"))
-
-
 # Credentials and TLS
 
 
@@ -271,7 +245,7 @@ def test_credentials_are_sent_and_read_again(tmp_path: Path) -> None:
     assert "p%40ss" not in in_url.shown
 
 
-@pytest.mark.parametrize("content", ["", "two\nlines", "nul\x00"])
+@pytest.mark.parametrize("content", ["", "two\nlines"])
 def test_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(content)
     error = error_of(UrlExposition("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
@@ -322,29 +296,15 @@ def test_host_and_port_are_a_url() -> None:
             assert source.shown.endswith("/metrics")
 
 
-@pytest.mark.parametrize(
-    "place", ["gpu.prom", "/run/gpu.prom", "./gpu-1:9400", "dir/a:1", "./a:b@c.prom", "gpu@2.prom"]
-)
+@pytest.mark.parametrize("place", ["gpu.prom", "./gpu-1:9400", "./a:b@c.prom"])
 def test_anything_else_is_a_file(place: str) -> None:
     assert isinstance(open_exposition_source(place), FileExposition)
 
 
-@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/", "host:0"])
+@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "host:0", "http://[::1"])
 def test_neither_url_nor_file(place: str) -> None:
     with pytest.raises(UsageError):
         open_exposition_source(place)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://a..b/", "http://\u00ad/", "http://[::1", "http://x\u2028/", "http://" + "a" * 300]
-)
-def test_odd_urls_are_refused(url: str) -> None:
-    with pytest.raises((UsageError, SourceError)):
-        HttpClient(url).get_blocking()
-
-
-def test_query_is_not_shown() -> None:
-    assert HttpClient("http://h/metrics?key=secret#x").shown == "http://h/metrics?…"
 
 
 SECRET = "S3CR3T"
@@ -393,14 +353,10 @@ def test_login_of_a_url_is_never_shown(place: str) -> None:
     "arguments",
     [
         ["enrich", "--once", "--out", "x.prom", "--in", f"u:{SECRET}@host"],
-        ["enrich", "--once", "--out", "x.prom", "--in", f"http://u:12/{SECRET}@host"],
         ["exporter", "--once", "--telemetry", f"exporter:u:{SECRET}@host"],
-        ["exporter", "--once", "--telemetry", f"nvml:http://u:{SECRET}@host"],
-        ["exporter", "--once", "-c", f"http://u:{SECRET}@host"],
         ["cluster", "--scrape", f"u:{SECRET}@host"],
         ["cluster", "--prometheus", f"u:{SECRET}@host"],
         ["top", "--url", f"u:{SECRET}@host"],
-        ["doctor", "--telemetry", f"exporter:u:{SECRET}@host"],
     ],
     ids=lambda arguments: " ".join(arguments[::2])[:40],
 )
@@ -413,7 +369,7 @@ def test_mistyped_url_on_the_command_line(arguments: list[str]) -> None:
 # Files
 
 
-@pytest.mark.parametrize("content", [b"", EXPOSITION[:-1], EXPOSITION[:-20]])
+@pytest.mark.parametrize("content", [b"", EXPOSITION[:-1]])
 def test_incomplete_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "dcgm.prom"
     path.write_bytes(content)

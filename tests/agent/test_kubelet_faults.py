@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedPod, list_answer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -170,15 +170,3 @@ def test_a_file_that_changes_while_it_is_read(
         writer.join()
         assert seen <= {"one", "three"}
         wait_until(lambda: node.agent.read_allocation() or "three" in exposition(node), "the newest is read")
-
-
-def test_the_answer_of_a_hung_kubelet_is_not_mixed_up_with_a_new_ones(folder: Path) -> None:
-    """It is killed while a call hangs: the call fails, and the next reading is of its successor."""
-    with held(folder) as node:
-        node.kubelet.hang()
-        node.agent.read_allocation()
-        node.kubelet.stop(leave_socket=True)
-        successor = SimulatedKubelet(node.kubelet.socket, node.kubelet.pods)
-        with successor:
-            wait_until(lambda: node.agent.read_allocation() or answers(node), "the successor answers")
-            assert holders(node) == ["train"]

@@ -138,23 +138,6 @@ def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_befo
     assert bench.run(2)[TEMP] == 0
 
 
-def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
-    path = tmp_path / "counters.csv"
-    path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=counters_in_file(str(path)))
-    bench.run(2)
-    path.write_text(
-        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_MEM_CLOCK,gauge,m\n",
-        encoding="utf-8",
-    )
-    bench.agent.read_counters()
-    bench.run(2)
-    assert bench.value("DCGM_FI_DEV_MEM_CLOCK") is not None
-    assert bench.value("DCGM_FI_DEV_SM_CLOCK") is None
-    calls = bench.run(40)
-    assert (calls[POWER], calls[TEMP]) == (20, 1)
-
-
 @pytest.mark.fault(
     "Counters change so that a collection of the configuration file has none of them",
     "The last good counters stay, as with any bad counter file; the log says which collection it is",

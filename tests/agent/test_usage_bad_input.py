@@ -132,20 +132,6 @@ def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
     assert "allocated_seconds_total" not in set().union(*pair.differences().values())
 
 
-def test_a_process_that_ends_between_two_reads(pair: Pair) -> None:
-    """The driver lists it, /proc has it no more: its last turn is whose the turns before were."""
-    pair.spoilt.proc.remove(41)
-    pair.turn()
-    assert pair.differences() == {}
-    for node in (pair.sound, pair.spoilt):
-        node.driver.remove(41)
-    pair.sound.proc.remove(41)
-    pair.turn()
-    assert pair.differences() == {}
-    assert pair.spoilt.value("podgpu_container_gpu_processes", "train") == 0
-    assert pair.errors() == {}
-
-
 def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None:
     pair.turn()
     before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train")

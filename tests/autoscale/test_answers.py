@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from podgpu.autoscale.answers import compute_pod_values, compute_scope_value, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
@@ -28,7 +29,8 @@ def pod_values(stage: Stage, metric: str = "gpu_utilization", **aggregation: flo
 
 
 def three_pods() -> Stage:
-    stage = Stage([pod("a"), pod("b"), pod("c"), pod("frontend", asks=False)])
+    """One more has no GPU, and one has just started."""
+    stage = Stage([pod("a"), pod("b"), pod("c"), pod("frontend", asks=False), pod("new", started=10.0)])
     stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
     return stage
 
@@ -76,22 +78,37 @@ def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> No
 
 # Of one pod
 
+SM = "DCGM_FI_PROF_SM_ACTIVE"
+REPLICA = replace(holder("a"), usage=None, replica="1")
+"""The second time slice of the same container. podgpu's document has the usage only once."""
 
-def test_a_pod_on_several_gpus_is_their_mean_and_its_power_their_sum() -> None:
+
+@pytest.mark.parametrize(
+    ("metric", "devices", "value"),
+    [
+        ("gpu_utilization", (busy("a", 0.5, 0), busy("a", 1.0, 1)), 75),
+        ("gpu_utilization", (gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),), 70),
+        ("gpu_utilization", (gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),), 10),
+        ("gpu_utilization", (gpu(0, holder("a"), holder("b"), utilization=0.7),), None),
+        ("gpu_utilization", (gpu(0, holder("a", utilization=0.4), REPLICA, holder("b"), utilization=0.7),), 40),
+        ("gpu_power", (busy("a", 0.5, 0, power_watts=300.0), busy("a", 1.0, 1, power_watts=400.0)), 700),
+        (
+            "gpu_memory_utilization",
+            (gpu(0, holder("a", memory=10), memory_total=100), gpu(1, holder("a", memory=30), memory_total=300)),
+            10,
+        ),
+        ("gpu_sm_activity", (gpu(0, holder("a"), values={SM: 0.3}), gpu(1, holder("a"), values={SM: 0.5})), 40),
+        ("gpu_sm_activity", (gpu(0, holder("a"), holder("b"), values={SM: 0.3}),), None),
+        ("gpu_busy", (busy("a", 0.5, 0),), None),
+    ],
+)
+def test_a_pods_value(metric: str, devices: tuple[DeviceState, ...], value: float | None) -> None:
     stage = Stage([pod("a")])
-    stage.turn(n1=(busy("a", 0.5, 0, power_watts=300.0), busy("a", 1.0, 1, power_watts=400.0)))
-    assert figure(stage) == pytest.approx(75)
-    assert figure(stage, "gpu_power") == pytest.approx(700)
-
-
-def test_memory_is_of_the_total_of_its_gpus() -> None:
-    stage = Stage([pod("a")])
-    devices = (
-        gpu(0, holder("a", memory=10), memory_total=100, memory_used=60),
-        gpu(1, holder("a", memory=30), memory_total=300, memory_used=70),
-    )
     stage.turn(n1=devices)
-    assert figure(stage, "gpu_memory_utilization") == pytest.approx(10)
+    if value is None:
+        assert find_metric(metric).needs in str(refused(stage, metric))
+    else:
+        assert figure(stage, metric) == pytest.approx(value)
 
 
 def test_busy_time_and_energy_are_rates_of_counters() -> None:
@@ -149,37 +166,6 @@ def test_a_nodes_clock_that_was_set_or_stands_still_gives_no_rate(jump: float | 
     assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
 
 
-@pytest.mark.parametrize("metric", PROFILING_METRICS)
-def test_activities_are_the_devices_if_a_pod_has_it_alone(metric: object) -> None:
-    name, field = metric.name, metric.field  # type: ignore[attr-defined]
-    stage = Stage([pod("a"), pod("b")])
-    stage.turn(n1=(gpu(0, holder("a"), values={field: 0.3}), gpu(1, holder("b"), values={field: 0.5})))
-    assert figure(stage, name) == pytest.approx(40)
-    stage.turn(n1=(gpu(0, holder("a"), holder("b"), values={field: 0.3}),))
-    assert "to itself" in str(refused(stage, name))
-
-
-def test_every_metric_has_a_value_or_a_reason() -> None:
-    stage = Stage([pod("a")])
-    stage.turn(n1=(gpu(0, holder("a")),))
-    for metric in METRICS:
-        assert metric.needs in str(refused(stage, metric.name))
-
-
-def test_on_a_shared_gpu_each_pod_has_its_own_part_or_none() -> None:
-    stage = Stage([pod("a"), pod("b")])
-    stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    assert pod_values(stage) == {"a": pytest.approx(10), "b": pytest.approx(60)}
-    stage.turn(n1=(gpu(0, holder("a"), holder("b"), utilization=0.7),))
-    assert refused(stage).kind is RefusalKind.NO_DATA
-
-
-def test_the_value_of_a_gpu_is_that_of_the_only_pod_on_it() -> None:
-    stage = Stage([pod("a")])
-    stage.turn(n1=(gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),))
-    assert figure(stage) == pytest.approx(70)
-
-
 # avg_GPU_utilization: the mean over the GPUs in use
 
 
@@ -200,6 +186,8 @@ def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
     )
     assert figure(stage, "avg_GPU_utilization", PodSelector("serving")) == pytest.approx(80)
     assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
+    p90 = parse_aggregate("p90")
+    assert refused(stage, "avg_GPU_utilization", aggregate=p90).kind is RefusalKind.BAD_REQUEST
     assert node_value(stage, "avg_GPU_utilization", "n2") == pytest.approx(20)
 
 
@@ -216,14 +204,6 @@ def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_stale(
     stage.trouble = "the API server is away"
     stage.turn(n1=(idle,))
     assert "the API server is away" in str(refused(stage, "avg_GPU_utilization", selector))
-
-
-@pytest.mark.parametrize("selector", [INFERENCE, PodSelector("serving")])
-def test_used_utilisation_has_no_aggregate_but_the_mean(selector: PodSelector) -> None:
-    stage = Stage([pod("a")])
-    stage.turn(n1=(gpu(0, holder("a"), measured=80.0),))
-    error = refused(stage, "avg_GPU_utilization", selector, aggregate=parse_aggregate("p90"))
-    assert error.kind is RefusalKind.BAD_REQUEST
 
 
 def test_a_ratio_as_the_used_field_becomes_per_cent() -> None:
@@ -264,19 +244,13 @@ def test_a_nodes_busy_time_includes_shared_gpus_and_mig_instances() -> None:
 
 
 def test_a_selector_is_of_one_namespace() -> None:
-    stage = Stage([pod("a"), pod("a", namespace="other")])
+    stage = Stage([pod("a"), pod("a", namespace="other"), pod("web", labels="app=web", asks=False)])
     stage.turn(n1=(busy("a", 0.2, 0), gpu(1, holder("a", namespace="other", utilization=0.8), utilization=0.8)))
-    selector = PodSelector("serving", labels=parse_selector("app in (inference,x)"))
-    assert figure(stage, selector=selector) == pytest.approx(20)
-    error = refused(stage, selector=PodSelector("serving", labels=parse_selector("app=nobody")))
-    assert error.kind is RefusalKind.NOT_FOUND
-    assert "app=nobody" in str(error)
-
-
-def test_pods_that_all_hold_no_gpu_are_not_found() -> None:
-    stage = Stage([pod("web", asks=False)])
-    stage.turn(n1=(busy("other", 0.5, 0),))
-    assert refused(stage).kind is RefusalKind.NOT_FOUND
+    assert figure(stage, selector=PodSelector("serving", labels=parse_selector("app in (inference,x)"))) == 20
+    for labels in ("app=nobody", "app=web"):
+        error = refused(stage, selector=PodSelector("serving", labels=parse_selector(labels)))
+        assert error.kind is RefusalKind.NOT_FOUND
+        assert labels in str(error)
 
 
 def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
@@ -287,13 +261,6 @@ def test_a_pod_on_a_stale_node_has_no_value_unless_it_is_skipped() -> None:
     assert error.kind is RefusalKind.NO_DATA
     assert "b on n2, last read 60 s ago" in str(error)
     assert figure(stage, skip_missing=True) == pytest.approx(20)
-
-
-def test_a_pod_that_has_just_started_does_not_prevent_a_value() -> None:
-    stage = three_pods()
-    stage.pods.append(pod("new", started=10.0))
-    stage.turn(n1=(busy("a", 0.2, 0), busy("b", 0.4, 1), busy("c", 0.9, 2)))
-    assert figure(stage) == pytest.approx(50)
 
 
 def test_there_are_no_values_while_the_pods_are_not_known() -> None:
@@ -419,14 +386,9 @@ def test_a_workload_is_idle_if_all_its_pods_are() -> None:
     stage.turns(10, n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
     assert is_active(stage.snapshot(), INFERENCE, 300.0)
     assert not is_active(stage.snapshot(), INFERENCE, 120.0)
-    stage.turn(n1=(busy("a", 0.0, 0), busy("b", 0.1, 1)))
+    stage.pods.append(pod("starting", started=145.0))
+    stage.turn(n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
     assert is_active(stage.snapshot(), INFERENCE, 120.0)
-
-
-def test_a_pod_that_has_just_started_is_active() -> None:
-    stage = Stage([pod("a"), pod("b", started=140.0)])
-    stage.turns(10, n1=(busy("a", 0.0, 0),))
-    assert is_active(stage.snapshot(), INFERENCE, 60.0)
 
 
 @pytest.mark.parametrize("requests_gpu", [True, False])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import shutil
-import ssl
 import subprocess
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from podgpu.autoscale.certificates import (
     parse_bundle_der,
 )
 from podgpu.clock import Clock
-from podgpu.tls import load_pair
 from tests.autoscale.api_double import ApiDouble, api_service
 
 SERVED = ServiceName("podgpu", "podgpu-autoscale")
@@ -50,32 +48,6 @@ def test_openssl_accepts_the_chain_and_the_key(tmp_path: Path) -> None:
     ):
         done = subprocess.run(["openssl", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-
-
-def test_a_client_verifies_the_certificate_with_its_own_ca_only() -> None:
-    own, other = (issue(SERVED.host_names, 0.0, 4e9) for _ in range(2))
-    shake_replica(own, own.ca)
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake_replica(own, other.ca)
-
-
-def shake_replica(own: Issued, ca: str) -> None:
-    """In memory, with Python's TLS on both sides."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(server, own.certificate.encode(), own.key.encode(), "own")
-    client = ssl.create_default_context(cadata=ca)
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [
-        client.wrap_bio(to_client, to_server, server_hostname=SERVED.host_names[0]),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    for _ in range(10):
-        for side in sides:
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    assert sides[0].getpeercert()
 
 
 # The bundle

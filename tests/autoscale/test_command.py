@@ -1,4 +1,4 @@
-"""`podgpu autoscale`: its options, its watchers, and the whole process between an exporter, an API server and KEDA."""
+"""`podgpu autoscale`: its options, and the whole process between an exporter, an API server and KEDA."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import grpc
 import pytest
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.cli.main import run
-from podgpu.clock import Clock
-from podgpu.kube.config import ApiConfig
+from tests.autoscale.test_pods import pod_object
 from tests.kube.api_server import SimulatedApiServer
-from tests.kube.conftest import HURRY, eventually
+from tests.kube.conftest import eventually
 
 SCRAPE = ["--scrape", "http://127.0.0.1:9/metrics"]
 CERTIFICATE = ["--api-cert-file", "/nowhere.crt", "--api-key-file", "/nowhere.key"]
@@ -81,102 +80,21 @@ def written_kubeconfig(folder: Path, url: str) -> str:
     return str(path)
 
 
-# The watchers
-
-
-def pod_object(name: str, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
-    return {
-        "metadata": {
-            **{"name": name, "namespace": "serving", "labels": {"app": "inference", "pod-template-hash": "5d9"}},
-            "ownerReferences": [{"kind": "ReplicaSet", "name": "inference-5d9", "controller": True}],
-            **metadata,
-        },
-        "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
-        "status": {"phase": phase, "startTime": "2026-01-01T00:00:00Z"},
-    }
-
-
-def test_running_pods_have_owner_and_labels() -> None:
-    with SimulatedApiServer() as server:
-        server.put("pods", pod_object("a"), pod_object("b", "Pending"), pod_object("c", "Succeeded"))
-        server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
-        watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
-        nodes = NodeWatcher(ApiConfig(server.url, "the test"), HURRY)
-        try:
-            assert watcher.wait_synced(30)
-            (seen,) = watcher.current().by_owner["serving", "Deployment", "inference"]
-            assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
-            server.put("pods", pod_object("b"))
-            eventually(lambda: len(watcher.current().by_key) == 2)
-            server.put("nodes", {"metadata": {"name": "n1", "labels": {"zone": "a"}}})
-            eventually(lambda: nodes.current() == {"n1": (("zone", "a"),)})
-        finally:
-            watcher.close()
-            nodes.close()
-
-
-def test_pods_are_unknown_until_the_api_server_lists_them() -> None:
-    watcher = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
-    try:
-        eventually(lambda: watcher.error)
-        assert "nothing listens there" in watcher.current().trouble
-    finally:
-        watcher.close()
-
-
-@pytest.mark.fault(
-    "the API server is away from podgpu autoscale for more than a minute",
-    "the running pods are unknown: every metric is refused until it is back",
-)
-def test_the_list_of_pods_is_used_for_a_minute_without_the_api_server() -> None:
-    seconds = [0.0]
-    with SimulatedApiServer() as server:
-        server.put("pods", pod_object("a"))
-        watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
-        try:
-            assert watcher.wait_synced(30)
-            server.stop()
-            eventually(lambda: watcher.error)
-            assert (len(watcher.current().by_key), watcher.current().trouble) == (1, "")
-            seconds[0] = 60.0
-            assert watcher.current().trouble == ""
-            seconds[0] = 61.0
-            assert "the running pods have not been known for 61 s" in watcher.current().trouble
-            server.start()
-            eventually(lambda: watcher.current().by_key and not watcher.current().trouble)
-        finally:
-            watcher.close()
-
-
 # The whole process
 
 
-class Exporter:
-    """Reports one GPU, held by the pod `a`."""
+LABELS = 'gpu="0",UUID="GPU-0",Hostname="n1",namespace="serving",pod="a",container="main"'
 
-    def __init__(self) -> None:
-        self.utilization = 0.6
-        exporter = self
 
-        class Exposition(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                labels = 'gpu="0",UUID="GPU-0",Hostname="n1",namespace="serving",pod="a",container="main"'
-                text = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {100 * exporter.utilization:.0f}\n"
-                text += f"podgpu_container_gpu_utilization_ratio{{{labels}}} {exporter.utilization}\n"
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_words: object) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Exposition)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+@contextmanager
+def exporter(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    """Reports one GPU at 60 %, held by the pod `a`."""
+    text = f"DCGM_FI_DEV_GPU_UTIL{{{LABELS}}} 60\npodgpu_container_gpu_utilization_ratio{{{LABELS}}} 0.6\n"
+    (folder / "metrics").write_text(text)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
 
 
 @pytest.mark.fault(
@@ -184,28 +102,19 @@ class Exporter:
     "calls end with an error that names the pods, none with 0; the process stays up",
 )
 def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_gone(tmp_path: Path) -> None:
-    exporter = Exporter()
-    with SimulatedApiServer() as server:
+    with SimulatedApiServer() as server, exporter(tmp_path) as scraped:
         server.put("pods", pod_object("a"))
-        command = [sys.executable, "-m", "podgpu", "autoscale", "--scrape", exporter.url, "--interval", "250ms"]
+        command = [sys.executable, "-m", "podgpu", "autoscale", "--interval", "250ms", "--keda-namespaces", "serving"]
+        command += ["--scrape", f"http://127.0.0.1:{scraped.server_port}/metrics"]
         command += ["--kubeconfig", written_kubeconfig(tmp_path, server.url), "--probe-address", "127.0.0.1:0"]
-        command += [
-            "--keda-address",
-            "127.0.0.1:0",
-            "--keda-namespaces",
-            "serving",
-            "--stale-after",
-            "1s",
-            "--longest-window",
-            "1m",
-        ]
+        command += ["--keda-address", "127.0.0.1:0", "--stale-after", "1s", "--longest-window", "1m"]
         log = tmp_path / "log"
         with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
             try:
                 eventually(lambda: process.poll() is not None or "probes and own metrics" in log.read_text(), 30)
                 (keda,) = re.findall(r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text())
                 (plain,) = re.findall(r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text())
-                check_answers(keda, plain, exporter)
+                check_answers(keda, plain, scraped)
                 assert process.poll() is None
             finally:
                 process.send_signal(signal.SIGTERM)
@@ -213,7 +122,7 @@ def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_go
     assert "Traceback" not in log.read_text()
 
 
-def check_answers(keda: str, plain: str, exporter: Exporter) -> None:
+def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:
     metadata = {"owner": "Deployment/inference", "target": "50", "window": "1s"}
     scaled = pb.ScaledObjectRef(name="x", namespace="serving", scalerMetadata=metadata)
     with grpc.insecure_channel(keda) as channel:
@@ -233,14 +142,10 @@ def check_answers(keda: str, plain: str, exporter: Exporter) -> None:
         eventually(lambda: outcome()[0] == 60, 20)
         assert b'podgpu_autoscale_requests_total{api="keda GetMetrics",code="OK"}' in urlopen(f"{plain}/metrics").read()
         assert urlopen(f"{plain}/ready").read() == b"OK\n"
-        exporter.close()
-        outcomes: list[tuple[float, str]] = []
-
-        def is_refused() -> bool:
-            outcomes.append(outcome())
-            return outcomes[-1][0] < 0
-
-        eventually(is_refused, 20)
+        scraped.shutdown()
+        scraped.server_close()
+        outcomes = [outcome()]
+        eventually(lambda: outcomes.append(outcome()) or outcomes[-1][0] < 0, 20)  # type: ignore[func-returns-value]
         assert {value for value, _ in outcomes} <= {60, -1}
         assert "a on n1" in outcomes[-1][1]
         assert urlopen(f"{plain}/ready").read() == b"OK\n"

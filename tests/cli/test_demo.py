@@ -19,6 +19,7 @@ from podgpu.cli.demo import CLUSTER, OTHER_GPUS, DemoExporter, Director, find_ow
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
+from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts
 from podgpu.web.cluster_app import cluster_application
@@ -63,7 +64,9 @@ class Demo:
         )
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
-        app: Any = lambda cluster: cluster_application(cluster)  # noqa: E731
+        self._recorder = cluster_recorder(self.cluster)
+        waste = cluster_waste(self.cluster, self._recorder)
+        app: Any = lambda cluster: cluster_application(cluster, waste=waste)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self.play = Play(acts(self.nodes) if script else [])
         self.at = 0.0
@@ -84,8 +87,9 @@ class Demo:
             exporter.agent.read_telemetry()
             exporter.agent.read_allocation()
             exporter.agent.read_usage()
-            exporter.waste.update()
+            exporter.recorder.record()
         self._loop.run_until_complete(self.cluster.round(self._backend))
+        self._recorder.record()
 
     def ask(self, path: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.page.ask(path).body)

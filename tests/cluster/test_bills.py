@@ -85,12 +85,6 @@ def test_namespaces_that_are_new_and_nodes_that_come_back() -> None:
     assert ledger.seconds(reading(200_000, 90_000), at=200_000) == 300, "away for more than a day"
 
 
-def test_counters_that_were_not_read_at_first_are_not_new() -> None:
-    ledger = Ledger()
-    ledger.round(reading(0, None), at=0)
-    assert ledger.seconds(reading(15, 5000), at=15) == 0
-
-
 def test_costs_at_the_price_of_their_time() -> None:
     ledger = Ledger(Prices("EUR", {H100: Price(3600.0, 3600.0)}))
     ledger.round(reading(0, 0), at=0)
@@ -104,12 +98,6 @@ def test_costs_at_the_price_of_their_time() -> None:
     totals = ledger.round(reading(45, 30), at=45)
     assert totals.unpriced == {H100: 10}
     assert totals.costs[CostKey("ml", "allocated", "EUR")] == pytest.approx(30)
-
-
-def test_mig_profiles_are_billed_under_their_own_name() -> None:
-    used = NamespaceUsage("ml", H100, "1g.10gb", allocated_ns=5)
-    ledger = Ledger()
-    assert BillKey("ml", f"{H100} MIG 1g.10gb") in ledger.round(node("n1", gpu(0), namespaces=(used,)), at=0).amounts
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=12))

@@ -143,19 +143,6 @@ def test_the_cluster_says_what_the_node_says(bench: ClusterBench) -> None:
     assert (view["totals"]["gpus"], view["totals"]["broken"], view["totals"]["allocated"]) == (4, 3, 4)
 
 
-def test_the_last_holder_is_told_on(bench: ClusterBench) -> None:
-    node = bench.node
-    node.faults.lose(1, enumerated=False)
-    node.expected = 3
-    for _ in range(8):
-        node.turn(seconds=5.0)
-    node.crowd(1, 0)
-    node.turn(seconds=5.0)
-    bench.round()
-    assert "holders" not in bench.gpu(1)
-    assert [h["pod"] for h in bench.gpu(1)["last_holders"]] == ["p1"]
-
-
 def test_a_node_without_its_driver_keeps_its_gpus(bench: ClusterBench) -> None:
     bench.node.faults.unload_driver()
     for _ in range(4):

@@ -10,20 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.prices import (
-    NO_PRICES,
     Price,
     PriceReader,
     Prices,
-    describe_unpriced,
     example_prices,
     parse_prices,
-    read_prices,
 )
 from podgpu.errors import UsageError
 from podgpu.simulate.models import MODELS
 
 H100 = "NVIDIA H100 80GB HBM3"
-WRONG_AMOUNTS = ("-1", ".nan", ".inf", "free", "1e3", "[1]", "0x10", "1_000", "true", "1:30", "1.", ".5")
+WRONG_AMOUNTS = ("-1", ".nan", "free", "[1]", "0x10", "true")
 GOOD = f"""
 currency: EUR
 models:
@@ -44,11 +41,8 @@ def test_the_documented_file() -> None:
     [
         ("", "missing required field `currency`"),
         ("currency: EUR", "missing required field `models`"),
-        ("currency: [EUR]\nmodels: {a: {kwh: 1}}", "currency: expected `str`"),
         ("currency: EUR\nmodel: {}", "unknown field `model`"),
-        ("currency: EUR\nmodels: {a: 2.5}", "expected `object`"),
         ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
-        ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "unknown field `gpu-hour`"),
         *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "p.yml: models") for wrong in WRONG_AMOUNTS),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
     ],
@@ -129,22 +123,3 @@ def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is()
     assert "*" not in prices.models, "a model nobody priced must be seen"
     for model in ("NVIDIA GH200 480GB", "NVIDIA A10G", "NVIDIA-A100-SXM4-80GB", "Tesla T4"):
         assert prices.of(model).gpu_hour
-
-
-def test_what_the_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_prices("")() == (NO_PRICES, ())
-    assert read_prices("example")()[0].source == "example"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "example").write_text(GOOD, encoding="utf-8")
-    assert read_prices("./example")()[0].source == "file", "a file of that name is named by a path"
-
-
-def test_models_without_a_price_are_named_once() -> None:
-    prices = parse_prices(GOOD.replace('"*"', '"NVIDIA A1OO-SXM4-40GB"').encode(), "p.yml")
-    (note,) = describe_unpriced(["NVIDIA L4", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", ""], prices)
-    assert note.startswith("--prices has no price for NVIDIA A100-SXM4-40GB, NVIDIA L4, devices of an unknown model:")
-    assert "the file has NVIDIA A1OO-SXM4-40GB: is it the same?" in note
-    assert describe_unpriced([], prices) == describe_unpriced(["NVIDIA L4"], NO_PRICES) == ()
-    (many,) = describe_unpriced([f"GPU {number}" for number in range(30)], example_prices())
-    assert "and 22 more" in many
-    assert "--prices example" in many

@@ -17,7 +17,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import ClusterReading, NodeReading, Scope
+from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
@@ -206,22 +206,6 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
     assert [outcome.error for outcome in reading.outcomes] == [""]
 
 
-def test_rolling_means_of_constant_figures(live: Live) -> None:
-    """They are equal to the figures once all exporters were scraped in the whole window."""
-    devices = [device for name in EXPORTERS for device in read_directly(name).devices]
-    values = [float((device.fields or {}).get(USED, 0)) / 100 for device in devices]
-    used = [value for value in values if value > 0]
-    expected = pytest.approx(sum(used) / len(used))
-    reading = live.run_until(
-        lambda reading: (reading.rolling or {}).get(Scope("cluster")) == expected, f"the mean is {expected}"
-    )
-    rolling = reading.rolling or {}
-    for node in ("dcgm", "new-names", "both-names"):
-        assert rolling[Scope("node", node=node)] == pytest.approx(0.09)
-    assert rolling[Scope("namespace", "research")] > 0
-    assert Scope("namespace", "monitoring") not in rolling
-
-
 @pytest.mark.fault(
     "Prometheus can no longer scrape an exporter",
     "Its node stays as it was last known, and becomes stale after --stale-after; other nodes are not affected",
@@ -229,7 +213,6 @@ def test_rolling_means_of_constant_figures(live: Live) -> None:
 def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
     """Prometheus ends its series at once. VictoriaMetrics 1.79 returns the last samples, which become old."""
     live.run_until(lambda reading: {n.state.node for n in reading.nodes} == set(EXPORTERS), "all nodes are known")
-    before = comparable(read_directly("dcgm"))
     live.failing.add("dcgm")
     try:
         reading = live.run_until(
@@ -237,7 +220,9 @@ def test_a_node_that_is_no_longer_scraped(live: Live) -> None:
         )
     finally:
         live.failing.clear()
-    assert comparable(node_of(reading, "dcgm").state) == before
+    # The series end between two queries of a round: some figures may be missing, no GPU is.
+    known = [device.uuid for device in read_directly("dcgm").devices]
+    assert [device.uuid for device in node_of(reading, "dcgm").state.devices] == known
 
 
 def age(reading: ClusterReading, name: str) -> float:

@@ -38,7 +38,7 @@ def test_figures_holders_and_conditions() -> None:
     stored = recorded.read()
     assert stored is not None
     whole, parent, instance, missing = stored.gpus
-    assert (stored.time, stored.totals.gpus, stored.totals.broken) == (1015.0, 4, 1)
+    assert stored.time == 1015.0
     assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, None, 300.0, 40))
     (sample,) = whole.holders
     assert (sample.account.pod, sample.account.owner_name, sample.account.currency) == ("train", "train", "EUR")
@@ -63,3 +63,16 @@ def test_amounts_since_the_last_round() -> None:
     late = recorded.read()
     assert late is not None
     assert late.gpus[0].holders[0].amounts == Amounts(), "the gap is too long"
+
+
+def test_only_usage_is_stored_beside_prometheus() -> None:
+    recorded = Recorded()
+    recorded.read = RoundReader(lambda: recorded.state, 45.0, lambda: 1000.0, with_figures=False)
+    for _ in range(2):
+        two = holder("a", utilization_ratio=0.2), holder("b", utilization_ratio=0.3)
+        recorded.round(gpu(0, *two, busy=0.5, power_mw=300_000))
+        stored = recorded.read()
+    assert stored is not None
+    (sample,) = stored.gpus
+    assert sample.figures is None
+    assert [(one.figures, one.amounts.allocated_seconds) for one in sample.holders] == [(None, 7.5), (None, 7.5)]

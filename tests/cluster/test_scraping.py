@@ -15,10 +15,8 @@ from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
-from podgpu.model import DeviceState, EntityState, MigInstance, WorkloadOwner
+from podgpu.model import DeviceState, WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
-
-SM = "DCGM_FI_PROF_SM_ACTIVE"
 
 
 class FakeClock:
@@ -73,17 +71,7 @@ def test_documents_and_text_give_the_same_reading() -> None:
         (dcgm.url, 0.0, True, True),
     ]
     assert [o.error for o in reading.outcomes] == ["", ""]
-    assert (reading.errors, reading.notes, reading.owners, reading.rolling) == ({}, (), owners, None)
-
-
-def test_unused_members_are_dropped() -> None:
-    instance = MigInstance(id=3, fields={SM: 0.5, "x": 1}, details=(("x", {}, 1),))
-    gpu = DeviceState(uuid="G", fields={SM: 0.5, "x": 1}, throttled_ns={"thermal": 5}, instances=(instance,))
-    document = node_document(0, devices=(gpu,), entities=(EntityState("nvlink", {}, {}),), dropped={"x": 1})
-    (node,) = run_rounds(Exporter(document=document), keep_fields=frozenset({SM})).nodes
-    kept = MigInstance(id=3, fields={SM: 0.5})
-    assert node.state.devices == (DeviceState(uuid="G", fields={SM: 0.5}, instances=(kept,)),)
-    assert (node.state.entities, node.state.dropped) == ((), {})
+    assert (reading.errors, reading.notes, reading.owners) == ({}, (), owners)
 
 
 def test_kept_fields_have_one_name_and_unit() -> None:
@@ -115,16 +103,9 @@ def test_the_kind_of_exporter_is_remembered_until_it_fails() -> None:
         exporter.status, exporter.document = 200, node_document(0)  # it was upgraded
         await collector.run_round()
         assert exporter.paths[-1] == "/api/v1/node"
-
-    (node,) = run_rounds(exporter, steps=steps).nodes
-    assert node.state.producer == "podgpu"
-
-
-def test_an_upgrade_between_two_rounds_is_noticed() -> None:
-    exporter = Exporter(metrics_text(0))
-
-    async def steps(collector: ScrapeCollector) -> None:
-        await collector.run_round()
+        exporter.document = None
+        for _ in range(2):
+            await collector.run_round()
         exporter.document = node_document(0)
         for _ in range(50):
             await collector.run_round()
@@ -163,21 +144,14 @@ def test_a_failing_exporter() -> None:
 @pytest.mark.parametrize(
     ("exporter", "reason", "words"),
     [
-        (Exporter(b"<html>"), "not_prometheus", "web page"),
         (Exporter(b"a b c\n"), "malformed", "line 1"),
         (Exporter(b"a \xff\n"), "malformed", "byte 2 is not UTF-8"),
         (Exporter(b"up 1\n"), "no_gpu", "is it a GPU exporter?"),
-        (Exporter(b""), "no_gpu", "is it a GPU exporter?"),
         (Exporter(b"a" * 20_000_000), "too_large", "bytes"),
         (Exporter(b"".join(b'DCGM_FI_DEV_GPU_UTIL{UUID="%d"} 1\n' % n for n in range(1025))), "too_much", "1024"),
-        (Exporter(document=b"{"), "malformed", "truncated"),
-        (Exporter(document=b"[1]"), "malformed", "Expected `object`, got `array`"),
-        (Exporter(document=b'"\xff"'), "malformed", "document"),
         (Exporter(document=b"[" * 100_000), "malformed", "document"),
         (Exporter(document=node_document(1, schema=2)), "malformed", "schema 2 is newer than 1"),
         (Exporter(document=b'{"schema":1,"node":"n"}'), "malformed", "missing required field `producer`"),
-        (Exporter(document=b'{"producer":"podgpu","devices":7}'), "malformed", "$.devices"),
-        (Exporter(document=b" " * 100_000_000), "too_large", "bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -195,28 +169,18 @@ def test_any_document_is_read_or_refused(body: bytes) -> None:
     assert reading.outcomes[0].error in ("", "malformed")
 
 
-def test_a_target_is_named_once_in_messages() -> None:
-    async def run() -> str:
-        collector = ScrapeCollector(FixedTargets(["127.0.0.1:1"]))
-        await collector.run_round()
-        await collector.close()
-        return collector.reading().outcomes[0].text
-
-    assert asyncio.run(run()).count("127.0.0.1:1") == 1
-
-
 def test_hanging_exporters_do_not_delay_others() -> None:
-    exporters = [Exporter(metrics_text(n), hangs=n < 300) for n in range(310)]
+    exporters = [Exporter(metrics_text(n), hangs=n < 50) for n in range(60)]
 
     async def steps(collector: ScrapeCollector) -> None:
         await collector.run_round()
         reading = collector.reading()
-        assert {n.state.node for n in reading.nodes} == {f"node-{n}" for n in range(300, 310)}
+        assert {n.state.node for n in reading.nodes} == {f"node-{n}" for n in range(50, 60)}
         assert {o.error for o in reading.outcomes} == {"", "timeout"}
         slow_round = asyncio.create_task(collector.run_round())
         for exporter in exporters:
             exporter.paths.clear()
-        while not all(exporter.paths for exporter in exporters[300:]):  # in the second round they come first
+        while not all(exporter.paths for exporter in exporters[50:]):  # in the second round they come first
             assert not slow_round.done()
             await asyncio.sleep(0.001)
         await slow_round

@@ -36,11 +36,6 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
     assert state.nodes[0].target == "http://a", "current figures come first"
 
 
-def test_an_exporter_without_gpus_does_not_hide_another() -> None:
-    blind, seeing = node("n1", target="http://blind", read_at=1), node("n1", gpu(0), target="http://seeing")
-    assert uuids(state_of(blind, seeing, at=1)) == {"n1": ["GPU-0"]}
-
-
 def test_one_exporter_under_two_addresses_is_one_node() -> None:
     named = node("n1", gpu(0), exporter_id="x", read_at=1)
     address = node("10.0.0.1:9400", gpu(0), exporter_id="x", named=False, read_at=2)
@@ -57,14 +52,6 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     state = state_of(address, named, at=3)
     assert uuids(state) == {"n1": ["GPU-0", "GPU-1"]}
     assert state.nodes[0].notes == ("also read as 10.0.0.1:9400: the same GPUs under another address",)
-
-
-def test_gpus_without_uuids_are_different_gpus() -> None:
-    state = state_of(node("n1", gpu(0, uuid=""), named=False), node("n2", gpu(0, uuid=""), named=False))
-    assert [(entry.name, len(entry.state.devices), entry.notes) for entry in state.nodes] == [
-        ("n1", 1, ()),
-        ("n2", 1, ()),
-    ]
 
 
 # A GPU that several nodes report
@@ -191,12 +178,6 @@ def test_a_lost_gpu_goes_with_its_node_and_moves_with_the_clock() -> None:
     assert dropped.nodes == (), "a gone node is shown for its GPUs only"
 
 
-def test_podgpu_reports_lost_gpus_itself() -> None:
-    world = World()
-    world.round(node("n1", gpu(0), gpu(1)))
-    assert uuids(world.round(node("n1", gpu(0), read_at=15), at=15)) == {"n1": ["GPU-0"]}
-
-
 # Idle holders
 
 
@@ -228,29 +209,12 @@ def test_idle_since_it_was_last_seen_busy() -> None:
     assert world.turn(gpu(0, holder(utilization_ratio=0.1))) is None
 
 
-def test_the_holders_own_utilisation_counts_before_the_devices() -> None:
-    assert Watched().turn(gpu(0, holder(utilization_ratio=0.0), busy=0.9)) == 0
-    assert Watched().turn(gpu(0, holder(), busy=0.9)) is None
-    assert Watched().turn(gpu(0, holder(), busy=0.0)) == 0
-    assert Watched().turn(gpu(0, holder())) is None
-    beside = holder(utilization_ratio=0.0, processes=1)
-    assert Watched().turn(gpu(0, beside, busy=0.9)) is None, "the driver counts only the busiest process"
-
-
 def test_work_between_two_rounds_is_no_idleness() -> None:
     world = Watched()
     world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)), rounds=3)
     assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) is None
     assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11))) == 45
     assert world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=0))) == 45, "the exporter was restarted"
-
-
-def test_the_same_reading_again_changes_nothing() -> None:
-    world = Watched()
-    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=10)))
-    world.turn(gpu(0, holder(utilization_ratio=0.0, busy_ns=11)))
-    same = node("n1", gpu(0, holder(utilization_ratio=0.0, busy_ns=11)), read_at=15.0)
-    assert _since(world.round(same, at=16.0)) is None
 
 
 def test_a_restart_of_podgpu_does_not_start_at_zero() -> None:
@@ -332,7 +296,7 @@ READINGS = st.builds(
 
 
 @given(st.lists(st.lists(READINGS, max_size=5), min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_no_series_occurs_twice_and_parts_add_up(rounds: list[list[Any]]) -> None:
     world = World(ViewSettings(idle_after=1.0, legacy_map_metrics=True))
     for number, readings in enumerate(rounds):
@@ -347,7 +311,7 @@ def test_no_series_occurs_twice_and_parts_add_up(rounds: list[list[Any]]) -> Non
 
 
 @given(st.lists(READINGS, max_size=6), st.randoms(use_true_random=False))
-@settings(deadline=None)
+@settings(max_examples=40)
 def test_the_order_of_targets_does_not_matter(readings: list[Any], order: random.Random) -> None:
     once = list({(r.target, r.state.node): r for r in readings}.values())
     assert text_of(state_of(*once)) == text_of(state_of(*order.sample(once, len(once))))

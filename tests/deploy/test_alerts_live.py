@@ -1,4 +1,4 @@
-"""The shipped alerts at work: a fault on a simulated node, the alert in a real Alertmanager, and its end."""
+"""Every shipped alert: a fault on a simulated node fires it in a real Alertmanager, and its end resolves it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The chart as a whole: helm's lint, Kubernetes' schemas, and what every object must have; each feature on and off.
-
-What must hold for every variant is all here: a file's tests share one process, which renders each variant once.
-"""
+"""Rules for every object of the chart, with all variants of values: helm lint, Kubernetes' schemas, least privilege."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService"}
 OLDEST, NEWEST = "1.25", ".".join(kubernetes_validate.latest_version().split(".")[:2])
 LINTED = ("defaults", "cluster of two", "autoscale with all", "enrich with all", "hook with all")
 
-# Else it reads the megabyte of definitions anew for every object.
+# Otherwise it reads a megabyte of definitions for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
@@ -184,7 +181,7 @@ def test_the_notes_say_the_level_the_pods_need() -> None:
             assert "pod-security.kubernetes.io/enforce=privileged" in text, name
         else:
             assert needed <= {"restricted"}, name
-            assert 'may have the Pod Security level "restricted"' in text, name
+            assert 'can have the Pod Security level "restricted"' in text, name
 
 
 def test_nothing_is_ever_written_to_the_api_server() -> None:

@@ -1,4 +1,4 @@
-"""`podgpu autoscale` in the chart: what it may, who stands in for it, and what goes first when it is uninstalled."""
+"""`podgpu autoscale` in the chart: permissions, availability, APIServices, uninstallation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the values of each component come to: where its pods run, what they see, how their health is asked after."""
+"""Values of the chart's components: node selection, mounts, ports, arguments, network policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed 001's helm commands with only the chart changed: its values are taken, or it is said what they are here."""
+"""Values of dcgm-exporter's chart are accepted, or refused with the name of the value to use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Least privilege: what each pod may, feature by feature. What holds whatever is switched on is in test_chart.py."""
+"""Privileges and RBAC of each feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What values may be: typos and contradictions are refused with a sentence; every value of values.yaml is described."""
+"""values.schema.json, and values that are refused with a message."""
 
 from __future__ import annotations
 

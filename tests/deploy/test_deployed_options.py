@@ -1,6 +1,4 @@
-"""Every flag and variable that is shipped (manifests, image, unit) is an option with a value it takes. The chart's:
-test_chart.py.
-"""
+"""Flags and variables in the manifests, the image and the systemd unit are valid options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/manifests: what the chart renders, and enough for `kubectl apply -f` by itself."""
+"""deploy/manifests is up to date and valid."""
 
 from __future__ import annotations
 

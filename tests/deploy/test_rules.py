@@ -1,4 +1,4 @@
-"""The shipped rule files as Prometheus reads them: accepted, unit-tested alert by alert, on families that are there."""
+"""The shipped rules: promtool accepts them and passes their unit tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""prometheus-adapter and HPA: the manifests by Kubernetes' schemas, the queries by a real Prometheus."""
+"""The examples for prometheus-adapter and HPA: Kubernetes' schemas, and queries on a real Prometheus."""
 
 from __future__ import annotations
 

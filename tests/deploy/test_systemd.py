@@ -1,4 +1,4 @@
-"""The systemd unit: systemd's own opinion of it, and that it starts what the package has."""
+"""The systemd unit and socket."""
 
 from __future__ import annotations
 

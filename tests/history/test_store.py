@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.history.answers import MAX_POINTS
-from podgpu.history.queries import read_gpu, read_pod, read_totals, read_usage
+from podgpu.history.queries import read_gpu, read_pod, read_usage, read_usage_start
 from podgpu.history.store import (
     Amounts,
     Figures,
@@ -22,14 +22,13 @@ from podgpu.history.store import (
     HistoryRound,
     HistoryStore,
     HolderSample,
-    RoundTotals,
     UsageAccount,
 )
 
 COARSE, HOUR, DAY = 300, 3600, 86_400
 START = 1_800_000_000 // DAY * DAY
-NODE = UsageAccount("prod", "node-1", "research", model="H200", currency="USD")
-LLM = NODE._replace(pod="llm-0", owner_kind="StatefulSet", owner_name="llm", labels='{"example.com/team":"nlp"}')
+NODE = UsageAccount("node-1", "research", model="H200", currency="USD")
+LLM = NODE._replace(pod="llm-0", owner_kind="StatefulSet", owner_name="llm")
 NOTEBOOK = NODE._replace(pod="notebook")
 USAGE = Amounts(15.0, 5.0, 10.0, 6000.0, 0.015, 0.01)
 
@@ -37,7 +36,7 @@ USAGE = Amounts(15.0, 5.0, 10.0, 6000.0, 0.015, 0.01)
 def make_round(at: int, *holders: HolderSample, utilization: float | None = 0.5, xid: str = "") -> HistoryRound:
     figures = Figures(utilization, 80 << 30, 412.5, 61.0)
     gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
-    return HistoryRound(at, [gpu], RoundTotals(1, len(holders), power=412.5))
+    return HistoryRound(at, [gpu])
 
 
 @pytest.fixture
@@ -71,13 +70,12 @@ def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistorySto
         store.append(make_round(at, utilization=0.2 if at % COARSE < COARSE / 2 else 0.4))
     with store.reader() as db:
         day, week = (read_gpu(db, "GPU-1", end - length, end) for length in (DAY, 7 * DAY))
-        totals = read_totals(db, end - 7 * DAY, end)
     assert day is not None
     assert week is not None
     known = [value for value in day.figures.values["utilization"] if value is not None]
     assert known == pytest.approx([0.3] * 36 + [0.2])  # the last minute is not rolled up yet
-    assert len(week.figures.values["power"]) == len(totals.values["power"]) <= MAX_POINTS
-    assert totals.values["power"][-1] == 412.5
+    assert len(week.figures.values["power"]) <= MAX_POINTS
+    assert week.figures.values["power"][-1] == 412.5
 
 
 def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: HistoryStore) -> None:
@@ -98,29 +96,24 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
     ]
 
 
-def test_usage_of_any_range_includes_ended_pods_and_groups_by_owner_or_label(store: HistoryStore) -> None:
+def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
     accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
     for hour, account in enumerate(accounts):
         store.append(make_round(START + hour * HOUR, HolderSample(account, amounts=USAGE)))
     with store.reader() as db:
-        owners = read_usage(db, START, START + 60 * HOUR, ["namespace", "owner_name"])
-        labels = read_usage(db, START, START + 60 * HOUR, ["label:example.com/team"])
-        for first, last in ((0, 60), (5, 7), (20, 50), (24, 48), (23, 49), (59, 60)):
-            rows = read_usage(db, START + first * HOUR, START + last * HOUR, ["cluster"])
-            assert sum(row.amounts.idle_seconds for row in rows) == 10.0 * (last - first)
-        with pytest.raises(ValueError, match="cannot group by"):
-            read_usage(db, START, START + HOUR, ["1; DROP TABLE usage"])
-    assert {row.group for row in owners} == {("research", "llm"), ("research", "")}
-    assert {row.group for row in labels} == {("nlp",), ("",)}
-    assert owners[0].amounts == pytest.approx((450.0, 150.0, 300.0, 180_000.0, 0.45, 0.3))
+        llm, notebook = sorted(read_usage(db), key=lambda row: row.pod)
+        assert read_usage_start(db) == START
+    assert (llm.namespace, llm.pod, llm.owner_kind, llm.owner_name) == ("research", "llm-0", "StatefulSet", "llm")
+    assert llm.amounts == pytest.approx((450.0, 150.0, 300.0, 180_000.0, 0.45, 0.3))
+    assert (llm.is_held, llm.ended) == (False, START + 29 * HOUR + 15)
+    assert (notebook.pod, notebook.is_held, notebook.ended) == ("notebook", True, None)
 
 
 def test_old_rows_are_deleted(store: HistoryStore) -> None:
     for day in range(0, 100, 2):
         store.append(make_round(START + day * DAY, HolderSample(LLM, amounts=USAGE)))
     with store.reader() as db:
-        oldest = dict(db.execute("SELECT resolution, min(time) FROM usage GROUP BY resolution"))
-        assert oldest[HOUR] == oldest[DAY] == START + 8 * DAY
+        assert db.execute("SELECT min(time) FROM usage").fetchone()[0] == START + 8 * DAY
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] == START + 90 * DAY
 
 
@@ -131,7 +124,7 @@ def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
     for at in range(START, START + 6 * DAY, COARSE):
         store.append(HistoryRound(at, gpus))
     with store.reader() as db:
-        [row] = read_usage(db, START, START + 6 * DAY, ["pod"])
+        [row] = read_usage(db)
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
     assert row.amounts.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
     store.close()
@@ -170,7 +163,7 @@ def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
         with store.reader() as db:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             (newest,) = db.execute("SELECT max(time) / 15 FROM round WHERE resolution = 15").fetchone()
-            [row] = read_usage(db, START, START + 10 * DAY, ["pod"])
+            [row] = read_usage(db)
             assert db.execute("SELECT count(*) FROM span").fetchone() == (1,)  # the holder never changed
         store.close()
         assert newest >= int(reported[-1])
@@ -249,7 +242,7 @@ def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
             if failed == 20:
                 (small_disk / "filler").unlink()
     with store.reader() as db:
-        [row] = read_usage(db, START, START + HOUR, ["pod"])
+        [row] = read_usage(db)
     store.close()
     assert failed == 20
     assert row.amounts.allocated_seconds == 15.0 * 240

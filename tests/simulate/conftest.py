@@ -1,4 +1,4 @@
-"""A clock that only moves when told, and drivers that run on it."""
+"""A clock that tests move by hand, and drivers that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loads do to utilisation, power, energy, heat and clocks."""
+"""The effect of loads on utilisation, power, energy and clocks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def utilisation(driver: SimulatedNvml, handle: Any) -> int:
 
 
 def ready(**options: Any) -> tuple[list[float], SimulatedNvml, Any]:
-    """For properties, which cannot take fixtures: the time in a list, a driver, its first handle."""
+    """Returns the time in a list, a driver and its first handle, for properties, which cannot use fixtures."""
     now = [50.0]
     driver = SimulatedNvml("H100", clock=lambda: now[0], wall=lambda: now[0], **options)
     driver.nvmlInit()
     return now, driver, driver.nvmlDeviceGetHandleByIndex(0)
 
 
-def test_duties_add_up_and_stop_at_the_whole(start: Start) -> None:
+def test_duties_add_up_to_at_most_100_percent(start: Start) -> None:
     driver = start("H100", unrest=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     driver.place(SimulatedLoad(0, 11, duty=0.3))
@@ -41,7 +41,7 @@ def test_duties_add_up_and_stop_at_the_whole(start: Start) -> None:
     assert utilisation(driver, handle) == 80
 
 
-def test_a_hot_load_meets_the_power_cap(start: Start, clock: Any) -> None:
+def test_the_power_cap(start: Start, clock: Any) -> None:
     driver = start("H100", unrest=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     driver.place(SimulatedLoad(0, 11, duty=1.0, tensor=1.0, dram=1.0))
@@ -92,8 +92,8 @@ def test_energy_is_the_integral_of_power(loads: list[SimulatedLoad], steps: list
 
 @settings(max_examples=30, deadline=None)
 @given(LOADS, STEPS, st.integers(0, 2**32))
-def test_the_same_seed_tells_the_same_story(loads: list[SimulatedLoad], steps: list[float], seed: int) -> None:
-    """Whoever looks, and however often: one driver is read at every step, the other at the end only."""
+def test_figures_do_not_depend_on_when_they_are_read(loads: list[SimulatedLoad], steps: list[float], seed: int) -> None:
+    """One driver is read at every step, the other one only at the end."""
     watched_now, watched, watched_handle = ready(seed=seed)
     left_now, left, left_handle = ready(seed=seed)
     for load in loads:
@@ -110,9 +110,7 @@ def test_the_same_seed_tells_the_same_story(loads: list[SimulatedLoad], steps: l
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 100), st.floats(0, 1000), st.floats(0.1, 60))
-def test_a_load_that_sways_stays_within_bounds_around_its_mean(
-    duty: float, sway: float, period: float, start: float, seconds: float
-) -> None:
+def test_a_varying_load_keeps_its_mean(duty: float, sway: float, period: float, start: float, seconds: float) -> None:
     load = SimulatedLoad(0, 1, duty=duty, sway=sway, sway_period=period)
     assert -1e-9 <= load.demand(start, start + seconds) <= 1
     if duty * (1 + sway) <= 1:

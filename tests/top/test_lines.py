@@ -92,7 +92,7 @@ def test_processes_are_beneath_their_holder_and_others_beneath_the_device() -> N
         "    pid 30",
         "  serving/chat/engine",
         "    pid 20",
-        "  pid 5",
+        "  pid 5, other/pod/c",
         "  pid 10, in no known container",
         "1 of 2 instances held",
         "  -",

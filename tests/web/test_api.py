@@ -16,10 +16,10 @@ import pytest
 
 from podgpu import __version__
 from podgpu.cluster import view as view_structs
-from podgpu.cluster.prices import example_prices, read_prices
+from podgpu.cluster.prices import read_prices
 from podgpu.model import NodeState, decode_node, encode_node
 from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import NodeWaste
+from podgpu.web.node_page import node_recorder, node_waste
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
@@ -196,14 +196,16 @@ def test_prices(lived_in: Node, tmp_path: Path) -> None:
 
 def test_waste(lived_in: Node) -> None:
     lived_in.take_turns()
-    watch = NodeWaste(lived_in.agent, lambda: (example_prices(), ()))
-    watch.update()
+    prices = read_prices("example")
+    recorder = node_recorder(lived_in.agent, prices=prices)
+    recorder.record()
     for _ in range(4):
         lived_in.clock.advance(5.0)
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
-        watch.update()
-    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.answer))) as client:
+        recorder.record()
+    waste = node_waste(lived_in.agent, recorder, prices)
+    with running(lived_in.agent, app=partial(application, page=PageSources(waste=waste))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from podgpu.cluster.collect import ClusterReading, TargetOutcome
 from podgpu.cluster.loop import Cluster
+from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.settings import ViewSettings
 from podgpu.metrics.parse import parse_text
 from podgpu.web.cluster_app import cluster_application
@@ -35,7 +37,7 @@ def reading(read_at: float = 100.0) -> ClusterReading:
 def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
-    app: Any = cluster_application
+    app: Any = partial(cluster_application, waste=cluster_waste(cluster, cluster_recorder(cluster)))
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
 

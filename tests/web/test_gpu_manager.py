@@ -20,6 +20,7 @@ from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import SimulatedProc, container_cgroup
 from podgpu.web.exporter_app import gpu_manager_application
 from tests.agent.simulated_node import SimulatedNode
+from tests.nodes.node import Node as DefaultNode
 from tests.web.server import Client, running
 from tests.web.test_metrics import families
 
@@ -52,11 +53,11 @@ PODS = (
 class Node(SimulatedNode):
     """Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none."""
 
-    def __init__(self, root: Path, socket_path: str, gpu_manager: bool = True) -> None:
+    def __init__(self, root: Path, socket_path: str) -> None:
         proc = SimulatedProc(root / "proc")
         super().__init__(
             "2xH100",
-            Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=gpu_manager)),
+            Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=True)),
             sources=[KubeletAllocation(socket_path, clock=self.monotonic)],
             proc=proc,
             telemetry={"sees_processes": True},
@@ -107,7 +108,7 @@ def values(text: str) -> dict[tuple[str, str, str], float]:
 
 
 def test_figures(shared: Node, client: Client) -> None:
-    """Only the idle one's card is known to nobody: it has no figures of use, and its request."""
+    """The card of the idle pod is unknown, so it has only its request."""
     shared.take_turns()
     assert values(client.ask("/metric").text) == {
         ("container_gpu_utilization", "train", "gpu0"): 25,
@@ -128,38 +129,26 @@ def test_figures(shared: Node, client: Client) -> None:
     }
 
 
-def test_whole_gpu_requests_all_of_its_memory(shared: Node, kubelet: SimulatedKubelet, client: Client) -> None:
-    """No counter asks for the memory here: it is read for this."""
-    kubelet.pods = (SimulatedPod("ml", "train", {"main": {"nvidia.com/gpu": [shared.uuid(0), shared.uuid(1)]}}),)
-    shared.take_turns()
-    found = values(client.ask("/metric").text)
-    assert found["container_request_gpu_utilization", "train", "total"] == 2
-    assert found["container_request_gpu_memory", "train", "total"] == 2 * 81559
-    assert "DCGM_FI_DEV_FB_TOTAL" not in client.ask("/metrics").text
-
-
-def test_paths_of_the_first_address(shared: Node, client: Client) -> None:
+def test_paths_of_both_addresses(shared: Node, client: Client, second: Client) -> None:
     shared.take_turns()
     alone, exposition = client.ask("/metric"), client.ask("/metrics")
     assert families(alone) == THEIRS
     assert exposition.body.endswith(alone.body)
     assert "podgpu_exporter_build_info" in families(exposition)
-    assert (alone.status, alone.headers["Content-Type"]) == (200, CONTENT_TYPE)
-    zipped = client.ask("/metric", Accept_Encoding="gzip")
-    assert gzip.decompress(zipped.body) == alone.body
     assert '<a href="metric">' in client.ask("/").text
-
-
-def test_paths_of_the_second_address(shared: Node, client: Client, second: Client) -> None:
-    shared.take_turns()
-    alone = client.ask("/metric")
     for path in ("/metric", "/metrics"):
         answer = second.ask(path)
-        assert (answer.status, answer.body) == (200, alone.body)
-        assert answer.headers["Content-Type"] == CONTENT_TYPE
+        assert (answer.status, answer.body, answer.headers["Content-Type"]) == (200, alone.body, CONTENT_TYPE)
         assert gzip.decompress(second.ask(path, Accept_Encoding="gzip").body) == alone.body
     assert [second.ask(path).status for path in ("/", "/health", "/metric/")] == [404, 404, 404]
     assert second.ask("/-/release", "POST").status == 404
+
+
+def test_absent_by_default(node: DefaultNode) -> None:
+    node.take_turns()
+    with running(node.agent) as plain:
+        assert plain.ask("/metric").status == 404
+        assert not families(plain.ask("/metrics")) & THEIRS
 
 
 def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client: Client, second: Client) -> None:
@@ -175,14 +164,3 @@ def test_no_figures_before_the_first_reading_or_if_too_old(shared: Node, client:
     shared.time += 0.5
     assert all_of_them() == {(200, b"")}
     assert not families(client.ask("/metrics")) & THEIRS
-
-
-def test_absent_by_default(folder: Path, kubelet: SimulatedKubelet) -> None:
-    built = Node(folder, kubelet.socket, gpu_manager=False)
-    try:
-        with running(built.agent) as plain:
-            built.take_turns()
-            assert plain.ask("/metric").status == 404
-            assert not families(plain.ask("/metrics")) & THEIRS
-    finally:
-        built.stop()

@@ -14,7 +14,7 @@ from podgpu.cluster.prices import no_prices
 from podgpu.web.exporter_app import PageSources, application
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node, kubeconfig
-from tests.web.process import CLUSTER, EXPORTER, podgpu
+from tests.web.process import CLUSTER, podgpu
 from tests.web.server import running
 
 
@@ -37,20 +37,18 @@ def test_scrapes_do_not_wait_for_the_page(node: Node) -> None:
         assert len({view.result().body for view in views}) == 1
 
 
-CONFIGMAP = (*EXPORTER, "-m", "monitoring:counters")
 DISCOVER = (*(CLUSTER[:1]), *CLUSTER[3:], "--discover-kubernetes", "monitoring/app=podgpu")
 
 
-@pytest.mark.parametrize("command", [CONFIGMAP, DISCOVER], ids=["exporter", "cluster"])
 @pytest.mark.fault(
     "The API server accepts connections and never answers, from before the start",
     "podgpu listens at once and answers /livez; answers of the API server are used when they arrive",
 )
-def test_probes_do_not_wait_for_the_api_server(command: tuple[str, ...], folder: Path) -> None:
+def test_probes_do_not_wait_for_the_api_server(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_server:
         silent_server.settimeout(PATIENCE)
         server = f"http://127.0.0.1:{silent_server.getsockname()[1]}"
         (folder / "kubeconfig").write_text(kubeconfig(server))
-        arguments = (*command, "--kubeconfig", str(folder / "kubeconfig"))
+        arguments = (*DISCOVER, "--kubeconfig", str(folder / "kubeconfig"))
         with podgpu(arguments, folder) as process, silent_server.accept()[0]:
             assert [process.client.ask("/livez").status for _ in range(10)] == [200] * 10

@@ -54,17 +54,6 @@ def uses_of_one_rendering() -> int:
     return counters.uses
 
 
-def test_metrics_are_rendered_on_the_first_request_and_once() -> None:
-    counters = WatchedCounters(COUNTERS)
-    published = Published(node_with(3), Policy(counters), 0.0)
-    assert counters.uses == 0
-    with ThreadPoolExecutor(8) as threads:
-        expositions = {id(exposition) for exposition in threads.map(lambda _: published.fresh, range(50))}
-    assert len(expositions) == 1
-    assert counters.uses == uses_of_one_rendering()
-    assert len(counters.threads) == 1
-
-
 @contextmanager
 def large_exposition(node: Node) -> Iterator[tuple[WatchedCounters, Client]]:
     """One whose rendering blocks until `go` is set."""
@@ -91,15 +80,3 @@ def test_large_exposition_is_rendered_once_in_a_thread(node: Node) -> None:
         counters.go.set()
         assert len({exposition.result(PATIENCE) for exposition in expositions}) == 1
     assert counters.uses == uses_of_one_rendering()
-
-
-def test_exposition_that_became_too_old_while_it_was_rendered(node: Node) -> None:
-    node.take_turns()
-    with large_exposition(node) as (counters, client), ThreadPoolExecutor(1) as scraper:
-        exposition = scraper.submit(lambda: client.ask("/metrics").text)
-        assert counters.entered.wait(PATIENCE)
-        node.clock.advance(node.agent.settings.stale_after + 1)
-        counters.go.set()
-        text = exposition.result(PATIENCE)
-    assert "DCGM_FI" not in text
-    assert "podgpu_" in text

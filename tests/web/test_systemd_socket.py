@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from podgpu.web.sockets import Address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.web.server import Client
@@ -76,15 +74,6 @@ def test_all_sockets_are_served(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert "Traceback" not in log.read_text()
-
-
-@pytest.mark.parametrize("pid", ["1", ""], ids=["another process'", "nobody's"])
-def test_error_without_a_socket(folder: Path, pid: str) -> None:
-    log = folder / "log"
-    with bound(1) as sockets, started(sockets, log=log, pid=pid) as process:
-        assert process.wait(PATIENCE) == 2
-    assert "--web-systemd-socket: systemd passed no socket to this process" in log.read_text()
-    assert "podgpu.socket" in log.read_text()
 
 
 def test_error_names_a_socket_that_does_not_accept(folder: Path) -> None:

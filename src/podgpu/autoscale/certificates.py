@@ -31,7 +31,7 @@ from podgpu.kube.client import ApiClient, ApiError
 
 _LIFETIME_SECONDS = 10 * 86_400.0
 OVERLAP_SECONDS = 120.0  # how long the next CA is in the bundles before its certificate is used
-_CHECK_SECONDS = 30.0
+_CHECK_SECONDS = 5.0
 MAX_CERTIFICATES = 64
 _RENEW_AFTER = 2 / 3  # of the lifetime
 _CLOCK_SKEW_SECONDS = 3600.0
@@ -198,14 +198,13 @@ class CaBundleUpdater:
         self._service = service
         self._clock = clock or Clock()
         self._faults: FaultLog[str] = FaultLog(self._clock.monotonic, _LOG_AGAIN_SECONDS)
-        self._missing: set[str] = set()
         self.ready = False
         """Every existing APIService of ours has had our CA at least once."""
 
     async def run(self) -> None:
         while True:
             await self.update()
-            await asyncio.sleep(_CHECK_SECONDS if self.ready and not self._missing else _CHECK_SECONDS / 15)
+            await asyncio.sleep(_CHECK_SECONDS)
 
     async def update(self) -> None:
         cas = self._issuer.required_cas()
@@ -216,12 +215,11 @@ class CaBundleUpdater:
 
     async def _update_one(self, name: str, cas: Sequence[str]) -> bool:
         """Returns True if nothing is left to do."""
-        self._missing.discard(name)
         try:
             await self._merge_into(name, cas)
         except SourceError as error:
             if isinstance(error, ApiError) and error.reason == "not_found":
-                self._missing.add(name)  # removing the APIService is the documented way to turn the API off
+                # Removing the APIService is the documented way to turn the API off.
                 if self._faults.fail(name, error.reason):
                     _log.warning("the APIService %s does not exist: the HPA cannot query podgpu", name)
                 return True

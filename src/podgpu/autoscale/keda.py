@@ -23,10 +23,10 @@ from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.refusal import Refusal, RefusalKind, bad_request, forbidden, quote
 from podgpu.autoscale.requests import Trigger, parse_trigger
 from podgpu.autoscale.store import SampleStore
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import SourceError, StartError
 from podgpu.tls import Pem, load_pair
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import ProblemLog
+from podgpu.web.web_config import LastValid
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
@@ -37,7 +37,7 @@ _STATUS = {
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
 }
-_MAX_STREAMS = 2000
+_MAX_CALLS = 4000  # at the same time, streams included
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # a second podgpu on the same address is an error
@@ -88,7 +88,6 @@ class ExternalScaler:
         self._store = store
         self._callers = callers
         self._sleep = sleep
-        self._streams = 0
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
     def make_handler(self) -> Any:
@@ -160,9 +159,6 @@ class ExternalScaler:
 
     async def _stream_is_active(self, scaled: Any, context: Any) -> AsyncIterator[Any]:
         """Sends the state and every change of it. An error ends the stream, and KEDA opens a new one."""
-        if self._streams >= _MAX_STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MAX_STREAMS} streams are open already")
-        self._streams += 1
         sent: bool | None = None
         try:
             trigger = self._parse_trigger(scaled, context)
@@ -175,8 +171,6 @@ class ExternalScaler:
                 await self._sleep(self._store.settings.interval)
         except Refusal as error:
             await self._refuse("StreamIsActive", error, context)
-        finally:
-            self._streams -= 1
 
 
 def _round_up(value: float) -> int:
@@ -211,29 +205,21 @@ class KedaTls:
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
-        self._problem = ProblemLog("KEDA's listener keeps its previous certificates")
-        try:
-            self._last = self._read()
-        except SourceError as error:
-            raise UsageError(str(error)) from error
+        self._content = LastValid(self._read, "KEDA's listener keeps its previous certificates")
+        self._used = self._content.get()
 
     def make_credentials(self) -> Any:
         """Clients without a certificate of the configured CA are refused."""
         return grpc.dynamic_ssl_server_credentials(
-            self._last.make_configuration(), self._reload, require_client_authentication=True
+            self._used.make_configuration(), self._reload, require_client_authentication=True
         )
 
     def _reload(self) -> Any:
         """Called by gRPC at every handshake, in its own thread. None keeps the present configuration."""
-        try:
-            content = self._read()
-        except SourceError as error:
-            self._problem.report(str(error))
+        content = self._content.get()
+        if content == self._used:
             return None
-        self._problem.clear()
-        if content == self._last:
-            return None
-        self._last = content
+        self._used = content
         _log.info("%s was replaced: new connections use it", self._certificate.name)
         return content.make_configuration()
 
@@ -251,7 +237,7 @@ class KedaTls:
 
 async def start_scaler(scaler: ExternalScaler, address: Address, credentials: Any | None) -> tuple[Any, Address]:
     """Without credentials, the listener is not encrypted. Raises StartError."""
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * _MAX_STREAMS)
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((scaler.make_handler(),))
     target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
     try:

@@ -26,7 +26,7 @@ from podgpu.autoscale.answers import (
     select_pods,
 )
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.refusal import Refusal, RefusalKind, no_data, not_found
+from podgpu.autoscale.refusal import Refusal, no_data, not_found
 from podgpu.autoscale.requests import (
     ANY,
     CUSTOM_GROUP,
@@ -45,13 +45,6 @@ from podgpu.autoscale.requests import (
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 
 API_OPTION = "--api-address"
-_STATUS = {
-    RefusalKind.BAD_REQUEST: 400,
-    RefusalKind.UNAUTHORIZED: 401,
-    RefusalKind.FORBIDDEN: 403,
-    RefusalKind.NOT_FOUND: 404,
-    RefusalKind.NO_DATA: 503,
-}
 _PROBES = ("/healthz", "/livez", "/readyz")
 Object = dict[str, Any]
 
@@ -91,21 +84,21 @@ class MetricsApi:
         version = request.match_info["version"]
         target = parse_custom_path(version, request.match_info["path"])
         await self._gate.check(request, target)
-        asked = parse_custom(target, request.query, self._store.max_window)
-        return _respond(answer_custom(self._store.snapshot(), version, asked))
+        query = parse_custom(target, request.query, self._store.max_window)
+        return _respond(answer_custom(self._store.snapshot(), version, query))
 
     async def _get_external(self, request: web.Request) -> web.StreamResponse:
         target = parse_external_path(request.match_info["path"], request.query)
         await self._gate.check(request, target)
-        asked = parse_external(target, request.query, self._store.max_window)
-        return _respond(answer_external(self._store.snapshot(), asked))
+        query = parse_external(target, request.query, self._store.max_window)
+        return _respond(answer_external(self._store.snapshot(), query))
 
     @web.middleware
     async def _count_and_explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response = await handler(request)
         except Refusal as error:
-            response = _respond_status(_STATUS[error.kind], error.kind.value, str(error))
+            response = _respond_status(*error.kind.value, str(error))
         except web.HTTPException as error:
             if error.status < 400:
                 raise
@@ -135,27 +128,27 @@ def _respond_status(code: int, reason: str, message: str) -> web.Response:
 # Values
 
 
-def answer_custom(snapshot: MetricsSnapshot, version: str, asked: MetricRequest) -> Object:
+def answer_custom(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Object:
     """Raises Refusal."""
-    if asked.resource == "pods":
-        values = _answer_pods(snapshot, asked)
-    elif asked.resource == "nodes":
-        values = _answer_nodes(snapshot, asked)
+    if query.resource == "pods":
+        values = _answer_pods(snapshot, query)
+    elif query.resource == "nodes":
+        values = _answer_nodes(snapshot, query)
     else:
-        values = [(asked.describe(), compute_value(snapshot, asked.pods, asked.metric, asked.aggregation))]
+        values = [(query.describe(), compute_value(snapshot, query.pods, query.metric, query.aggregation))]
     return {
         "kind": "MetricValueList",
         "apiVersion": f"{CUSTOM_GROUP}/{version}",
         "metadata": {},
-        "items": [_make_item(version, asked, described, value) for described, value in values],
+        "items": [_make_item(version, query, described, value) for described, value in values],
     }
 
 
-def answer_external(snapshot: MetricsSnapshot, asked: MetricRequest) -> Object:
+def answer_external(snapshot: MetricsSnapshot, query: MetricRequest) -> Object:
     """Raises Refusal."""
-    value = compute_value(snapshot, asked.pods, asked.metric, asked.aggregation)
+    value = compute_value(snapshot, query.pods, query.metric, query.aggregation)
     item = {
-        "metricName": asked.metric.name,
+        "metricName": query.metric.name,
         "metricLabels": {},
         "timestamp": format_timestamp(value.at),
         "window": round(value.window),
@@ -169,29 +162,29 @@ def answer_external(snapshot: MetricsSnapshot, asked: MetricRequest) -> Object:
     }
 
 
-def _answer_pods(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[Object, MetricValue]]:
-    selector = asked.pods
+def _answer_pods(snapshot: MetricsSnapshot, query: MetricRequest) -> list[tuple[Object, MetricValue]]:
+    selector = query.pods
     pods = select_pods(snapshot, selector)
-    if asked.name != ANY:
-        pods = [pod for pod in pods if pod.name == asked.name]
+    if query.name != ANY:
+        pods = [pod for pod in pods if pod.name == query.name]
         if not pods:
-            raise not_found(f"no running pod {asked.namespace}/{asked.name}: check its name and whether it runs")
-        selector = PodSelector(asked.namespace, owner=("pod", asked.name))
-    values = compute_pod_values(snapshot, pods, asked.metric, asked.aggregation)
+            raise not_found(f"no running pod {query.namespace}/{query.name}: check its name and whether it runs")
+        selector = PodSelector(query.namespace, owner=("pod", query.name))
+    values = compute_pod_values(snapshot, pods, query.metric, query.aggregation)
     if not values:
-        raise explain_missing_pods(snapshot, selector, pods, asked.metric, asked.aggregation.window)
-    return [(asked.describe(name), value) for name, value in values.items()]
+        raise explain_missing_pods(snapshot, selector, pods, query.metric, query.aggregation.window)
+    return [(query.describe(name), value) for name, value in values.items()]
 
 
-def _answer_nodes(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple[Object, MetricValue]]:
-    window = asked.aggregation.window
-    if asked.name != ANY:
-        return [(asked.describe(), compute_scope_value(snapshot, ("node", asked.name), asked.metric, window))]
+def _answer_nodes(snapshot: MetricsSnapshot, query: MetricRequest) -> list[tuple[Object, MetricValue]]:
+    window = query.aggregation.window
+    if query.name != ANY:
+        return [(query.describe(), compute_scope_value(snapshot, ("node", query.name), query.metric, window))]
     values, last_error = [], None
-    for name in _select_nodes(snapshot, asked):
+    for name in _select_nodes(snapshot, query):
         try:
-            value = compute_scope_value(snapshot, ("node", name), asked.metric, window)
-            values.append((asked.describe(name), value))
+            value = compute_scope_value(snapshot, ("node", name), query.metric, window)
+            values.append((query.describe(name), value))
         except Refusal as error:
             last_error = error
     if not values:
@@ -199,12 +192,12 @@ def _answer_nodes(snapshot: MetricsSnapshot, asked: MetricRequest) -> list[tuple
     return values
 
 
-def _select_nodes(snapshot: MetricsSnapshot, asked: MetricRequest) -> Iterator[str]:
+def _select_nodes(snapshot: MetricsSnapshot, query: MetricRequest) -> Iterator[str]:
     labels = snapshot.node_labels
-    if asked.labels.requirements and labels is None:
+    if query.labels.requirements and labels is None:
         raise no_data("the labels of nodes are not known yet: check that podgpu may list and watch nodes")
     for name in snapshot.nodes:
-        if not asked.labels.requirements or (labels and asked.labels.matches(dict(labels.get(name, ())))):
+        if not query.labels.requirements or (labels and query.labels.matches(dict(labels.get(name, ())))):
             yield name
 
 
@@ -221,15 +214,15 @@ def format_timestamp(at: float) -> str:
     return datetime.fromtimestamp(math.floor(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _make_item(version: str, asked: MetricRequest, described: Object, value: MetricValue) -> Object:
-    selector = {"matchLabels": dict(asked.metric_labels)} if asked.metric_labels else None
+def _make_item(version: str, query: MetricRequest, described: Object, value: MetricValue) -> Object:
+    selector = {"matchLabels": dict(query.metric_labels)} if query.metric_labels else None
     common = {"timestamp": format_timestamp(value.at), "value": format_quantity(value.value)}
     if version == "v1beta2":
-        metric = {"name": asked.metric.name, "selector": selector}
+        metric = {"name": query.metric.name, "selector": selector}
         return {"describedObject": described, "metric": metric, "windowSeconds": round(value.window), **common}
     return {
         "describedObject": described,
-        "metricName": asked.metric.name,
+        "metricName": query.metric.name,
         "window": round(value.window),
         "selector": selector,
         **common,
@@ -240,7 +233,7 @@ def _make_item(version: str, asked: MetricRequest, described: Object, value: Met
 
 
 def make_discovery(external: bool) -> dict[str, Object]:
-    """The documents by path. Requests for aggregated discovery get `/apis` too; the API server falls back to it."""
+    """The documents by path. There is no aggregated discovery: the API server falls back to these documents."""
     groups = {CUSTOM_GROUP: CUSTOM_VERSIONS} | ({EXTERNAL_GROUP: (EXTERNAL_VERSION,)} if external else {})
     documents: dict[str, Object] = {
         "/version": {"gitVersion": f"v{__version__}"},

@@ -13,11 +13,13 @@ _MAX_LENGTH = 80
 
 
 class RefusalKind(Enum):
-    BAD_REQUEST = "BadRequest"  # the request is wrong and stays wrong
-    UNAUTHORIZED = "Unauthorized"  # the caller is not known
-    FORBIDDEN = "Forbidden"
-    NOT_FOUND = "NotFound"  # no such metric, no matching pod, or no pod with a GPU
-    NO_DATA = "ServiceUnavailable"  # values are missing, and may be available later
+    """HTTP status, and the reason as Kubernetes' API writes it."""
+
+    BAD_REQUEST = 400, "BadRequest"  # the request is wrong and stays wrong
+    UNAUTHORIZED = 401, "Unauthorized"  # the caller is not known
+    FORBIDDEN = 403, "Forbidden"
+    NOT_FOUND = 404, "NotFound"  # no such metric, no matching pod, or no pod with a GPU
+    NO_DATA = 503, "ServiceUnavailable"  # values are missing, and may be available later
 
 
 class Refusal(PodgpuError):

@@ -22,14 +22,14 @@ from podgpu.cluster.prices import read_prices
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.promql import PrometheusServer
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, Service, Several, load_protection, run
+from podgpu.web.app import PROBE_OPTION, Several, load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
 from podgpu.web.sockets import Address, parse_address
 
@@ -222,16 +222,13 @@ def _run(
     with ExitStack() as stack:
         make_collector = choose_collector(options, settings, stack)
         cluster = Cluster(make_collector, settings, read_prices(options["prices"]))
-        beside: list[Service] = []
-        if options["prometheus"]:
-            history: HistorySource = _prometheus_history(options)
-        else:
-            recorder = cluster_recorder(cluster, options["history_dir"])
-            history, beside = recorder, [recorder]
+        recorder = cluster_recorder(cluster, options["history_dir"], with_figures=not options["prometheus"])
+        history: HistorySource = _prometheus_history(options) if options["prometheus"] else recorder
         protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
-        listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
-        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+        waste = cluster_waste(cluster, recorder)
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history, waste, lifecycle)
+        run(Several([cluster, recorder]), listeners, lambda bound: _announce(bound[0]))
 
 
 def _announce(bound: Address) -> None:

@@ -25,7 +25,7 @@ from podgpu.cli.process import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import EXAMPLE, ReadPrices, read_prices
-from podgpu.cluster.record import cluster_recorder
+from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import StartError
@@ -41,7 +41,7 @@ from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Several, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import NodeWaste, node_recorder
+from podgpu.web.node_page import node_recorder, node_waste
 from podgpu.web.sockets import Address, parse_address
 
 CLUSTER_OPTION = "--cluster-address"
@@ -94,7 +94,7 @@ def run_demo(
         exporters = [make_exporter(node, prices) for node in nodes]
         with ThreadPoolExecutor(len(exporters)) as pool:  # each waits a second between its first two readings
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
-        services = Several([part for each in exporters for part in (each.agent, each.recorder, each.waste)])
+        services = Several([part for each in exporters for part in (each.agent, each.recorder)])
         targets: list[str] = []
         cluster = Cluster(
             lambda: ScrapeCollector(
@@ -106,7 +106,11 @@ def run_demo(
         recorder = cluster_recorder(cluster)
         listeners = [
             *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
-            Listener(cluster_application(cluster, history=recorder), cluster_address, CLUSTER_OPTION),
+            Listener(
+                cluster_application(cluster, history=recorder, waste=cluster_waste(cluster, recorder)),
+                cluster_address,
+                CLUSTER_OPTION,
+            ),
         ]
         script = [] if calm else acts(nodes)
 
@@ -191,12 +195,12 @@ class DemoExporter(NamedTuple):
     node: StageNode
     agent: Agent
     recorder: HistoryRecorder
-    waste: NodeWaste
     prices: ReadPrices
 
     def application(self) -> web.Application:
         """Closes connections while the node is down."""
-        app = application(self.agent, page=PageSources(self.recorder, self.prices, self.waste.answer))
+        waste = node_waste(self.agent, self.recorder, self.prices)
+        app = application(self.agent, page=PageSources(self.recorder, self.prices, waste))
 
         @web.middleware
         async def close_while_down(
@@ -225,7 +229,7 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
         ContainerFinder(str(node.root / "proc")),
         clock,
     )
-    return DemoExporter(node, agent, node_recorder(agent, prices=prices), NodeWaste(agent, prices), prices)
+    return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
 
 
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:

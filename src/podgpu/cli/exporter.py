@@ -27,7 +27,7 @@ from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
-from podgpu.web.node_page import NodeWaste, node_recorder
+from podgpu.web.node_page import node_recorder, node_waste
 from podgpu.web.sockets import Address, parse_address, systemd_sockets
 
 if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
@@ -81,8 +81,7 @@ def _serve(
     prices: ReadPrices,
 ) -> None:
     """Runs until SIGINT, SIGTERM or a fatal error. Raises UsageError and StartError."""
-    waste = NodeWaste(agent, prices)
-    recorder = node_recorder(agent, options["history_dir"], waste, prices)
+    recorder = node_recorder(agent, options["history_dir"], prices)
     serve(
         agent,
         addresses.address,
@@ -92,8 +91,8 @@ def _serve(
         protection,
         sockets,
         options["web_enable_lifecycle"],
-        page=PageSources(recorder, prices, waste.answer),
-        services=[recorder, waste],
+        page=PageSources(recorder, prices, node_waste(agent, recorder, prices)),
+        services=[recorder],
         limits=RequestLimits(
             options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
         ),

@@ -1,7 +1,7 @@
 """Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
 Request handlers read one reference, which is replaced as a whole. Rounds start at multiples of the interval, so that
-the rolling mean covers the same instants as in Prometheus.
+the rolling mean equals `avg_over_time` in Prometheus.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import GroupBy, WasteAnswer, WasteLedger
 from podgpu.errors import SourceError, StartError
-from podgpu.history.queries import UsageRow
 from podgpu.metrics.encode import Exposition, Family, encode
 
 LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
 LATE_ROUNDS = 3.0
 _REQUESTED_SECONDS = 300.0  # for so long after a request, every round is rendered in advance
 _CLOSE_SECONDS = 3.0
-_MAX_FORGOTTEN = 1024
 _MAX_LOG_LINES = 10  # of one kind in one round: a rack that loses power is a hundred nodes
 _MAX_LOG_LENGTH = 1000
 _REPEAT_SECONDS = 600.0
@@ -105,7 +102,7 @@ class Cluster:
         on_round: Callable[[ClusterState], None] | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`on_round` receives the state of every round; bills, waste and texts are then not made."""
+        """`on_round` receives the state of every round; bills and texts are then not made."""
         self.settings = settings
         self.interval = settings.interval
         self.clock = clock or Clock()
@@ -119,12 +116,8 @@ class Cluster:
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
         self._bills = BillLedger()
-        self._waste = WasteLedger()
-        self._waste_lock = threading.Lock()
         self._counting_since: float | None = None  # monotonic
-        self._waste_since: float | None = None
-        self._forgotten: dict[str, None] = {}
-        self._forgotten_lock = threading.Lock()
+        self._forgotten: set[str] = set()
         self._changes = _ChangeLog(self.clock.monotonic)
         self._requested: dict[Document, float] = {}
         self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
@@ -156,13 +149,12 @@ class Cluster:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
-        with self._forgotten_lock:
-            forgotten = tuple(self._forgotten)
+        forgotten = frozenset(self._forgotten)
         state = build_cluster_state(
             reading, self._previous, self.settings, now, wall, prices=prices, forgotten=forgotten, notes=notes
         )
         self._previous = state
-        self._restore_found(state, forgotten)
+        self._forgotten -= {uuid for uuid in forgotten if self._look_up(state, uuid) == "here"}
         if self._on_round is not None:
             if whole_round:
                 self._on_round(state)
@@ -172,11 +164,9 @@ class Cluster:
             self._counting_since = now
         self._bills.update(state, reading.nodes, now)
         if whole_round:
-            with self._waste_lock:
-                self._waste.update(state, now, self.settings.stale_after)
             self._rolling.add(wall, self.settings, state.used)
-        rolling = self._rolling.means() if reading.rolling is None else reading.rolling
-        published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
+        since = self._counting_since + state.clock_offset
+        published = PublishedState(state, now, self._rolling.means(), self._bills.totals(), since)
         for name, at in list(self._requested.items()):  # requests add to it
             if now - at <= _REQUESTED_SECONDS:
                 _ = published.page() if name == "page" else getattr(published, name)
@@ -220,43 +210,15 @@ class Cluster:
         finally:
             await collector.close()
 
-    # Waste
-
-    def waste(self, by: GroupBy) -> WasteAnswer:
-        state = self.published.state
-        offset = self._previous.clock_offset if self._previous else 0.0
-        since = self._waste_since if self._waste_since is not None else self._counting_since
-        with self._waste_lock:
-            counted_from = None if since is None else since + offset
-            return self._waste.answer(by, offset, counted_from, state.prices.source, state.simulated)
-
-    def restore_waste(self, rows: Iterable[UsageRow], since: float | None) -> None:
-        """Continues to count from the usage in a history file, which begins at the Unix time `since`."""
-        now, wall = self.clock.monotonic(), self.clock.wall()
-        with self._waste_lock:
-            self._waste.restore(rows, now, wall)
-        if since is not None:
-            self._waste_since = since - wall + now
-
     # Forgotten GPUs
 
     def forget(self, uuid: str) -> Found:
         """Leaves out a GPU that is lost or whose node is gone, until it is back."""
         found = self._look_up(self.published.state, uuid)
         if found == "away":
-            with self._forgotten_lock:
-                self._forgotten[uuid] = None
-                while len(self._forgotten) > _MAX_FORGOTTEN:
-                    del self._forgotten[next(iter(self._forgotten))]
+            self._forgotten.add(uuid)
             self.reload()
         return found
-
-    def _restore_found(self, state: ClusterState, forgotten: Iterable[str]) -> None:
-        back = [uuid for uuid in forgotten if self._look_up(state, uuid) == "here"]
-        if back:
-            with self._forgotten_lock:
-                for uuid in back:
-                    self._forgotten.pop(uuid, None)
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> Found:

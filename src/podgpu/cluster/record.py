@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from podgpu.clock import Clock
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.parts import HeldPart, slot_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
-from podgpu.cluster.view import total_of
-from podgpu.cluster.waste import RESTORED, idle_seconds
-from podgpu.history.queries import UsageRow, read_first_usage, read_usage
+from podgpu.cluster.waste import GroupBy, ReadWaste, WasteAnswer, make_waste
+from podgpu.history.queries import read_usage, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     Amounts,
@@ -18,7 +18,6 @@ from podgpu.history.store import (
     GpuSample,
     HistoryRound,
     HolderSample,
-    RoundTotals,
     UsageAccount,
 )
 from podgpu.model import DeviceState, HolderUsage, MigInstance, Slot, WorkloadKey
@@ -32,9 +31,17 @@ class RoundReader:
     """Reads the present state as a `HistoryRound`. Remembers when each holder was read last."""
 
     def __init__(
-        self, read_state: Callable[[], ClusterState | None], longest_gap: float, wall: Callable[[], float]
+        self,
+        read_state: Callable[[], ClusterState | None],
+        longest_gap: float,
+        wall: Callable[[], float],
+        with_figures: bool = True,
     ) -> None:
-        """`read_state` returns None if nothing current is known. Longer gaps in seconds are not charged."""
+        """`read_state` returns None if nothing current is known. Longer gaps in seconds are not charged.
+
+        Without figures only usage is stored: Prometheus has the figures.
+        """
+        self._with_figures = with_figures
         self._read_state = read_state
         self._wall = wall
         self._longest_gap = longest_gap
@@ -47,9 +54,7 @@ class RoundReader:
         seen: dict[_PartKey, tuple[float, HolderUsage | None]] = {}
         gpus = [sample for node in state.nodes for sample in self._read_node(node, state, seen)]
         self._before = seen
-        sums = total_of(state)
-        totals = RoundTotals(sums.gpus, sums.allocated, sums.used, sums.idle, sums.broken, sums.power_watts or 0.0)
-        return HistoryRound(self._wall(), gpus, totals)
+        return HistoryRound(self._wall(), gpus)
 
     def _read_node(
         self, node: NodeEntry, state: ClusterState, seen: dict[_PartKey, tuple[float, HolderUsage | None]]
@@ -77,11 +82,14 @@ class RoundReader:
     ) -> GpuSample:
         slot = instance or gpu
         own_figures = len(parts) > 1 or any(_differs(slot, part.holder.usage) for part in parts)
+        own_figures = own_figures and self._with_figures
         holders = []
         for part in parts:
             key = gpu.uuid, None if instance is None else instance.id, part.holder.key
             usage = part.holder.usage
-            figures = Figures(usage.utilization_ratio, usage.memory_used_bytes) if own_figures and usage else None
+            figures = None
+            if own_figures and usage is not None:
+                figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
             amounts = self._amounts(part, self._before.get(key), node.read_at, state.clock_offset)
             seen[key] = node.read_at, usage
             holders.append(HolderSample(_account(part, node, state), part.holder.container, amounts, figures))
@@ -90,7 +98,7 @@ class RoundReader:
             instance="" if instance is None else str(instance.id),
             node=node.name,
             gpu_index=gpu.index,
-            figures=None if node.stale else _figures(gpu, instance),
+            figures=_figures(gpu, instance) if self._with_figures and not node.stale else None,
             holders=holders,
             conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
         )
@@ -107,9 +115,16 @@ class RoundReader:
             slot_part = part.part / part.share if part.share else 0.0
             busy = _growth(usage.busy_ns, earlier.busy_ns) / 1e9 * slot_part
             energy = _growth(usage.energy_mj, earlier.energy_mj) / 1000
-        idle = idle_seconds(part, seconds, read_at + offset)
+        idle = _idle_seconds(part, seconds, read_at + offset)
         hourly = (part.cost_per_hour or 0.0) / 3600
         return Amounts(part.part * seconds, busy, part.part * idle, energy, hourly * seconds, hourly * idle)
+
+
+def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
+    """The idle part of the last `seconds` before the Unix time `at`."""
+    if part.use != "idle":
+        return 0.0
+    return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
 
 
 def _growth(now: int | None, before: int | None) -> int:
@@ -153,22 +168,29 @@ def _account(part: HeldPart, node: NodeEntry, state: ClusterState) -> UsageAccou
     )
 
 
-def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
+def cluster_recorder(cluster: Cluster, directory: str = "", with_figures: bool = True) -> HistoryRecorder:
     """Raises UsageError."""
 
     def read_state() -> ClusterState | None:
         return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
 
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
-    recorder = HistoryRecorder(RoundReader(read_state, gap, cluster.clock.wall), cluster.clock, directory)
+    read_round = RoundReader(read_state, gap, cluster.clock.wall, with_figures)
+    recorder = HistoryRecorder(read_round, cluster.clock, directory)
     cluster.notes_beside = recorder.warnings
-    if directory:
-        restore_waste(recorder, cluster.restore_waste, cluster.clock.wall())
     return recorder
 
 
-def restore_waste(
-    recorder: HistoryRecorder, restore: Callable[[Iterable[UsageRow], float | None], None], wall: float
-) -> None:
-    with recorder.reader() as db:
-        restore(read_usage(db, 0, wall, RESTORED), read_first_usage(db))
+def cluster_waste(cluster: Cluster, recorder: HistoryRecorder) -> ReadWaste:
+    return waste_reader(recorder, lambda: cluster.published.state, cluster.clock)
+
+
+def waste_reader(recorder: HistoryRecorder, read_state: Callable[[], ClusterState], clock: Clock) -> ReadWaste:
+    """The returned function raises SourceError if the history cannot be read."""
+
+    def read(by: GroupBy) -> WasteAnswer:
+        with recorder.reader() as db:
+            usage, since = read_usage(db), read_usage_start(db)
+        return make_waste(by, read_state(), usage, since, clock.wall())
+
+    return read

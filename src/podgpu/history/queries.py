@@ -7,34 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podgpu.history.answers import MAX_POINTS, GpuHistory, Series, Span
-from podgpu.history.store import COARSE, DAY, FINE, HOUR, Amounts, Figures, RoundTotals
-
-DIMENSIONS = (
-    "cluster",
-    "node",
-    "namespace",
-    "owner_kind",
-    "owner_name",
-    "pod",
-    "job",
-    "uid",
-    "container_id",
-    "model",
-)
+from podgpu.history.store import COARSE, DAY, FINE, Amounts, Figures
 
 # The rounds of the chosen resolution, and the newest fine rounds, which are not rolled up yet.
 _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-_TOTALS = f"""{_ROUNDS}
-SELECT (time - :start) / :step AS point, avg(gpus), avg(allocated), avg(used), avg(idle), avg(broken), avg(power)
-FROM rounds GROUP BY point"""
 # Account 0 reads the figures of the GPU. Any other account reads its own figures while it held the GPU, or those of
 # the GPU where it has none. CROSS JOIN keeps SQLite from scanning all samples: it looks up one sample per round.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
-    avg(utilization) / 1e4, avg(memory) * 1048576, avg(sample.power) / 10, avg(temperature)
+    avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
 FROM rounds CROSS JOIN sample USING (resolution, time)
 WHERE gpu = :gpu AND account = (
     SELECT max(own.account) FROM sample AS own WHERE own.resolution = rounds.resolution AND own.time = rounds.time
@@ -56,32 +40,32 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# Whole days come from daily rows, the hours before and after them from hourly rows.
+# A row per account. `count(ended)` is smaller than `count(*)` while a span of the account lasts.
 _USAGE = """
-SELECT {groups}, currency, max(last_seen),
-    sum(allocated) / 1e3, sum(busy) / 1e3, sum(idle) / 1e3, sum(energy) / 1e3, sum(cost) / 1e6, sum(idle_cost) / 1e6
-FROM account JOIN (
-    SELECT account AS id, sum(allocated) AS allocated, sum(busy) AS busy, sum(idle) AS idle,
-           sum(energy) AS energy, sum(cost) AS cost, sum(idle_cost) AS idle_cost
-    FROM (SELECT * FROM usage WHERE resolution = :day AND time >= :first_day AND time < :last_day
-          UNION ALL SELECT * FROM usage WHERE resolution = :hour AND time >= :start AND time < :first_day
-          UNION ALL SELECT * FROM usage WHERE resolution = :hour AND time >= :last_day AND time < :end)
-    GROUP BY account) USING (id)
-GROUP BY {groups}, currency ORDER BY sum(idle_cost) DESC, sum(idle) DESC"""
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, currency, last_seen,
+    ifnull(spans.is_held, 0), spans.ended, sum(allocated) / 1e3, sum(busy) / 1e3, sum(idle) / 1e3,
+    sum(energy) / 1e3, sum(cost) / 1e9, sum(idle_cost) / 1e9
+FROM usage JOIN account ON account.id = usage.account
+LEFT JOIN (SELECT account, count(*) > count(ended) AS is_held, max(ended) AS ended FROM span GROUP BY account) AS spans
+    ON spans.account = account.id
+GROUP BY account.id"""
 
 
 class UsageRow(NamedTuple):
-    """Usage of one group of pods in one currency. `last_seen` is the hour in which a pod of the group was last seen."""
+    """Usage of a pod or job on one node and GPU model, in one currency, since history begins."""
 
-    group: tuple[str, ...]
+    namespace: str
+    pod: str
+    job: str
+    uid: str
+    container_id: str
+    owner_kind: str
+    owner_name: str
     currency: str
-    last_seen: int
+    last_seen: int  # start of the hour
+    is_held: bool  # it holds a GPU in the last round
+    ended: int | None  # None: it never released a GPU, or the time is not kept any more
     amounts: Amounts
-
-
-def read_totals(db: sqlite3.Connection, start: float, end: float) -> Series:
-    """Totals over all GPUs in at most 500 points."""
-    return _read_series(db, _TOTALS, _choose_window(db, start, end), RoundTotals._fields)
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
@@ -102,35 +86,17 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
-def read_first_usage(db: sqlite3.Connection) -> int | None:
-    """Start of the first hour with usage."""
-    first: int | None = db.execute("SELECT min(time) FROM usage WHERE resolution = ?", (HOUR,)).fetchone()[0]
-    return first
+def read_usage(db: sqlite3.Connection) -> list[UsageRow]:
+    """Usage of all pods, including ended ones."""
+    return [UsageRow._make((*row[:11], Amounts(*row[11:]))) for row in db.execute(_USAGE)]
 
 
-def read_usage(db: sqlite3.Connection, start: float, end: float, group_by: Sequence[str]) -> list[UsageRow]:
-    """Usage of all pods in a range of whole hours, including ended pods. The most wasteful group comes first.
-
-    `group_by` has names from `DIMENSIONS`, or `label:KEY` for the value of a pod label.
-    """
-    start, end = int(start) // HOUR * HOUR, -(-int(end) // HOUR) * HOUR
-    newest_day = db.execute("SELECT max(time) FROM usage WHERE resolution = ?", (DAY,)).fetchone()[0]
-    first_day = -(-start // DAY) * DAY
-    last_day = first_day if newest_day is None else min(end // DAY * DAY, newest_day + DAY)
-    if first_day >= last_day:
-        first_day = last_day = end
-    window = {"hour": HOUR, "day": DAY, "start": start, "end": end, "first_day": first_day, "last_day": last_day}
-    groups, paths = [], {}
-    for number, name in enumerate(group_by):
-        if name.startswith("label:"):
-            paths[f"label{number}"] = f'$."{name.removeprefix("label:")}"'
-            groups.append(f"ifnull(json_extract(labels, :label{number}), '')")
-        elif name in DIMENSIONS:
-            groups.append(name)
-        else:
-            raise ValueError(f"cannot group by {name!r}: write one of {', '.join(DIMENSIONS)}, or label:KEY")
-    rows, n = db.execute(_USAGE.format(groups=", ".join(groups)), window | paths), len(groups)
-    return [UsageRow(row[:n], row[n], row[n + 1], Amounts(*row[n + 2 :])) for row in rows]
+def read_usage_start(db: sqlite3.Connection) -> int | None:
+    """Unix time since when usage is counted. Exact for the time in which samples are kept, else the start of a day."""
+    sql = "SELECT (SELECT min(time) FROM usage), (SELECT min(time) FROM round)"
+    first_day, first_round = db.execute(sql).fetchone()
+    start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
+    return start
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:

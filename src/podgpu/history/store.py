@@ -48,17 +48,16 @@ CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
 );
 CREATE TABLE account (           -- a pod or job on one node and GPU model; usage is charged to it
     id INTEGER PRIMARY KEY,
-    cluster TEXT, node TEXT, namespace TEXT, pod TEXT,
+    node TEXT, namespace TEXT, pod TEXT,
     job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
     model TEXT,
     currency TEXT,               -- empty if the GPU has no price
-    owner_kind TEXT, owner_name TEXT, labels TEXT,  -- labels is a JSON object
+    owner_kind TEXT, owner_name TEXT,
     last_seen INTEGER,           -- start of the hour
-    UNIQUE (namespace, pod, job, uid, container_id, cluster, node, model, currency)
+    UNIQUE (namespace, pod, job, uid, container_id, node, model, currency)
 );
-CREATE TABLE round (             -- totals over all GPUs
+CREATE TABLE round (             -- times with samples
     resolution INTEGER, time INTEGER,
-    gpus REAL, allocated REAL, used REAL, idle REAL, broken REAL, power REAL,
     PRIMARY KEY (resolution, time)
 ) WITHOUT ROWID;
 CREATE TABLE sample (
@@ -77,12 +76,12 @@ CREATE TABLE span (              -- a holder or a condition of a GPU, from when 
 );
 CREATE INDEX span_gpu ON span (gpu);
 CREATE INDEX span_account ON span (account);
-CREATE TABLE usage (
-    resolution INTEGER, time INTEGER, account INTEGER,
+CREATE TABLE usage (             -- of one day
+    time INTEGER, account INTEGER,
     allocated INTEGER, busy INTEGER, idle INTEGER,  -- GPU milliseconds
     energy INTEGER,                                 -- millijoules
-    cost INTEGER, idle_cost INTEGER,                -- 1/1,000,000 of the currency
-    PRIMARY KEY (resolution, time, account)
+    cost INTEGER, idle_cost INTEGER,                -- 1/1,000,000,000 of the currency
+    PRIMARY KEY (time, account)
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
@@ -92,26 +91,22 @@ INSERT INTO gpu (uuid, instance, node, gpu_index, last_seen) VALUES (?, ?, ?, ?,
 ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index, last_seen = excluded.last_seen
 RETURNING id"""
 _UPSERT_ACCOUNT = """
-INSERT INTO account (cluster, node, namespace, pod, job, uid, container_id, model, currency,
-    owner_kind, owner_name, labels, last_seen)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
+INSERT INTO account (node, namespace, pod, job, uid, container_id, model, currency, owner_kind, owner_name, last_seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
-    owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
-    labels = iif(excluded.labels = '{}', labels, excluded.labels)
+    owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name)
 RETURNING id"""
-_INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?)"
 # SQLite converts the units, because that is faster than Python.
 _INSERT_SAMPLE = """
 INSERT OR REPLACE INTO sample VALUES (?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"""
 _ADD_USAGE = """
 INSERT INTO usage VALUES
-    (?, ?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e6), round(? * 1e6))
+    (?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e9), round(? * 1e9))
 ON CONFLICT DO UPDATE SET
     allocated = allocated + excluded.allocated, busy = busy + excluded.busy, idle = idle + excluded.idle,
     energy = energy + excluded.energy, cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
-_TOTAL_MEANS = "avg(gpus), avg(allocated), avg(used), avg(idle), avg(broken), avg(power)"
-_USAGE_SUMS = "sum(allocated), sum(busy), sum(idle), sum(energy), sum(cost), sum(idle_cost)"
 _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?) WHERE gpu = ? AND account = ? AND name = ? AND message = ? AND ended IS NULL"""
@@ -146,9 +141,8 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job on one node and GPU model. Owner and labels do not identify it: they may become known later."""
+    """A pod or job on one node and GPU model. The owner does not identify it: it may become known later."""
 
-    cluster: str = ""
     node: str = ""
     namespace: str = ""
     pod: str = ""
@@ -159,7 +153,6 @@ class UsageAccount(NamedTuple):
     currency: str = ""  # empty if the GPU has no price
     owner_kind: str = ""
     owner_name: str = ""
-    labels: str = "{}"  # JSON object
 
 
 class HolderSample(NamedTuple):
@@ -183,23 +176,11 @@ class GpuSample(NamedTuple):
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
 
 
-class RoundTotals(NamedTuple):
-    """Numbers of GPUs, and their power in watts."""
-
-    gpus: float = 0.0
-    allocated: float = 0.0
-    used: float = 0.0
-    idle: float = 0.0
-    broken: float = 0.0
-    power: float = 0.0
-
-
 class HistoryRound(NamedTuple):
     """State of all GPUs at one Unix time. The holders and conditions of a missing GPU end."""
 
     time: float
     gpus: Sequence[GpuSample]
-    totals: RoundTotals = RoundTotals()
 
 
 class HistoryStore:
@@ -321,10 +302,10 @@ class HistoryStore:
         self._open_spans = set(self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL"))
 
     def _add_pending_usage(self, round_: HistoryRound) -> None:
-        hour = int(round_.time) // HOUR * HOUR
+        day = int(round_.time) // DAY * DAY
         for gpu in round_.gpus:
             for holder in gpu.holders:
-                key = hour, holder.account
+                key = day, holder.account
                 earlier = self._pending_usage.get(key)
                 self._pending_usage[key] = Amounts(*map(add, earlier, holder.amounts)) if earlier else holder.amounts
 
@@ -348,8 +329,8 @@ class HistoryStore:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             spans.update((gpu_id, 0, name, message) for name, message in gpu.conditions)
         pending = self._pending_usage.items()
-        usage = [(HOUR, hour, self._row_id(_UPSERT_ACCOUNT, account), *total) for (hour, account), total in pending]
-        self._db.execute(_INSERT_ROUND, (FINE, time, *round_.totals))
+        usage = [(day, self._row_id(_UPSERT_ACCOUNT, account), *total) for (day, account), total in pending]
+        self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
@@ -379,37 +360,37 @@ class HistoryStore:
 
     def _roll_up_and_expire(self, time: int) -> None:
         """Aggregates all windows that ended since the last roll-up, then deletes expired rows."""
-        keep = self._retention
-        for table, keys, aggregates, fine, fine_retention, coarse, coarse_retention in (
-            ("sample", ", gpu, account", _FIGURE_MEANS, FINE, keep.fine, COARSE, keep.coarse),
-            ("round", "", _TOTAL_MEANS, FINE, keep.fine, COARSE, keep.coarse),
-            ("usage", ", account", _USAGE_SUMS, HOUR, keep.usage, DAY, keep.usage),
-        ):
-            until = time // coarse * coarse
-            newest = f"SELECT ifnull(max(time) + ?, 0) FROM {table} WHERE resolution = ? AND time < ?"
-            since = self._fetch_value(newest, coarse, coarse, until)
+        keep, until = self._retention, time // COARSE * COARSE
+        newest = "SELECT ifnull(max(time) + ?, 0) FROM round WHERE resolution = ? AND time < ?"
+        window = {
+            "fine": FINE,
+            "coarse": COARSE,
+            "since": self._fetch_value(newest, COARSE, COARSE, until),
+            "until": until,
+        }
+        for table, keys, means in (("sample", ", gpu, account", f", {_FIGURE_MEANS}"), ("round", "", "")):
             self._db.execute(
-                f"INSERT OR REPLACE INTO {table} SELECT :coarse, time / :coarse * :coarse AS start {keys}, {aggregates}"
+                f"INSERT OR REPLACE INTO {table} SELECT :coarse, time / :coarse * :coarse AS start {keys} {means}"
                 f" FROM {table} WHERE resolution = :fine AND time >= :since AND time < :until GROUP BY start {keys}",
-                {"fine": fine, "coarse": coarse, "since": since, "until": until},
+                window,
             )
-            self._delete_before(table, fine, time - fine_retention)
-            self._delete_before(table, coarse, time - coarse_retention)
+            for resolution, retention in ((FINE, keep.fine), (COARSE, keep.coarse)):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time - retention)
+                )
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
+        self._db.execute("DELETE FROM usage WHERE time < ?", (time - keep.usage,))
         for table in ("gpu", "account"):
             self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
 
     def _enforce_size_limit(self) -> None:
-        """Deletes coarse samples, oldest hour first, then hourly usage, oldest day first. Freed pages are reused."""
-        for table, resolution, length in (("sample", COARSE, HOUR), ("usage", HOUR, DAY)):
+        """Deletes coarse samples, oldest hour first, then usage, oldest day first. Freed pages are reused."""
+        for rows, length in ((f"sample WHERE resolution = {COARSE}", HOUR), ("usage WHERE true", DAY)):
             while self._fetch_value(_USED_BYTES) > self._max_bytes:
-                oldest = self._fetch_value(f"SELECT min(time) FROM {table} WHERE resolution = ?", resolution)
+                oldest = self._fetch_value(f"SELECT min(time) FROM {rows}")
                 if oldest is None:
                     break
-                self._delete_before(table, resolution, oldest + length)
-
-    def _delete_before(self, table: str, resolution: int, time: int) -> None:
-        self._db.execute(f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time))
+                self._db.execute(f"DELETE FROM {rows} AND time < ?", (oldest + length,))
 
     def _fetch_value(self, sql: str, *parameters: int) -> Any:
         return self._db.execute(sql, parameters).fetchone()[0]

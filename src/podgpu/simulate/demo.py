@@ -28,8 +28,7 @@ _OWNERS = {
 }
 """Prefix of a pod's name -> kind of its owner."""
 CYCLE_SECONDS = 150.0
-XID = 48
-"""A double-bit memory error: the GPU has to be reset."""
+XID = 48  # a double-bit memory error: the GPU has to be reset
 _JOB = ("research", "llm-train-2")
 _JOB_NODE, _LOST_NODE, _LOST_GPU = 2, 1, 3
 
@@ -52,8 +51,7 @@ class StageNode:
         self.name = name
         self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
         self.root = root
-        self.answers = True
-        """False while its exporter does not answer."""
+        self.answers = True  # False while its exporter does not answer
         self._proc = SimulatedProc(root / "proc")
         self._numbers = itertools.count()
         self._pids: dict[Tenant, int] = {}
@@ -118,8 +116,7 @@ def owner_of(pod: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    at: float
-    """Seconds after the beginning of a cycle."""
+    at: float  # seconds after the beginning of a cycle
     says: str
     do: Callable[[], object]
 

@@ -40,8 +40,7 @@ from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles, parse_sp
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
 """Functions of pynvml that call no driver."""
-_GPU_CLOCK_LAG_NS = 1_000_000
-"""Lag of the GPU's clock behind the machine's; on an H200 it drifts by 7 µs a second."""
+_GPU_CLOCK_LAG_NS = 1_000_000  # lag of the GPU's clock behind the machine's; on an H200 it drifts by 7 µs a second
 _MAX_WAIT_SECONDS = 0.025
 """For events, in real time, because an injected clock may stand still. Closing the driver waits for it."""
 _FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
@@ -49,8 +48,7 @@ _FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
 
 @dataclass(slots=True)
 class EventSet:
-    registered: set[int] = field(default_factory=set)
-    """Numbers of GPUs."""
+    registered: set[int] = field(default_factory=set)  # numbers of GPUs
     waiting: deque[Any] = field(default_factory=deque)
 
 
@@ -75,11 +73,9 @@ class SimulatedNvml:
         driver_version: str = "580.159.04",
         node: str = "",
     ) -> None:
-        self.calls: Counter[str] = Counter()
-        """Number of calls per function."""
+        self.calls: Counter[str] = Counter()  # number of calls per function
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
-        """Notified of events and of the end of sessions."""
+        self._changed = threading.Condition(self.lock)  # notified of events and of the end of sessions
         self._clock = clock
         self._seed = seed
         self._node = node
@@ -404,8 +400,7 @@ def _check_present(gpu: SimulatedGpu) -> None:
 
 # Faults
 
-Subject = str | int
-"""Name of a function, number of a field value, or `gpm <metric>`."""
+Subject = str | int  # name of a function, number of a field value, or `gpm <metric>`
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,8 +416,7 @@ class Hang:
     function: str
     gpu: int | None
     released: threading.Event = field(default_factory=threading.Event)
-    entered: threading.Event = field(default_factory=threading.Event)
-    """Set once a call hangs here."""
+    entered: threading.Event = field(default_factory=threading.Event)  # set once a call hangs here
 
     def release(self) -> None:
         self.released.set()
@@ -436,8 +430,7 @@ class FaultInjector:
         self._hangs: list[Hang] = []
         self._answers: dict[tuple[Subject, int | None], InjectedAnswer] = {}
         self.init_error = 0
-        self.session_error = 0
-        """Error of calls in sessions from before the last reload."""
+        self.session_error = 0  # error of calls in sessions from before the last reload
         self.driver_epoch = 0
         self.processes_hidden = False
 

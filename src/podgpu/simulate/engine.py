@@ -20,8 +20,7 @@ RESTORE_NS = 45_000
 IDLE_SAVE_NS = 19_000
 WORKING_SAVE_NS = 94_000
 SLICE_NS = 2_100_000
-LAUNCH_NS = 10_000
-"""Time until a process submits new work after it has finished."""
+LAUNCH_NS = 10_000  # time until a process submits new work after it has finished
 SAMPLE_NS = 200_000_000
 _KEPT_NS = 30 * 10**9
 
@@ -45,10 +44,8 @@ class EngineSwitch(NamedTuple):
 class EngineSample(NamedTuple):
     """The driver's sample at the end of one period."""
 
-    busy_ns: int
-    """Within the period."""
-    pid: int | None
-    """The process that was busy at that moment or last before it."""
+    busy_ns: int  # within the period
+    pid: int | None  # the process that was busy at that moment or last before it
 
 
 class Engine:
@@ -56,8 +53,7 @@ class Engine:
 
     def __init__(self, now: int = 0) -> None:
         self.now = now
-        self.worked: dict[int, int] = {}
-        """Pid -> nanoseconds of work: the true values."""
+        self.worked: dict[int, int] = {}  # pid -> nanoseconds of work: the true values
         self.busy_ns = 0
         self._loads: dict[int, Bursts] = {}
         self._next: dict[int, int] = {}
@@ -65,8 +61,7 @@ class Engine:
         self._resident: int | None = None
         self._works_from = 0
         self._slice_ends = 0
-        self.switched = 0
-        """Number of saves and switch-ins."""
+        self.switched = 0  # number of saves and switch-ins
         self._is_busy = False
         self._ran: int | None = None
         self._period_busy = 0

@@ -14,16 +14,13 @@ from typing import Literal, NamedTuple
 from podgpu.simulate.engine import SAMPLE_NS, Bursts, Engine
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
 
-LONG_GAP = 600.0
-"""After this many seconds without a reading, the time before is computed in one step."""
-THERMAL_LAG = 15.0
-"""Time constant in seconds."""
+LONG_GAP = 600.0  # after this many seconds without a reading, the time before is computed in one step
+THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes per busy second; the last one per NVLink and direction."""
 SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
-SAMPLE_BUFFER = 20.0
-"""Seconds for which the driver keeps utilisation samples."""
+SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 STEADY_PERIOD = 0.1  # seconds; of a shorter period only the mean is visible
 _MASK = (1 << 64) - 1
 
@@ -150,8 +147,7 @@ class Activity(NamedTuple):
     device: Share
     instances: list[tuple[int, Share]]
     watts: float
-    throttle: float
-    """Requested power divided by the limit; above 1 the clocks are reduced."""
+    throttle: float  # requested power divided by the limit; above 1 the clocks are reduced
 
     @property
     def capped(self) -> bool:
@@ -177,8 +173,7 @@ class UtilisationSample:
     """One utilisation sample of the driver."""
 
     wall_us: int
-    parts: tuple[tuple[Residence, float], ...]
-    """Loads with their busy share."""
+    parts: tuple[tuple[Residence, float], ...]  # loads with their busy share
 
     @property
     def busy(self) -> float:
@@ -205,29 +200,23 @@ class ProcessMean:
 
 @dataclass(eq=False)
 class SimulatedGpu:
-    number: int
-    """Never reused. NVML's index is the place in the enumeration and may change."""
+    number: int  # never reused; NVML's index is the place in the enumeration and may change
     model: GpuModel
     uuid: str
     minor: int
     seed: int
-    unrest: float
-    """Relative variation of the activity."""
-    at: float
-    """Monotonic time up to which the state is computed."""
-    epoch: float
-    """Unix time at monotonic zero."""
+    unrest: float  # relative variation of the activity
+    at: float  # monotonic time up to which the state is computed
+    epoch: float  # Unix time at monotonic zero
     mig_enabled: bool = False
     instances: tuple[SimulatedInstance, ...] = ()
-    nvlinks: int = 0
-    """Number of links; 0 on a node with a single GPU."""
+    nvlinks: int = 0  # number of links; 0 on a node with a single GPU
     links_down: set[int] = field(default_factory=set)
     lost: bool = False
     enumerated: bool = True
     loads: list[Residence] = field(default_factory=list)
     departed: list[Residence] = field(default_factory=list)
-    energy: float = 0.0
-    """Joules."""
+    energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     capped_seconds: float = 0.0
     idle_seconds: float = 0.0

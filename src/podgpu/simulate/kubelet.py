@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 from podgpu.holders import podresources_pb2
 
-Resources = Mapping[str, Sequence[str]]
-"""Resource name -> device ids."""
+Resources = Mapping[str, Sequence[str]]  # resource name -> device ids
 
 RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
 """The kubelet's error beyond 100 requests a second (Kubernetes 1.27 and later)."""
@@ -46,8 +45,7 @@ class SimulatedPod:
     namespace: str
     name: str
     containers: Mapping[str, Resources]
-    claims: Mapping[str, Sequence[SimulatedClaim]] = field(default_factory=dict)
-    """Container -> its claims (DRA)."""
+    claims: Mapping[str, Sequence[SimulatedClaim]] = field(default_factory=dict)  # container -> its claims (DRA)
 
 
 class SimulatedKubelet:
@@ -58,16 +56,11 @@ class SimulatedKubelet:
         self.pods: tuple[SimulatedPod, ...] = tuple(pods)
         self.allocatable: Resources | None = None
         """Devices that the plugins registered, empty while they are away. None: the allocated devices."""
-        self.numa_nodes: Sequence[int] = (0,)
-        """NUMA nodes of every device. The kubelet lists a device once per node."""
-        self.versions: frozenset[str] = frozenset({"v1", "v1alpha1"})
-        """Served versions; others are Unimplemented."""
-        self.raw_answer: bytes | None = None
-        """Sent instead of the pods."""
-        self.refusal: tuple[str, str] | None = None
-        """gRPC code and message with which every call fails."""
-        self.calls: deque[str] = deque(maxlen=1000)
-        """Recent methods, such as `/v1.PodResourcesLister/List`."""
+        self.numa_nodes: Sequence[int] = (0,)  # NUMA nodes of every device; the kubelet lists a device once per node
+        self.versions: frozenset[str] = frozenset({"v1", "v1alpha1"})  # served versions; others are Unimplemented
+        self.raw_answer: bytes | None = None  # sent instead of the pods
+        self.refusal: tuple[str, str] | None = None  # gRPC code and message with which every call fails
+        self.calls: deque[str] = deque(maxlen=1000)  # recent methods, such as `/v1.PodResourcesLister/List`
         self._answering = threading.Event()
         self._answering.set()
         self._server: Any = None

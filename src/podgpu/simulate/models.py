@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from podgpu.errors import UsageError
 
@@ -19,8 +22,7 @@ MIB = 1024**2
 AMPERE, ADA, HOPPER = 7, 8, 9
 """NVML's architecture numbers; later architectures have larger ones."""
 _GEFORCE = 5
-MAX_GPUS = 64
-"""Each GPU has its own PCI bus below 0x84."""
+MAX_GPUS = 64  # each GPU has its own PCI bus below 0x84
 _COUNTED = re.compile(r"(?:(\d{1,6})x)?(\S.*)", re.ASCII)
 
 
@@ -36,18 +38,15 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    name: str
-    """As returned by nvmlDeviceGetName."""
+    name: str  # as returned by nvmlDeviceGetName
     architecture: int
     compute_capability: tuple[int, int]
     memory: int
     reserved: int
-    sm_clock: tuple[int, int]
-    """MHz: idle, highest boost."""
+    sm_clock: tuple[int, int]  # MHz: idle, highest boost
     memory_clock: tuple[int, int]
     video_clock: tuple[int, int]
-    power: tuple[int, int, int]
-    """Watts: idle, lowest limit, highest limit (also the default)."""
+    power: tuple[int, int, int]  # watts: idle, lowest limit, highest limit (also the default)
     multiprocessors: int
     pci_device: int
     pcie_generation: int
@@ -88,36 +87,15 @@ class GpuModel:
 
 
 def _parse_model(row: dict[str, str]) -> GpuModel:
-    def pair(column: str) -> tuple[int, int]:
-        first, second = row[column].replace(".", "-").split("-")
-        return int(first), int(second)
-
-    idle, low, high = map(int, row["power"].split("-"))
-    profiles = (profile.split(":") for profile in row["profiles"].split())
-    return GpuModel(
-        name=row["name"],
-        compute_capability=pair("compute_capability"),
-        memory=int(float(row["memory_mib"]) * MIB),
-        reserved=int(float(row["reserved_mib"]) * MIB),
-        sm_clock=pair("sm_clock"),
-        memory_clock=pair("memory_clock"),
-        video_clock=pair("video_clock"),
-        power=(idle, low, high),
-        pci_device=int(row["pci_device"], 16),
-        bar1=int(row["bar1_mib"]) * MIB,
-        hbm=row["hbm"] == "1",
-        ecc=row["ecc"] == "1",
-        fan=row["fan"] == "1",
-        architecture=int(row["architecture"]),
-        multiprocessors=int(row["multiprocessors"]),
-        pcie_generation=int(row["pcie_generation"]),
-        idle_pstate=int(row["idle_pstate"]),
-        brand=int(row["brand"]),
-        nvlinks=int(row["nvlinks"]),
-        compute_slices=int(row["compute_slices"]),
-        memory_slices=int(row["memory_slices"]),
-        profiles=tuple(MigProfile(name, int(c), int(m), int(mib)) for name, c, m, mib in profiles),
-    )
+    values: dict[str, Any] = dict(row)
+    for column in ("compute_capability", "sm_clock", "memory_clock", "video_clock", "power"):
+        values[column] = re.split("[-.]", row[column])
+    for column in ("memory", "reserved", "bar1"):
+        values[column] = int(float(row[f"{column}_mib"]) * MIB)
+    values["pci_device"] = int(row["pci_device"], 16)
+    names = ("name", "compute_slices", "memory_slices", "memory_mib")
+    values["profiles"] = [dict(zip(names, profile.split(":"), strict=True)) for profile in row["profiles"].split()]
+    return msgspec.convert(values, GpuModel, strict=False)
 
 
 def _read_models() -> dict[str, GpuModel]:

@@ -197,10 +197,11 @@ def _waste(waste: ReadWaste) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            by, form = parse_waste_query(request.query)
+            body, headers = await asyncio.to_thread(make, *parse_waste_query(request.query))
         except UsageError as error:
             return json_error(400, str(error))
-        body, headers = await asyncio.to_thread(make, by, form)
+        except SourceError as error:
+            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
         return body_response(request, body, headers)
 
     return handle

@@ -90,11 +90,6 @@ def test_double_blanks_do_not_pass(bench: Bench, blank: float) -> None:
     assert answer.dropped == (POWER,)
 
 
-def test_a_large_double_is_a_value(bench: Bench) -> None:
-    bench.double.double((GPU, 0), POWER, 140737488355332.0)
-    assert of_gpu(bench.read(*PLAIN)).values[POWER] == 140737488355332.0
-
-
 @pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
 def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
     bench.double.text((GPU, 0), 53, blank)
@@ -111,12 +106,6 @@ def test_not_supported_is_told_and_not_counted_as_blank(bench: Bench) -> None:
     assert answer.unsupported == tuple((uuid_of(0), i) for i in (TEMP, POWER, UTIL))
     assert answer.dropped == ()
     assert set(of_gpu(answer).values) == {FB_USED}
-
-
-def test_a_value_with_another_status_is_an_error_once_a_reading(bench: Bench) -> None:
-    bench.double.int((GPU, 0), TEMP, 12, status=-54)
-    bench.double.int((GPU, 0), UTIL, 12, status=-54)
-    assert bench.read(*PLAIN).errors == ("paused",)
 
 
 def test_a_timestamp_that_stands_still_is_no_reading(bench: Bench) -> None:

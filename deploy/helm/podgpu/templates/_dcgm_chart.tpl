@@ -74,12 +74,12 @@ tolerations: gpuNodes.tolerations
 {{- $flag := printf "^--?(%s)(=.*)?$" (join "|" $one.flags) -}}
 {{- range $arguments -}}
 {{- if regexMatch $flag . -}}
-{{- fail (printf "exporter.arguments: %s: use the value %s, which brings what this flag needs" . $one.value) -}}
+{{- fail (printf "exporter.arguments: %s: use the value %s, which also sets what this flag needs" . $one.value) -}}
 {{- end -}}
 {{- end -}}
 {{- range $env -}}
 {{- if eq .name ($one.env | default "") -}}
-{{- fail (printf "exporter.extraEnv: %s is set by the chart: use the value %s, which brings what this variable needs" .name $one.value) -}}
+{{- fail (printf "exporter.extraEnv: %s is set by the chart: use the value %s, which also sets what this variable needs" .name $one.value) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -71,7 +71,7 @@ readinessProbe:
 {{- range $ours }}{{ $names = append $names .name }}{{ end -}}
 {{- range index . 2 -}}
 {{- if has .name $names -}}
-{{- fail (printf "%s: %s is set by the chart; use the value that stands for it, not extraEnv" $path .name) -}}
+{{- fail (printf "%s: %s is set by the chart; use its value instead of extraEnv" $path .name) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (concat $ours (index . 2)) -}}

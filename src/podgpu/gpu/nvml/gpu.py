@@ -25,6 +25,7 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 _log = logging.getLogger(__name__)
 _DETAIL_SECONDS = 60.0
 """Details are about fifty calls of a few microseconds."""
+_MAX_PLANS = 128
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 _MAX_LINKS = 36
 _LINK_SECONDS = 25.0
@@ -74,9 +75,8 @@ class NvmlGpu:
         self._read_generation = self._xid_generation = 0
         self._xids_registered = self._xids_failed = False
         self._instances: tuple[Instance, ...] = ()
-        self._field_sets: dict[int, Sequence[Field]] = {}
-        """By identity, because each lane passes the same object in every turn."""
-        self._plans: dict[tuple[int, str], DevicePlan] = {}
+        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
+        """By field ids and device key."""
         self._detail_plan: DevicePlan | None = None
         self._details_at = float("-inf")
         self._details: Mapping[int, Value] = {}
@@ -96,8 +96,7 @@ class NvmlGpu:
         self.device = replace(device, mig_enabled=self.device.mig_enabled)
         self.answers = None
 
-    def read(self, fields: Sequence[Field], lanes: Sequence[Sequence[Field]] = ()) -> GpuAnswer:
-        """`lanes`: the scheduled sets of fields, whose plans are kept."""
+    def read(self, fields: Sequence[Field]) -> GpuAnswer:
         now = self._clock()
         self._check_handle()
         self._register_xids()
@@ -105,9 +104,8 @@ class NvmlGpu:
             self._drop_plans()
             self._read_generation = self.handle.generation
         self._follow_layout()
-        if id(fields) not in self._field_sets:
-            self._drop_plans(keep=lanes)
-            self._field_sets[id(fields)] = fields
+        if len(self._plans) > _MAX_PLANS:  # the counters were changed many times
+            self._drop_plans()
         targets: dict[Device, Any] = {self.device: self.handle}
         targets |= {i.make_device(self.device): i.handle for i in self._instances}
         plans = {device: self._find_plan(device, handle, fields) for device, handle in targets.items()}
@@ -209,7 +207,7 @@ class NvmlGpu:
         self._instances = instances
 
     def _find_plan(self, device: Device, handle: Any, fields: Sequence[Field]) -> DevicePlan:
-        key = id(fields), device.key
+        key = tuple(field.id for field in fields), device.key
         if key not in self._plans:
             wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
             energy = None if device.is_instance else self._energy
@@ -233,12 +231,10 @@ class NvmlGpu:
             self._details = self._detail_plan.read(now)
         return self._details
 
-    def _drop_plans(self, keep: Sequence[Sequence[Field]] = ()) -> None:
-        kept = {id(fields) for fields in keep}
-        for key in [key for key in self._plans if key[0] not in kept]:
-            self._plans.pop(key).close()
-        self._detail_plan = None
-        self._field_sets = {number: fields for number, fields in self._field_sets.items() if number in kept}
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
+        self._plans, self._detail_plan = {}, None
 
 
 class LinkCounter:

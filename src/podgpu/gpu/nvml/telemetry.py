@@ -22,7 +22,7 @@ from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher
 from podgpu.gpu.nvml.gpu import NvmlGpu, open_device
 from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory, identify_gpu
 from podgpu.gpu.nvml.usage import UsageReader
-from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, UsageFlaws
+from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageFlaws
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 
@@ -63,14 +63,13 @@ class DeviceEnumerator:
 
         Raises StartError, and DriverGone if all lookups failed with it.
         """
+        began = time.monotonic()
         with self._answered:
-            began = time.monotonic()
             while not self._has_waited:
                 pending, elapsed = self._count_pending(), time.monotonic() - began
-                timeout = max(_QUIET_SECONDS, 1.5 * elapsed) if pending < len(self._lookups) else _MAX_WAIT_SECONDS
-                timeout = min(timeout, _MAX_WAIT_SECONDS - elapsed)
+                quiet = max(_QUIET_SECONDS, 1.5 * elapsed) if pending < len(self._lookups) else _MAX_WAIT_SECONDS
                 self._has_waited = not pending or not self._answered.wait_for(
-                    partial(self._has_fewer_pending, pending), timeout
+                    partial(self._has_fewer_pending, pending), min(quiet, _MAX_WAIT_SECONDS - elapsed)
                 )
         errors = [lookup.error for lookup in self._lookups.values()]
         for error in errors:
@@ -186,10 +185,6 @@ class NvmlTelemetry:
         self._listed = 0
         self._search_at = float("-inf")
         self._search_seconds = _MIN_SEARCH_SECONDS
-        self._lanes: tuple[Sequence[Field], ...] = ()
-
-    def schedule(self, lanes: Sequence[Lane]) -> None:
-        self._lanes = tuple(lane.fields for lane in lanes)
 
     def inventory(self) -> Inventory:
         self._read_bus()
@@ -275,7 +270,7 @@ class NvmlTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._hold(gpu) as state:
-            return state.read(fields, self._lanes)
+            return state.read(fields)
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         with self._hold(gpu) as state:

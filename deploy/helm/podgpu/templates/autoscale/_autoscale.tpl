@@ -104,14 +104,14 @@
 {{- $autoscale := .Values.autoscale -}}
 {{- $service := include "podgpu.component" (list . "autoscale") -}}
 {{- if not (or $autoscale.keda.secretName $autoscale.customMetrics.enabled) -}}
-{{- fail "autoscale: nobody could ask it anything: customMetrics.enabled is false and keda.secretName is empty" -}}
+{{- fail "autoscale: it would serve no API: customMetrics.enabled is false and keda.secretName is empty" -}}
 {{- end -}}
 {{- if and $autoscale.externalMetrics.enabled (not $autoscale.customMetrics.enabled) -}}
 {{- fail "autoscale.externalMetrics.enabled needs autoscale.customMetrics.enabled: they share a listener" -}}
 {{- end -}}
 {{- $tls := $autoscale.customMetrics.certificate -}}
 {{- if and (eq $tls.from "secret") (not (and $tls.secretName $tls.caBundle)) -}}
-{{- fail "autoscale.customMetrics.certificate: from secret needs secretName and caBundle (base64 of the authority's PEM)" -}}
+{{- fail "autoscale.customMetrics.certificate: from secret needs secretName and caBundle (the CA's PEM in base64)" -}}
 {{- end -}}
 {{- if and (eq $tls.from "cert-manager") (not $tls.issuerRef.name) -}}
 {{- fail "autoscale.customMetrics.certificate: from cert-manager needs issuerRef.name" -}}
@@ -119,15 +119,15 @@
 {{- range $name, $access := dict "prometheus" $autoscale.prometheus "exporterAccess" $autoscale.exporterAccess -}}
 {{- $keys := compact (list $access.secret.tokenKey $access.secret.passwordKey $access.secret.caKey) -}}
 {{- if ne (empty $keys) (empty $access.secret.name) -}}
-{{- fail (printf "autoscale.%s.secret: a name and its keys (tokenKey, passwordKey, caKey) go together" $name) -}}
+{{- fail (printf "autoscale.%s.secret: set both a name and keys (tokenKey, passwordKey, caKey), or none" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "podgpu.autoscale.discovers" .) (not .Values.exporter.enabled) (not $autoscale.discover.selector) -}}
-{{- fail "autoscale: there is nobody to ask: exporter.enabled is false, and neither autoscale.prometheus.url nor autoscale.discover.selector is set" -}}
+{{- fail "autoscale: there is no source of figures: exporter.enabled is false, and neither autoscale.prometheus.url nor autoscale.discover.selector is set" -}}
 {{- end -}}
 {{- range include "podgpu.words" $autoscale.arguments | fromYamlArray -}}
 {{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file|external-metrics|unregister)(=.*)?$" . -}}
-{{- fail (printf "autoscale.arguments: %s: use the value that stands for it: ports, Secrets and rights go by that" .) -}}
+{{- fail (printf "autoscale.arguments: %s: use its value, which also sets ports, Secrets and permissions" .) -}}
 {{- end -}}
 {{- end -}}
 {{- range include "podgpu.autoscale.apiServices" . | fromYamlArray -}}

@@ -130,30 +130,30 @@
 {{- define "podgpu.cluster.check" -}}
 {{- $cluster := .Values.cluster -}}
 {{- if and $cluster.historyDir $cluster.prometheus.url -}}
-{{- fail "cluster.historyDir: with cluster.prometheus.url the past is Prometheus'; leave one of them out" -}}
+{{- fail "cluster.historyDir: has no effect with cluster.prometheus.url, because Prometheus has the history; remove one of them" -}}
 {{- end -}}
 {{- if and (hasPrefix "claim:" $cluster.historyDir) (gt (int $cluster.replicas) 1) -}}
-{{- fail "cluster.historyDir: a claim is written to by one replica; set cluster.replicas to 1, or take emptyDir" -}}
+{{- fail "cluster.historyDir: only one replica can use a claim; set cluster.replicas to 1, or use emptyDir" -}}
 {{- end -}}
 {{- range $name, $access := dict "prometheus" $cluster.prometheus "exporterAccess" $cluster.exporterAccess -}}
 {{- $keys := compact (list $access.secret.tokenKey $access.secret.passwordKey $access.secret.caKey) -}}
 {{- if and $keys (not $access.secret.name) -}}
-{{- fail (printf "cluster.%s.secret has keys and no name: say which Secret they are in" $name) -}}
+{{- fail (printf "cluster.%s.secret has keys and no name; set the name of the Secret" $name) -}}
 {{- end -}}
 {{- if and $access.secret.name (not $keys) -}}
-{{- fail (printf "cluster.%s.secret names a Secret and no key of it: tokenKey, passwordKey or caKey" $name) -}}
+{{- fail (printf "cluster.%s.secret has a name and no key; set tokenKey, passwordKey or caKey" $name) -}}
 {{- end -}}
 {{- if ne (empty $access.username) (empty $access.secret.passwordKey) -}}
-{{- fail (printf "cluster.%s: username and secret.passwordKey go together" $name) -}}
+{{- fail (printf "cluster.%s: set both username and secret.passwordKey, or none" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range include "podgpu.words" $cluster.arguments | fromYamlArray -}}
 {{- if regexMatch "^--?(a|address|web-config-file|probe-address)(=.*)?$" . -}}
-{{- fail (printf "cluster.arguments: %s: use cluster.port or cluster.webConfig, which the Service and the probes go by" .) -}}
+{{- fail (printf "cluster.arguments: %s: use cluster.port or cluster.webConfig, which also set the Service and the probes" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "podgpu.cluster.discovers" .) (not .Values.exporter.enabled) (not $cluster.discover.selector) -}}
-{{- fail "cluster: there is nobody to ask: exporter.enabled is false, and neither cluster.prometheus.url nor cluster.discover.selector is set" -}}
+{{- fail "cluster: there is no source of figures: exporter.enabled is false, and neither cluster.prometheus.url nor cluster.discover.selector is set" -}}
 {{- end -}}
 {{- if and $cluster.webConfig.secretName (eq (int $cluster.webConfig.probePort) (int $cluster.port)) -}}
 {{- fail "cluster.webConfig.probePort and cluster.port are the same; probes need a port of their own" -}}

@@ -55,9 +55,9 @@ configMap: ""
 {{- define "podgpu.enrich.check" -}}
 {{- $enrich := .Values.enrich -}}
 {{- if and (not $enrich.in) (not $enrich.dcgmExporter.enabled) -}}
-{{- fail "enrich.in is empty and enrich.dcgmExporter.enabled is false: say where dcgm-exporter's metrics are, such as http://$(HOST_IP):9400/metrics" -}}
+{{- fail "enrich.in is empty and enrich.dcgmExporter.enabled is false: set enrich.in to the URL of dcgm-exporter's metrics, such as http://$(HOST_IP):9400/metrics" -}}
 {{- end -}}
 {{- if and (not $enrich.textfile.hostPath) (not $enrich.nodeExporter.enabled) -}}
-{{- fail "enrich.textfile.hostPath is empty and enrich.nodeExporter.enabled is false: nobody would read the file; say where node_exporter's textfile directory is" -}}
+{{- fail "enrich.textfile.hostPath is empty and enrich.nodeExporter.enabled is false: the file would have no reader; set enrich.textfile.hostPath to node_exporter's textfile directory" -}}
 {{- end -}}
 {{- end -}}

@@ -208,23 +208,23 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- fail "exporter.counters: csv and set both name the counters; keep one of them" -}}
 {{- end -}}
 {{- if and $exporter.counters.configMap.namespace (not $exporter.counters.configMap.name) -}}
-{{- fail "exporter.counters.configMap: a namespace without a name; say which ConfigMap" -}}
+{{- fail "exporter.counters.configMap: namespace without name; set the name of the ConfigMap" -}}
 {{- end -}}
 {{- if not $kubernetes.enabled -}}
 {{- range $name := list "annotations" "podUid" "dra" "virtualGpus" -}}
 {{- if index $kubernetes $name -}}
-{{- fail (printf "exporter.kubernetes.%s is on, but exporter.kubernetes.enabled is false: there are no pods to tell about" $name) -}}
+{{- fail (printf "exporter.kubernetes.%s is on, but exporter.kubernetes.enabled is false: it has no effect without pods" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if $kubernetes.podLabels.enabled -}}
-{{- fail "exporter.kubernetes.podLabels.enabled is on, but exporter.kubernetes.enabled is false: there are no pods to tell about" -}}
+{{- fail "exporter.kubernetes.podLabels.enabled is on, but exporter.kubernetes.enabled is false: it has no effect without pods" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.gpus.migMonitoring (has .Values.gpus.access (list "cdi" "driver-root")) -}}
 {{- fail (printf "gpus.migMonitoring is for gpus.access runtime or volume-mounts; with %s it has no effect" .Values.gpus.access) -}}
 {{- end -}}
 {{- if and (ne $exporter.usage.from "samples") (not $exporter.containerUsage.enabled) -}}
-{{- fail (printf "exporter.usage.from is %s, but exporter.containerUsage.enabled is false: there is no use to tell apart" $exporter.usage.from) -}}
+{{- fail (printf "exporter.usage.from is %s, but exporter.containerUsage.enabled is false: it has no effect without container usage" $exporter.usage.from) -}}
 {{- end -}}
 {{- $uid := include "podgpu.exporter.uid" . -}}
 {{- if and (eq $exporter.usage.from "exact") (ne $uid "0") -}}

@@ -19,7 +19,7 @@
 {{- range $flag, $value := dict "--socket" "hook.nri" "--podlist" "hook.podlistDirectory" "--address" "hook.port" "-a" "hook.port" "--inject" "hook.inject" -}}
 {{- range $hook.arguments -}}
 {{- if or (eq (toString .) $flag) (hasPrefix (printf "%s=" $flag) (toString .)) -}}
-{{- fail (printf "hook.arguments: %s needs more than a flag here; use %s" $flag $value) -}}
+{{- fail (printf "hook.arguments: %s needs more than a flag; use %s" $flag $value) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

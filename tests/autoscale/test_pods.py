@@ -1,0 +1,77 @@
+"""The pods and nodes that podgpu autoscale watches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from podgpu.autoscale.pods import NodeWatcher, PodWatcher
+from podgpu.clock import Clock
+from podgpu.kube.config import ApiConfig
+from tests.kube.api_server import SimulatedApiServer
+from tests.kube.conftest import HURRY, eventually
+
+
+def pod_object(name: str, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            **{"name": name, "namespace": "serving", "labels": {"app": "inference", "pod-template-hash": "5d9"}},
+            "ownerReferences": [{"kind": "ReplicaSet", "name": "inference-5d9", "controller": True}],
+            **metadata,
+        },
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+        "status": {"phase": phase, "startTime": "2026-01-01T00:00:00Z"},
+    }
+
+
+def test_running_pods_have_owner_and_labels() -> None:
+    with SimulatedApiServer() as server:
+        server.put("pods", pod_object("a"), pod_object("b", "Pending"), pod_object("c", "Succeeded"))
+        server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
+        watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
+        nodes = NodeWatcher(ApiConfig(server.url, "the test"), HURRY)
+        try:
+            assert watcher.wait_synced(30)
+            (seen,) = watcher.current().by_owner["serving", "Deployment", "inference"]
+            assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
+            server.put("pods", pod_object("b"))
+            eventually(lambda: len(watcher.current().by_key) == 2)
+            server.put("nodes", {"metadata": {"name": "n1", "labels": {"zone": "a"}}})
+            eventually(lambda: nodes.current() == {"n1": (("zone", "a"),)})
+        finally:
+            watcher.close()
+            nodes.close()
+
+
+@pytest.mark.fault(
+    "the API server is away from podgpu autoscale for more than a minute",
+    "the running pods are unknown: every metric is refused until it is back",
+)
+def test_the_list_of_pods_is_used_for_a_minute_without_the_api_server() -> None:
+    seconds = [0.0]
+    with SimulatedApiServer() as server:
+        server.put("pods", pod_object("a"))
+        watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
+        try:
+            assert watcher.wait_synced(30)
+            server.stop()
+            eventually(lambda: watcher.error)
+            assert (len(watcher.current().by_key), watcher.current().trouble) == (1, "")
+            seconds[0] = 60.0
+            assert watcher.current().trouble == ""
+            seconds[0] = 61.0
+            assert "the running pods have not been known for 61 s" in watcher.current().trouble
+            server.start()
+            eventually(lambda: watcher.current().by_key and not watcher.current().trouble)
+        finally:
+            watcher.close()
+
+
+def test_pods_are_unknown_until_the_api_server_lists_them() -> None:
+    watcher = PodWatcher(ApiConfig("http://127.0.0.1:9", "the test"), HURRY)
+    try:
+        eventually(lambda: watcher.error)
+        assert "nothing listens there" in watcher.current().trouble
+    finally:
+        watcher.close()
