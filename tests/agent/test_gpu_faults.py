@@ -10,7 +10,6 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.allocation_turn import MAX_HOLDERS
 from tests.agent.documents import errors_of
 from tests.agent.gpu_bench import bench_of
 from tests.nodes.clock import PATIENCE, wait_until
@@ -295,24 +294,3 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
         assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.scraped
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")
-
-
-@pytest.mark.fault(
-    "One GPU is said to have 20,000 holders",
-    "1,024 of them are named, so that the metrics stay small enough to be served in time; how many were left out is"
-    " counted, and /health says it",
-)
-def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
-    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
-        bench.crowd(1, 20_000)
-        bench.turn(0, seconds=1.0)
-        assert bench.shown(1)
-        assert bench.scraped.count("podgpu_container_gpu_allocated_seconds_total{") == MAX_HOLDERS + 2, (
-            "and those who work there"
-        )
-        assert "too many holders (limit: 1024 per device)" in bench.client.ask("/health").text
-        errors = errors_of(bench.agent.published.state)
-        assert errors["allocation", "too_many_holders"] == 20_000 - MAX_HOLDERS
-        bench.crowd(1, 1)
-        bench.turn(0)
-        assert bench.client.ask("/health").text == "OK\n"

@@ -16,6 +16,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import build_cluster_state
 from podgpu.model import DeviceState, MigInstance
 from tests.cluster import prom_history as history
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics
@@ -36,12 +37,11 @@ class Server:
         collector = PrometheusCollector(
             PrometheusServer(self.url, **(options or {})),  # type: ignore[arg-type]
             ViewSettings(**{**defaults, **settings}),
-            keep_fields=frozenset({FIELD}),
+            keep_fields=frozenset({FIELD, "DCGM_FI_PROF_GR_ENGINE_ACTIVE"}),
         )
 
         async def run() -> None:
             await collector.run_round()
-            await collector.run_round()  # on a slow machine the first one does not read the whole window
             await collector.close()
 
         asyncio.run(run())
@@ -51,15 +51,18 @@ class Server:
         assert last < history.FUTURE - 1, "the test takes longer than its data lasts"
         return reading, last
 
-    def read_rolling(self, gpus: Any, options: dict[str, object] | None = None, **settings: Any) -> tuple[Any, Any]:
+    def read_used(self, gpus: Any, options: dict[str, object] | None = None, **settings: Any) -> tuple[Any, Any]:
         """The means, and the expected ones. Repeated if the round and the clock are in different instants."""
-        window = int(settings.get("window", WINDOW * history.STEP) // history.STEP)
         for _ in range(3):
             reading, last = self.read(options, **settings)
-            expected = history.averages(gpus, last, window)
-            if reading.rolling == pytest.approx(expected):
+            now = time.monotonic()
+            state = build_cluster_state(reading, None, ViewSettings(**settings), now, time.time())
+            full = state.settings.full
+            used = {scope: mean.mean / full for scope, mean in state.used.items() if scope.scope != "owner"}
+            expected = history.averages(gpus, last, 1)
+            if used == pytest.approx(expected):
                 break
-        return reading.rolling, expected
+        return used, expected
 
 
 @pytest.fixture(
@@ -92,14 +95,14 @@ def nodes_of(reading: ClusterReading) -> dict[str, NodeReading]:
     return nodes
 
 
-def test_rolling_means(server: Server) -> None:
-    rolling, expected = server.read_rolling(history.GPUS)
-    assert rolling == pytest.approx(expected)
+def test_means_over_gpus_in_use(server: Server) -> None:
+    used, expected = server.read_used(history.GPUS)
+    assert used == pytest.approx(expected)
 
 
-def test_rolling_means_of_mig_instances(server: Server) -> None:
-    rolling, expected = server.read_rolling(history.INSTANCES, used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
-    assert rolling == pytest.approx(expected)
+def test_means_over_mig_instances_in_use(server: Server) -> None:
+    used, expected = server.read_used(history.INSTANCES, used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    assert used == pytest.approx(expected)
 
 
 def test_every_gpu_once_with_its_holders(server: Server) -> None:
@@ -153,11 +156,8 @@ def test_idle_devices(server: Server) -> None:
 def test_match_applies_to_everything(server: Server) -> None:
     reading, _ = server.read({"match": 'job="dcgm"'})
     assert set(nodes_of(reading)) == {"node-b"}
-    gpus = [gpu for gpu in history.GPUS if gpu.node == "node-b"]
-    rolling, expected = server.read_rolling(gpus, {"match": 'job="dcgm"'})
-    assert rolling == pytest.approx(expected)
     reading, _ = server.read({"match": 'cluster="elsewhere"'})
-    assert (reading.nodes, reading.rolling) == ((), {})
+    assert reading.nodes == ()
     assert any("--match is right" in note for note in reading.notes)
 
 
@@ -168,11 +168,8 @@ def test_a_match_that_up_does_not_have(server: Server) -> None:
     slots = slots_of(reading)
     assert not slots["GPU-a2", ""].holders
     assert not slots["GPU-b1", ""].holders
-    namespaces = {scope.namespace for scope in reading.rolling or () if scope.scope == "namespace"}
-    assert namespaces == {"team-a", "team-b"}
 
 
 def test_other_node_labels(server: Server) -> None:
     reading, _ = server.read({"node_labels": ("instance",)})
     assert {node.state.node: node.named for node in reading.nodes} == {f"10.0.0.{n}:9400": False for n in range(1, 7)}
-    assert {scope.node for scope in reading.rolling or () if scope.node} == {f"10.0.0.{n}:9400" for n in range(1, 6)}

@@ -27,7 +27,7 @@ from podgpu.cluster.collect import Scope
 from podgpu.cluster.parts import HeldPart, gpu_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.used import used_value
-from podgpu.model import DeviceState, HolderUsage, Slot
+from podgpu.model import DeviceState, HolderUsage, Slot, WorkloadKey
 
 PodKey = tuple[str, str]  # namespace, name
 ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
@@ -78,8 +78,8 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[str, _SlotKey, tuple[str, ...]], _Rate] = {}
-        self._now: dict[tuple[str, _SlotKey, tuple[str, ...]], _Rate] = {}
+        self._before: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
+        self._now: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
 
     def next_round(self) -> None:
         """Holders that were not in the last round are removed."""

@@ -1,7 +1,7 @@
 """Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
 Request handlers read one reference, which is replaced as a whole. Rounds start at multiples of the interval, so that
-the rolling mean covers the same instants as in Prometheus.
+the rolling mean equals `avg_over_time` in Prometheus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ LOOK_SECONDS = 1.0  # how often the results of a running round are published: a 
 LATE_ROUNDS = 3.0
 _REQUESTED_SECONDS = 300.0  # for so long after a request, every round is rendered in advance
 _CLOSE_SECONDS = 3.0
-_MAX_FORGOTTEN = 1024
 _MAX_LOG_LINES = 10  # of one kind in one round: a rack that loses power is a hundred nodes
 _MAX_LOG_LENGTH = 1000
 _REPEAT_SECONDS = 600.0
@@ -118,8 +117,7 @@ class Cluster:
         self._rolling = RollingAverage()
         self._bills = BillLedger()
         self._counting_since: float | None = None  # monotonic
-        self._forgotten: dict[str, None] = {}
-        self._forgotten_lock = threading.Lock()
+        self._forgotten: set[str] = set()
         self._changes = _ChangeLog(self.clock.monotonic)
         self._requested: dict[Document, float] = {}
         self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
@@ -151,13 +149,12 @@ class Cluster:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
-        with self._forgotten_lock:
-            forgotten = tuple(self._forgotten)
+        forgotten = frozenset(self._forgotten)
         state = build_cluster_state(
             reading, self._previous, self.settings, now, wall, prices=prices, forgotten=forgotten, notes=notes
         )
         self._previous = state
-        self._restore_found(state, forgotten)
+        self._forgotten -= {uuid for uuid in forgotten if self._look_up(state, uuid) == "here"}
         if self._on_round is not None:
             if whole_round:
                 self._on_round(state)
@@ -168,8 +165,8 @@ class Cluster:
         self._bills.update(state, reading.nodes, now)
         if whole_round:
             self._rolling.add(wall, self.settings, state.used)
-        rolling = self._rolling.means() if reading.rolling is None else reading.rolling
-        published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
+        since = self._counting_since + state.clock_offset
+        published = PublishedState(state, now, self._rolling.means(), self._bills.totals(), since)
         for name, at in list(self._requested.items()):  # requests add to it
             if now - at <= _REQUESTED_SECONDS:
                 _ = published.page() if name == "page" else getattr(published, name)
@@ -219,19 +216,9 @@ class Cluster:
         """Leaves out a GPU that is lost or whose node is gone, until it is back."""
         found = self._look_up(self.published.state, uuid)
         if found == "away":
-            with self._forgotten_lock:
-                self._forgotten[uuid] = None
-                while len(self._forgotten) > _MAX_FORGOTTEN:
-                    del self._forgotten[next(iter(self._forgotten))]
+            self._forgotten.add(uuid)
             self.reload()
         return found
-
-    def _restore_found(self, state: ClusterState, forgotten: Iterable[str]) -> None:
-        back = [uuid for uuid in forgotten if self._look_up(state, uuid) == "here"]
-        if back:
-            with self._forgotten_lock:
-                for uuid in back:
-                    self._forgotten.pop(uuid, None)
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> Found:
