@@ -21,7 +21,7 @@ from podgpu.cluster.state import ClusterState, build_cluster_state, build_single
 from podgpu.cluster.view import API, GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
 from podgpu.gpu.exposition import UrlExposition
-from podgpu.http_client import MAX_METRICS_BYTES, Access, HttpClient
+from podgpu.http_client import Access, HttpClient
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import NodeState, has_readings
@@ -180,10 +180,10 @@ class ExporterSource:
     has_rates = False
     deadline = 2 * EXPORTER_TIMEOUT + 0.5  # the messages of the two requests say more
 
-    def __init__(self, url: str, max_bytes: int = MAX_METRICS_BYTES) -> None:
+    def __init__(self, url: str) -> None:
         """A URL without a path means /metrics. Raises UsageError."""
         try:
-            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT, max_bytes)
+            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT)
             self._api = PodgpuApi(url, "a podgpu exporter", EXPORTER_TIMEOUT)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error
