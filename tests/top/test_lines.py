@@ -122,20 +122,6 @@ def test_a_lost_gpu_names_its_last_holders() -> None:
     assert [(inner.kind, inner.age) for inner in line.beneath] == [("condition", 100.0)]
 
 
-@pytest.mark.parametrize(
-    ("order", "first"),
-    [
-        ("gpu", "0 research/train/main"),
-        ("utilisation", "0 research/train/main"),
-        ("memory", "0 research/train/main"),
-        ("power", "0 research/train/main"),
-        ("idle", "1 2 holders"),
-    ],
-)
-def test_orders(order: Order, first: str) -> None:
-    assert shape(arrange(ALL, order))[0] == first
-
-
 def test_a_tree_is_sorted_by_its_largest_value() -> None:
     assert shape(arrange(ALL, "utilisation")) == [
         "0 research/train/main",

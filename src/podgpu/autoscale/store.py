@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
-from podgpu.autoscale.samples import HeldGpus, PodKey, ScopeKey, UsageRates, sample_round
+from podgpu.autoscale.samples import IdleSeconds, PodKey, ScopeKey, UsageRates, sample_round
 from podgpu.clock import Clock
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
@@ -70,7 +70,7 @@ class MetricsSnapshot:
 
     number: int
     interval: float
-    holding: Mapping[PodKey, HeldGpus]
+    holding: Mapping[PodKey, IdleSeconds]
     held_before: frozenset[PodKey]  # running pods that held a GPU at any time: they may still hold it
     pods: RunningPods
     pod_samples: SampleRings[PodKey]
