@@ -98,7 +98,7 @@ class UsageTurn:
         usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
         self._count_errors(results)
         owners = self._processes.find(_pids_of(usages), complete, learn)
-        self._errors.update((SOURCE, reason) for reason in owners.untold.values())
+        self._errors.update((SOURCE, reason) for reason in owners.unknown.values())
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
@@ -149,9 +149,9 @@ class UsageTurn:
     def _status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
         """Outside the host's PID namespace the driver lists no processes. That is an error, not idleness."""
         try:
-            self._processes.require_sight()
+            self._processes.require_permission()
         except SourceError as e:
-            if e.reason not in owners.untold.values():  # those are already counted for each process
+            if e.reason not in owners.unknown.values():  # those are already counted for each process
                 self._errors[SOURCE, e.reason] += 1
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
