@@ -7,9 +7,6 @@ import pytest
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 
-STATE = "document.querySelector('#status').dataset.state"
-NOTES_OPEN = "document.querySelector('#notes').open"
-
 
 @pytest.fixture
 def shown() -> Showing:

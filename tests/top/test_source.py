@@ -7,14 +7,14 @@ import pytest
 from podgpu.cli.main import run
 from podgpu.errors import SourceError, UsageError
 from podgpu.top.feed import Feed
-from podgpu.top.source import ClusterSource, ExporterSource, PodgpuApi, Reading, decode_history
+from podgpu.top.source import ClusterSource, ExporterSource, PodgpuApi, SourceReading, decode_history
 from tests.top.scene import HEADER, LOST, gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving, unused_url
 
 DCGM = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n",namespace="a",pod="p",container="c"} %d\n'
 
 
-def gpus_of(reading: Reading) -> list[str]:
+def gpus_of(reading: SourceReading) -> list[str]:
     return [gpu.uuid for node in reading.view.nodes for gpu in node.gpus]
 
 

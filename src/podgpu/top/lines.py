@@ -89,10 +89,10 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
 
 def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
     """One line for each GPU. `now` is Unix time by the clock of the source."""
-    return [_Builder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
+    return [_LineBuilder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
 
 
-class _Builder:
+class _LineBuilder:
     """Makes the lines of one GPU."""
 
     def __init__(self, node: NodeView, gpu: GpuView, now: float, processes: Processes) -> None:
