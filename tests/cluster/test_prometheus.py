@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.cluster.promql import check_matchers, quote
+from podgpu.cluster.promql import quote
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
@@ -252,7 +252,6 @@ def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "text"),
     [
-        ({"match": "cluster"}, "--match: not understood from character 1 "),
         ({"node_labels": ("a-b",)}, "--node-label"),
         ({"node_labels": ()}, "--node-label"),
         ({"url": "nowhere"}, "HOST:PORT"),
@@ -263,27 +262,6 @@ def test_options_that_are_refused(server: dict[str, object], text: str) -> None:
         PrometheusCollector(PrometheusServer(**{"url": "http://h:9090", **server}), ViewSettings())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["", 'cluster="a"', 'a="x" , b!~"y|z",', r"c=~`\d+`", 'c="a,b=\\"}"'])
-def test_matchers_that_are_accepted(text: str) -> None:
-    assert check_matchers(text) == text.strip().rstrip(",")
-
-
-@pytest.mark.parametrize(
-    ("text", "character"),
-    [
-        ('{cluster="a"}', 1),
-        ('cluster="a" node="b"', 13),
-        ('a="b",cluster', 7),
-        ('__name__="up"', 1),
-        ('c="a"} or up{d="e"', 6),
-    ],
-)
-def test_matchers_that_are_refused(text: str, character: int) -> None:
-    with pytest.raises(UsageError, match=f"character {character} "):
-        check_matchers(text)
-
-
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_a_quoted_value_ends_where_it_ends(value: str) -> None:
     assert re.fullmatch(r'"(?:[^"\\\n]|\\.)*"', quote(value))
-    assert check_matchers(f"a={quote(value)}")

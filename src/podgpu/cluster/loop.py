@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property
 from typing import Literal
 
 from podgpu.clock import Clock, FaultLog
@@ -25,11 +25,10 @@ from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
-from podgpu.metrics.encode import Exposition, Family, encode
+from podgpu.metrics.encode import Exposition, encode
 
 LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
 LATE_ROUNDS = 3.0
-_REQUESTED_SECONDS = 300.0  # for so long after a request, every round is rendered in advance
 _CLOSE_SECONDS = 3.0
 _MAX_LOG_LINES = 10  # of one kind in one round: a rack that loses power is a hundred nodes
 _MAX_LOG_LENGTH = 1000
@@ -38,7 +37,6 @@ _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
 """Called in the thread of the rounds, because HTTP sessions belong to an event loop."""
 Found = Literal["unknown", "here", "away"]
-Document = Literal["metrics", "nodes", "stale", "page"]
 
 
 class PublishedState:
@@ -57,39 +55,24 @@ class PublishedState:
         self._rolling = rolling or {}
         self._bills = bills or BillTotals()
         self._counting_since = counting_since
-        self._lock = threading.Lock()
-        self._texts: dict[str, Exposition] = {}
-        self._page: PageState | None = None
 
-    @property
+    @cached_property
     def metrics(self) -> Exposition:
-        return self._render("metrics", lambda: cluster_families(self.state, self._rolling, self._bills))
+        return Exposition.of(encode(cluster_families(self.state, self._rolling, self._bills)))
 
-    @property
+    @cached_property
     def nodes(self) -> Exposition:
         """`/metrics/nodes`."""
-        return self._render("nodes", lambda: node_families(self.state))
+        return Exposition.of(encode(node_families(self.state)))
 
-    @property
+    @cached_property
     def stale(self) -> Exposition:
         """Only the metrics on the cluster itself: served while the loop hangs."""
-        return self._render("stale", lambda: self_families(self.state))
+        return Exposition.of(encode(self_families(self.state)))
 
+    @cached_property
     def page(self) -> PageState:
-        with self._lock:
-            if self._page is None:
-                self._page = PageState.of(self.state, self._bills, self._counting_since)
-            return self._page
-
-    def is_rendered(self, name: Document) -> bool:
-        return self._page is not None if name == "page" else name in self._texts
-
-    def _render(self, name: str, families: Callable[[], Iterable[Family]]) -> Exposition:
-        with self._lock:
-            text = self._texts.get(name)
-            if text is None:
-                text = self._texts[name] = Exposition.of(encode(families()))
-            return text
+        return PageState.of(self.state, self._bills, self._counting_since)
 
 
 class Cluster:
@@ -119,7 +102,6 @@ class Cluster:
         self._counting_since: float | None = None  # monotonic
         self._forgotten: set[str] = set()
         self._changes = _ChangeLog(self.clock.monotonic)
-        self._requested: dict[Document, float] = {}
         self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
         self._round_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,26 +146,16 @@ class Cluster:
             self._counting_since = now
         self._bills.update(state, reading.nodes, now)
         if whole_round:
-            self._rolling.add(wall, self.settings, state.used)
+            self._rolling.add(now, self.settings, state.used)
         since = self._counting_since + state.clock_offset
-        published = PublishedState(state, now, self._rolling.means(), self._bills.totals(), since)
-        for name, at in list(self._requested.items()):  # requests add to it
-            if now - at <= _REQUESTED_SECONDS:
-                _ = published.page() if name == "page" else getattr(published, name)
-        self.published = published
+        self.published = PublishedState(state, now, self._rolling.means(), self._bills.totals(), since)
 
     def page(self) -> PageState:
         """The JSON of the web page."""
-        self._requested["page"] = self.clock.monotonic()
-        return self.published.page()
+        return self.published.page
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Exposition:
-        self._requested[name] = self.clock.monotonic()
-        published = self.published
-        name_to_serve: Literal["metrics", "nodes", "stale"] = name if self.turns else "stale"
-        if published.is_rendered(name_to_serve):
-            return getattr(published, name_to_serve)  # type: ignore[no-any-return]
-        return await asyncio.to_thread(partial(getattr, published, name_to_serve))
+        return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Body of another path of a node's exporter. May be called from any event loop. Raises SourceError."""

@@ -18,8 +18,6 @@ from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
     by,
-    check_matchers,
-    check_node_labels,
     one_of,
     select,
 )
@@ -69,8 +67,8 @@ class PrometheusCollector:
         clock: Clock | None = None,
     ) -> None:
         """`find_owners`: owners of pods that kube-state-metrics does not know. Raises UsageError."""
-        self._match = check_matchers(server.match)
-        self._node_labels = check_node_labels(server.node_labels)
+        self._match = server.match
+        self._node_labels = server.node_labels
         self._client = PrometheusClient(server)
         self._settings = settings
         self._keep_fields = keep_fields
