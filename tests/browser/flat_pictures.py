@@ -29,21 +29,6 @@ class NodePicture:
 
 
 @dataclass(frozen=True, slots=True)
-class NamespacePicture:
-    namespace: str
-    allocated_gpus: float = 0.0
-    used_gpus: float | None = 0.0
-    idle_gpus: float = 0.0
-    allocated_hours: float | None = None
-    busy_hours: float | None = None
-    energy_kwh: float | None = None
-    cost: tuple[tuple[str, float], ...] = ()
-    unknown_gpus: float = 0.0
-    cost_per_hour: float | None = None
-    wasted_per_hour: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     scope: str
     taken_at: float | None
@@ -51,7 +36,7 @@ class Picture:
     nodes: tuple[NodePicture, ...] = ()
     notes: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
-    namespaces: tuple[NamespacePicture, ...] = ()
+    namespaces: tuple[NamespaceView, ...] = ()
     used_utilization: float | None = None
     used_field: str = ""
     idle_after_seconds: float | None = None
@@ -87,22 +72,7 @@ def view_of(picture: Picture) -> View:
         currency=picture.currency,
         prices=picture.prices,
         totals=totals_of(nodes, bool(picture.currency)),
-        namespaces=[
-            NamespaceView(
-                namespace=of.namespace,
-                allocated_gpus=of.allocated_gpus,
-                used_gpus=of.used_gpus,
-                idle_gpus=of.idle_gpus,
-                unknown_gpus=of.unknown_gpus,
-                cost_per_hour=of.cost_per_hour,
-                wasted_per_hour=of.wasted_per_hour,
-                allocated_gpu_hours=of.allocated_hours,
-                busy_gpu_hours=of.busy_hours,
-                energy_kwh=of.energy_kwh,
-                cost=dict(of.cost),
-            )
-            for of in picture.namespaces
-        ],
+        namespaces=list(picture.namespaces),
         nodes=nodes,
     )
 

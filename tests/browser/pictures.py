@@ -14,13 +14,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.view import GpuResponse, PageState
+from podgpu.cluster.view import GpuResponse, NamespaceView, PageState
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
 from tests.browser.flat_documents import DeviceFigures, HolderFigures
-from tests.browser.flat_pictures import NamespacePicture, NodePicture, Picture, page_of
+from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.web.server import LOOPBACK, Client, running
 
 GIB = 1024**3
@@ -132,10 +132,19 @@ def three_nodes(turn: int = 0) -> Picture:
     )
 
 
-def _namespace(name: str, *figures: float) -> NamespacePicture:
-    allocated, used, idle, hours, busy, energy = figures
-    cost = (("allocated", hours * 2.1), ("used", busy * 2.1), ("energy", energy * 0.24))
-    return NamespacePicture(name, allocated, used, idle, hours, busy, energy, cost)
+def _namespace(name: str, allocated: float, used: float, idle: float, *amounts: float) -> NamespaceView:
+    hours, busy, energy = amounts
+    return NamespaceView(
+        namespace=name,
+        allocated_gpus=allocated,
+        used_gpus=used,
+        idle_gpus=idle,
+        unknown_gpus=0.0,
+        allocated_gpu_hours=hours,
+        busy_gpu_hours=busy,
+        energy_kwh=energy,
+        cost={"allocated": hours * 2.1, "used": busy * 2.1, "energy": energy * 0.24},
+    )
 
 
 def _wave(index: int, turn: int, base: float, swing: float) -> float:
