@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.top_screenshot import top_html
+from podgpu.cluster.view import View
 from tests.browser.chromium import MISSING, Tab, browser, chromium
-from tests.browser.flat_pictures import Picture
 from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
 from tests.browser.records import troubled, troubled_showing
 
@@ -35,7 +35,7 @@ SHOWN = {"large-desktop-light": "page-8000.png"}
 @dataclass(frozen=True)
 class Scene:
     name: str
-    make: Callable[[int], Picture]
+    make: Callable[[int], View]
     seconds: float
     """How long it runs before it is looked at, so that there are lines to see."""
     views: tuple[tuple[str, str], ...] = (("", ""),)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.allocation_turn import MAX_HOLDERS
 from tests.agent.documents import errors_of
 from tests.agent.gpu_bench import bench_of
 from tests.nodes.clock import PATIENCE, wait_until
@@ -106,7 +105,7 @@ def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.fault(
     "A GPU has fallen off the bus when the driver is loaded again, and comes back later",
-    "The others have figures as ever; the driver is asked again who is there, ever less often, and so it is found",
+    "The others have figures as ever; the driver lists its GPUs again every two minutes, and so it is found",
 )
 def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
@@ -117,7 +116,7 @@ def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
         assert bench.shown(0)
         assert not bench.shown(1)
         bench.faults.recover(1)
-        for _ in range(MINUTE):
+        for _ in range(2 * MINUTE):
             bench.turn()
         assert bench.shown(1), "the bus showed three all the time, so nothing changed there"
         begun = bench.driver.calls["nvmlInit"]
@@ -295,24 +294,3 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
         assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.scraped
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")
-
-
-@pytest.mark.fault(
-    "One GPU is said to have 20,000 holders",
-    "1,024 of them are named, so that the metrics stay small enough to be served in time; how many were left out is"
-    " counted, and /health says it",
-)
-def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
-    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
-        bench.crowd(1, 20_000)
-        bench.turn(0, seconds=1.0)
-        assert bench.shown(1)
-        assert bench.scraped.count("podgpu_container_gpu_allocated_seconds_total{") == MAX_HOLDERS + 2, (
-            "and those who work there"
-        )
-        assert "too many holders (limit: 1024 per device)" in bench.client.ask("/health").text
-        errors = errors_of(bench.agent.published.state)
-        assert errors["allocation", "too_many_holders"] == 20_000 - MAX_HOLDERS
-        bench.crowd(1, 1)
-        bench.turn(0)
-        assert bench.client.ask("/health").text == "OK\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from podgpu.autoscale.answers import compute_pod_values, compute_scope_value, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
@@ -78,6 +79,8 @@ def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> No
 # Of one pod
 
 SM = "DCGM_FI_PROF_SM_ACTIVE"
+REPLICA = replace(holder("a"), usage=None, replica="1")
+"""The second time slice of the same container. podgpu's document has the usage only once."""
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,7 @@ SM = "DCGM_FI_PROF_SM_ACTIVE"
         ("gpu_utilization", (gpu(0, holder("a"), holder("a", container="side"), utilization=0.7),), 70),
         ("gpu_utilization", (gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),), 10),
         ("gpu_utilization", (gpu(0, holder("a"), holder("b"), utilization=0.7),), None),
+        ("gpu_utilization", (gpu(0, holder("a", utilization=0.4), REPLICA, holder("b"), utilization=0.7),), 40),
         ("gpu_power", (busy("a", 0.5, 0, power_watts=300.0), busy("a", 1.0, 1, power_watts=400.0)), 700),
         (
             "gpu_memory_utilization",

@@ -17,7 +17,7 @@ import pytest
 
 from podgpu.autoscale.authentication import ApiGate, Reviews, TrustConfig, parse_trust_config
 from podgpu.autoscale.metrics_api import MetricsApi
-from podgpu.autoscale.server import ApiTlsContexts
+from podgpu.autoscale.server import make_api_tls
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -74,11 +74,11 @@ class Site:
         stage.turns(4, n1=(busy("a", 0.735, 0),))
         stage.now += 6.0
         certificate, key = (Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key"))
-        contexts = ApiTlsContexts(lambda: (certificate, key), lambda: self.trust)
+        tls = make_api_tls(lambda: (certificate, key), lambda: self.trust)
         async with self.api.running() as client:
             reviews = Reviews(client, lambda: self.now)
             app = MetricsApi(stage.store, ApiGate(lambda: self.trust, lambda: reviews)).application()
-            listener = Listener(app, Address("127.0.0.1", 0), tls=contexts.current)
+            listener = Listener(app, Address("127.0.0.1", 0), tls=tls)
             async with listening(listener, ConnectionLimits()) as bound:
                 self.url = bound.url
                 yield

@@ -1,4 +1,4 @@
-"""podgpu's own authority: what OpenSSL says of it, what the APIServices are told, and how it is renewed."""
+"""podgpu's own certificate, its CA in the APIServices, and its renewal."""
 
 from __future__ import annotations
 

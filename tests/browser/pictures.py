@@ -1,26 +1,40 @@
-"""Made-up pictures, and a server that shows whichever it was given last."""
+"""Made-up views of clusters, and a server that shows the latest of them on the page."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from msgspec.json import encode
+from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.view import GpuResponse, NamespaceView, PageState
+from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.parts import Totals
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import build_cluster_state
+from podgpu.cluster.view import (
+    GpuResponse,
+    GpuView,
+    HolderView,
+    InstanceView,
+    NamespaceView,
+    NodeView,
+    PageState,
+    SlotView,
+    View,
+)
 from podgpu.metrics.encode import Body, etag_of
-from podgpu.model import Workload
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
-from tests.browser.flat_documents import DeviceFigures, HolderFigures
-from tests.browser.flat_pictures import NodePicture, Picture, page_of
 from tests.web.server import LOOPBACK, Client, running
 
 GIB = 1024**3
@@ -39,15 +53,15 @@ Records = Callable[[str, Mapping[str, str]], Mapping[str, Any] | None]
 class Showing:
     """`picture` may be replaced while the server runs."""
 
-    picture: Picture
+    picture: View
     records: Records | None = None
     """History, waste and all that is known of a GPU; None: a server that is too old to have any."""
     more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Makes of the picture's JSON what is served: with alerts, say."""
+    """Changes the JSON before it is served."""
     asked: int = 0
     goes_on: bool = True
-    """A picture that nobody made old on purpose is taken again in time, however long the machine needs for a test."""
-    _made: tuple[Picture, PageState] | None = field(default=None, repr=False)
+    """Renews the time of a picture, so that it does not become old on a slow machine."""
+    _made: tuple[View, PageState] | None = field(default=None, repr=False)
 
     def latest(self) -> PageState:
         self.asked += 1
@@ -57,12 +71,12 @@ class Showing:
             self._made = self.picture, self._state(self.picture)
         return self._made[1]
 
-    def _state(self, picture: Picture) -> PageState:
+    def _state(self, picture: View) -> PageState:
         state = page_of(picture)
         if self.more is None:
             return state
         plain = json.dumps(self.more(json.loads(state.body.plain))).encode()
-        return replace(state, body=Body.of(plain), etag=etag_of(plain))
+        return replace_fields(state, body=Body.of(plain), etag=etag_of(plain))
 
     def _answering(self) -> Middleware:
         @web.middleware
@@ -85,55 +99,156 @@ class Showing:
             yield client
 
 
-def gpu(index: int, node: str, model: str = "NVIDIA H100 80GB HBM3", **figures: object) -> DeviceFigures:
-    memory = figures.pop("memory", 0)
-    assert isinstance(memory, int)
-    return DeviceFigures(  # type: ignore[arg-type]
+def page_of(picture: View) -> PageState:
+    """Fills in what follows from the rest: the use of holders, the mean of MIG instances, and totals."""
+    nodes = [_complete(node) for node in picture.nodes]
+    view = replace(picture, nodes=nodes, totals=_totals(nodes, bool(picture.currency)))
+    plain = encode(view)
+    state = build_cluster_state(ClusterReading(), None, ViewSettings(), 0.0, picture.taken_at or 0.0)
+    return PageState(state, view, Body.of(plain), etag_of(plain))
+
+
+def _complete(node: NodeView) -> NodeView:
+    unknown = node.old or node.gone
+    gpus = []
+    for gpu in node.gpus:
+        parts = [
+            replace(part, holders=_divide(part, part.part or 0.0, unknown or gpu.absent)) for part in gpu.instances
+        ]
+        whole = replace(gpu, instances=parts, holders=_divide(gpu, 1.0, unknown or gpu.absent))
+        known = [part for part in parts if part.utilization_ratio is not None]
+        if known:
+            busy = sum((part.part or 0.0) * (part.utilization_ratio or 0.0) for part in known)
+            whole.utilization_ratio = round(busy / sum(part.part or 0.0 for part in known), 4)
+        gpus.append(whole)
+    return replace(node, gpus=gpus)
+
+
+def _divide(slot: SlotView, size: float, unknown: bool) -> list[HolderView]:
+    found = []
+    for holder in slot.holders:
+        load = slot.utilization_ratio if holder.utilization_ratio is None else holder.utilization_ratio
+        use = "unknown" if unknown or load is None else "used" if load else "idle"
+        share = 1 / len(slot.holders) if holder.share_ratio is None else holder.share_ratio
+        found.append(replace(holder, part=round(size * share, 6), use=use))
+    return found
+
+
+def _totals(nodes: list[NodeView], priced: bool) -> Totals:
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    holders = [holder for gpu in gpus for slot in (gpu, *gpu.instances) for holder in slot.holders]
+    uses = {use: sum(h.part or 0.0 for h in holders if h.use == use) for use in ("used", "idle", "unknown")}
+    costs = [h.cost_per_hour for h in holders if h.cost_per_hour is not None]
+    wasted = sum(h.cost_per_hour or 0.0 for h in holders if h.use == "idle")
+    watts = [gpu.power_watts for node in nodes for gpu in node.gpus if gpu.power_watts is not None and not node.old]
+    allocated = sum(uses.values())
+    return Totals(
+        gpus=len(gpus),
+        allocated=round(allocated, 4),
+        used=round(uses["used"], 4),
+        idle=round(uses["idle"], 4),
+        unknown=round(uses["unknown"], 4),
+        free=round(len(gpus) - allocated, 4),
+        broken=sum(any(slot.conditions or slot.absent for slot in (gpu, *gpu.instances)) for gpu in gpus),
+        power_watts=sum(watts) if watts else None,
+        cost_per_hour=round(sum(costs), 4) if priced and (costs or not holders) else None,
+        wasted_per_hour=round(wasted, 4) if priced and (costs or not holders) else None,
+    )
+
+
+def gpu(
+    index: int,
+    node: str,
+    model: str = "NVIDIA H100 80GB HBM3",
+    *,
+    utilization: float | None = None,
+    memory: int | None = 0,
+    total: int | None = 80,
+    holders: Iterable[HolderView] = (),
+    **figures: Any,
+) -> GpuView:
+    """`memory` and `total` in GiB."""
+    return GpuView(
         uuid=f"GPU-{node}-{index:04d}-4c5e-9d3f-000000000000",
         index=index,
         model=model,
-        node=node,
-        memory_used=memory * GIB,
-        memory_total=80 * GIB,
+        utilization_ratio=utilization,
+        memory_used_bytes=None if memory is None else memory * GIB,
+        memory_total_bytes=None if total is None else total * GIB,
+        holders=list(holders),
         **figures,
     )
 
 
-def held(namespace: str, pod: str, container: str = "main", **figures: object) -> HolderFigures:
-    return HolderFigures(Workload(namespace, pod, container), **figures)  # type: ignore[arg-type]
-
-
-def picture(*nodes: NodePicture, **members: object) -> Picture:
-    members.setdefault("used_utilization", 0.19)  # of the memory controllers: nothing that the page shows
-    members.setdefault("used_field", "DCGM_FI_DEV_MEM_COPY_UTIL")
-    return Picture("cluster", time.time(), INTERVAL, nodes, version="1.2.3", **members)  # type: ignore[arg-type]
-
-
-def three_nodes(turn: int = 0) -> Picture:
-    """A small cluster with some of everything; `turn` lets it move."""
-    now = time.time()
-    nodes = (
-        NodePicture("gpu-a-01", tuple(_training_node("gpu-a-01", turn))),
-        NodePicture("gpu-a-02", tuple(_mixed_node("gpu-a-02", now, turn))),
-        NodePicture("gpu-b-01", tuple(_inference_node("gpu-b-01", now, turn))),
+def mig(
+    number: str, profile: str, utilization: float | None, memory: int = 0, holders: Iterable[HolderView] = ()
+) -> InstanceView:
+    slices = int(profile[0])
+    return InstanceView(
+        id=number,
+        profile=profile,
+        slices=slices,
+        gpu_slices=7,
+        part=round(slices / 7, 6),
+        utilization_ratio=utilization,
+        memory_used_bytes=memory * GIB,
+        memory_total_bytes=int(profile.partition(".")[2].removesuffix("gb")) * GIB,
+        holders=list(holders),
     )
+
+
+def held(
+    namespace: str,
+    pod: str,
+    container: str = "main",
+    utilization: float | None = None,
+    memory: int | None = None,
+    **figures: Any,
+) -> HolderView:
+    memory = None if memory is None else memory * GIB
+    return HolderView(namespace, pod, container, utilization_ratio=utilization, memory_used_bytes=memory, **figures)
+
+
+def node(name: str, gpus: Iterable[GpuView], **more: Any) -> NodeView:
+    return NodeView(name=name, gpus=list(gpus), **more)
+
+
+def picture(*nodes: NodeView, **members: Any) -> View:
+    members = {"used_utilization_ratio": 0.19, "used_field": "DCGM_FI_DEV_MEM_COPY_UTIL", **members}
+    empty = _totals([], False)
+    return View(
+        version="1.2.3",
+        scope="cluster",
+        taken_at=time.time(),
+        interval_seconds=INTERVAL,
+        nodes=list(nodes),
+        totals=empty,
+        **{"namespaces": [], "alerts": [], "notes": [], **members},
+    )
+
+
+def three_nodes(turn: int = 0) -> View:
+    """A small cluster with some of everything. Its figures move with `turn`."""
+    now = time.time()
     return picture(
-        *nodes,
-        namespaces=(
+        node("gpu-a-01", _training_node("gpu-a-01", turn)),
+        node("gpu-a-02", _mixed_node("gpu-a-02", now, turn)),
+        node("gpu-b-01", _inference_node("gpu-b-01", turn)),
+        namespaces=[
             _namespace("research", 10, 9, 0, 3120.5, 2710.2, 1881.4),
             _namespace("serving", 5.5, 4.5, 0, 1410.25, 640.75, 590.1),
             _namespace("notebooks", 3.43, 0.86, 2, 988.0, 102.6, 160.9),
             _namespace("batch", 1, 1, 0, 412.0, 301.3, 214.2),
-        ),
+        ],
         idle_after_seconds=1800.0,
         currency="EUR",
         counting_since=now - 14 * 24 * HOUR,
-        notes=("http://10.0.4.17:9400/metrics: no answer within 5 s; is the exporter running there?",),
+        notes=["http://10.0.4.17:9400/metrics: no answer within 5 s; is the exporter running there?"],
     )
 
 
-def _namespace(name: str, allocated: float, used: float, idle: float, *amounts: float) -> NamespaceView:
-    hours, busy, energy = amounts
+def _namespace(name: str, *figures: float) -> NamespaceView:
+    allocated, used, idle, hours, busy, energy = figures
     return NamespaceView(
         namespace=name,
         allocated_gpus=allocated,
@@ -151,90 +266,85 @@ def _wave(index: int, turn: int, base: float, swing: float) -> float:
     return round(min(1.0, max(0.0, base + swing * math.sin(index * 1.7 + turn / 3.0) + 0.02 * math.sin(turn * 2.1))), 3)
 
 
-def _training_node(node: str, turn: int) -> Iterator[DeviceFigures]:
+def _training_node(node: str, turn: int) -> Iterator[GpuView]:
     for index in range(8):
         load = _wave(index, turn, 0.91, 0.06)
-        pod = held("research", f"llm-pretrain-{node}", "trainer", utilization=load, memory=71 * GIB, processes=1)
-        figures = {"power_watts": 420 + 270 * load, "temperature": 55.0 + index, "energy_joules": 9e8}
-        yield gpu(index, node, utilization=load, memory=71, holders=(pod,), **figures)
+        pod = held("research", f"llm-pretrain-{node}", "trainer", load, 71, processes=1)
+        figures = {"power_watts": round(420 + 270 * load, 1), "temperature_celsius": 55.0 + index}
+        yield gpu(index, node, utilization=load, memory=71, holders=[pod], energy_joules=9e8, **figures)
 
 
-def _mixed_node(node: str, now: float, turn: int) -> Iterator[DeviceFigures]:
+def _mixed_node(node: str, now: float, turn: int) -> Iterator[GpuView]:
     for index in range(2):
         load = _wave(index, turn, 0.74, 0.15)
-        pod = held("research", "diffusion-sweep-7", "trainer", utilization=load, memory=33 * GIB, processes=2)
-        yield gpu(index, node, utilization=load, memory=33, holders=(pod,), power_watts=510.0, temperature=61.0)
-    idle = held("notebooks", "jupyter-ada", "notebook", utilization=0.0, processes=1, idle_since=now - 27.4 * HOUR)
-    yield gpu(2, node, utilization=0.0, memory=22, holders=(idle,), power_watts=112.0, temperature=38.0)
-    idle = held("notebooks", "jupyter-grace", "notebook", utilization=0.0, processes=0, idle_since=now - 2.2 * HOUR)
-    yield gpu(3, node, utilization=0.0, memory=0, holders=(idle,), power_watts=71.0, temperature=33.0)
-    yield gpu(4, node, utilization=None, memory=43, power_watts=310.0, temperature=52.0)
-    yield from _instances(4, node, turn)
-    first, second, third = (_wave(i, turn, base, 0.07) for i, base in ((1, 0.34), (2, 0.21), (3, 0.12)))
-    sharing = (
-        held("batch", "embed-documents", "worker", utilization=first, memory=9 * GIB, share=0.5, processes=1),
-        held("serving", "rerank", "server", utilization=second, memory=5 * GIB, share=0.25, processes=1),
-        held("serving", "ocr-v2", "server", utilization=third, memory=4 * GIB, share=0.25, processes=1),
-    )
-    together = {"power_watts": 386.0, "temperature": 54.0}
-    yield gpu(5, node, utilization=first + second + third, memory=18, holders=sharing, **together)
+        pod = held("research", "diffusion-sweep-7", "trainer", load, 33, processes=2)
+        figures = {"power_watts": 510.0, "temperature_celsius": 61.0}
+        yield gpu(index, node, utilization=load, memory=33, holders=[pod], **figures)
+    idle = held("notebooks", "jupyter-ada", "notebook", 0.0, processes=1, idle_since=round(now - 27.4 * HOUR))
+    yield gpu(2, node, utilization=0.0, memory=22, holders=[idle], power_watts=112.0, temperature_celsius=38.0)
+    idle = held("notebooks", "jupyter-grace", "notebook", 0.0, processes=0, idle_since=round(now - 2.2 * HOUR))
+    yield gpu(3, node, utilization=0.0, memory=0, holders=[idle], power_watts=71.0, temperature_celsius=33.0)
+    yield gpu(4, node, memory=43, power_watts=310.0, temperature_celsius=52.0, instances=_instances(turn))
+    loads = [_wave(i, turn, base, 0.07) for i, base in ((1, 0.34), (2, 0.21), (3, 0.12))]
+    sharing = [
+        held("batch", "embed-documents", "worker", loads[0], 9, share_ratio=0.5, processes=1),
+        held("serving", "rerank", "server", loads[1], 5, share_ratio=0.25, processes=1),
+        held("serving", "ocr-v2", "server", loads[2], 4, share_ratio=0.25, processes=1),
+    ]
+    together = {"utilization": round(sum(loads), 4), "power_watts": 386.0, "temperature_celsius": 54.0}
+    yield gpu(5, node, memory=18, holders=sharing, **together)
     for index in (6, 7):
-        yield gpu(index, node, utilization=0.0, power_watts=69.0, temperature=31.0)
+        yield gpu(index, node, utilization=0.0, power_watts=69.0, temperature_celsius=31.0)
 
 
-def _instances(index: int, node: str, turn: int) -> Iterator[DeviceFigures]:
-    small = "1g.10gb"
-    layout = (("1", "3g.40gb", 0.62, 30), ("5", "2g.20gb", 0.35, 11), ("9", small, 0.08, 2), ("11", small, 0, 0))
-    for number, (instance, profile, load, memory) in enumerate(layout):
-        load = _wave(number, turn, load, 0.05) if load else 0.0
-        pod = held("notebooks", f"mig-lab-{number}", "notebook", utilization=load, memory=memory * GIB, processes=1)
-        part = gpu(index, node, utilization=load, memory=memory, holders=(pod,) if memory else ())
-        total = int(profile.partition(".")[2].removesuffix("gb")) * GIB
-        yield replace(part, instance=instance, profile=profile, memory_total=total)
+def _instances(turn: int) -> list[InstanceView]:
+    found = []
+    layout = (("1", "3g.40gb", 0.62, 30), ("5", "2g.20gb", 0.35, 11), ("9", "1g.10gb", 0.08, 2))
+    for number, (instance, profile, base, memory) in enumerate(layout):
+        load = _wave(number, turn, base, 0.05)
+        pod = held("notebooks", f"mig-lab-{number}", "notebook", load, memory, processes=1)
+        found.append(mig(instance, profile, load, memory, [pod]))
+    return [*found, mig("11", "1g.10gb", 0.0)]
 
 
-def _inference_node(node: str, now: float, turn: int) -> Iterator[DeviceFigures]:
-    model = "NVIDIA L40S"
+def _inference_node(node: str, turn: int) -> Iterator[GpuView]:
     for index in range(4):
         load = _wave(index, turn, 0.45, 0.3)
-        pod = held("serving", f"chat-{index}", "engine", utilization=load, memory=41 * GIB, processes=1)
-        figures = {"power_watts": 140 + 190 * load, "temperature": 58.0}
-        shown = gpu(index, node, model, utilization=load, memory=41, holders=(pod,), **figures)
-        yield replace(shown, memory_total=48 * GIB)
+        pod = held("serving", f"chat-{index}", "engine", load, 41, processes=1)
+        figures = {"power_watts": round(140 + 190 * load, 1), "temperature_celsius": 58.0}
+        yield gpu(index, node, "NVIDIA L40S", utilization=load, memory=41, total=48, holders=[pod], **figures)
 
 
-def lived_in_node(turn: int = 0) -> Picture:
+def lived_in_node(turn: int = 0) -> View:
     """One node of eight GPUs with MIG and shared ones, as the exporter shows its own."""
-    now = time.time()
-    node = NodePicture("gpu-a-02", tuple(_mixed_node("gpu-a-02", now, turn)))
-    return replace(picture(node), scope="node")
+    return replace(picture(node("gpu-a-02", _mixed_node("gpu-a-02", time.time(), turn))), scope="node")
 
 
-def large(nodes: int = 1000, gpus: int = 8, turn: int = 0) -> Picture:
+def large(nodes: int = 1000, gpus: int = 8, turn: int = 0) -> View:
     """A thousand nodes of eight: most busy, some idle, some free, two nodes old."""
     now, found = time.time(), []
     for number in range(nodes):
         name = f"gpu-{'abcdefgh'[number % 8]}-{number:04d}"
         old = number % 400 == 399
-        devices = tuple(_one_of_many(index, number, name, now, turn) for index in range(gpus))
-        found.append(NodePicture(name, devices, old=old, age_seconds=75.0 if old else 1.0))
+        devices = (_one_of_many(index, number, name, now, turn) for index in range(gpus))
+        found.append(node(name, devices, old=old, age_seconds=75.0 if old else 1.0))
     return picture(*found, idle_after_seconds=1800.0)
 
 
-def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> DeviceFigures:
+def _one_of_many(index: int, number: int, name: str, now: float, turn: int) -> GpuView:
     lot = (number * 2654435761 + index * 40503 * (number % 7)) % 1000
     model = "NVIDIA H100 80GB HBM3" if number % 3 else "NVIDIA A100-SXM4-80GB"
     if lot < 90:
-        return gpu(index, name, model, utilization=0.0, power_watts=70.0, temperature=31.0)
+        return gpu(index, name, model, utilization=0.0, power_watts=70.0, temperature_celsius=31.0)
     namespace = ("research", "serving", "batch", "vision", "speech", "ranking")[(number // 3) % 6]
     if lot < 160:
-        idle = held(namespace, f"dev-{number}-{index}", utilization=0.0, idle_since=now - 2000 - lot * 700)
-        return gpu(index, name, model, utilization=0.0, memory=12, holders=(idle,), power_watts=98.0, temperature=36.0)
+        idle = [held(namespace, f"dev-{number}-{index}", utilization=0.0, idle_since=round(now - 2000 - lot * 700))]
+        figures = {"power_watts": 98.0, "temperature_celsius": 36.0}
+        return gpu(index, name, model, utilization=0.0, memory=12, holders=idle, **figures)
     load = _wave(index + number, turn, 0.2 + (lot % 100) / 125, 0.08)
-    pod = held(namespace, f"job-{number // 4}-worker-{number % 4}", "trainer", utilization=load, memory=60 * GIB)
-    return gpu(
-        index, name, model, utilization=load, memory=60, holders=(pod,), power_watts=300 + 350 * load, temperature=60.0
-    )
+    pod = held(namespace, f"job-{number // 4}-worker-{number % 4}", "trainer", load, 60)
+    figures = {"power_watts": round(300 + 350 * load, 1), "temperature_celsius": 60.0}
+    return gpu(index, name, model, utilization=load, memory=60, holders=[pod], **figures)
 
 
 async def _no_details(answer: GpuResponse) -> GpuResponse:

@@ -6,14 +6,14 @@ import base64
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, SlotView, View
 from podgpu.model import Workload, WorkloadOwner
-from tests.browser.flat_documents import ConditionWords, DeviceFigures, HolderFigures
-from tests.browser.flat_pictures import NodePicture, Picture, page_of
-from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
+from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, node, page_of, three_nodes
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}
 SECONDS = {"1h": 3600, "6h": 21600, "24h": 86400}
@@ -21,7 +21,25 @@ PRICE = 2.5
 NONE = 255
 
 
-def records_of(picture: Picture) -> Records:
+class Device(NamedTuple):
+    """A GPU or one of its MIG instances."""
+
+    node: str
+    gpu: GpuView
+    slot: SlotView
+
+    @property
+    def instance(self) -> str:
+        return self.slot.id if isinstance(self.slot, InstanceView) else ""
+
+
+def devices_of(picture: View) -> Iterator[Device]:
+    for one in picture.nodes:
+        for whole in one.gpus:
+            yield from (Device(one.name, whole, slot) for slot in (whole, *whole.instances))
+
+
+def records_of(picture: View) -> Records:
     """Everything that the page may ask beside the picture, for the GPUs and pods of this one."""
 
     def answer(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -39,32 +57,31 @@ def records_of(picture: Picture) -> Records:
     return answer
 
 
-def all_lines(picture: Picture, points: int) -> dict[str, Any]:
+def all_lines(picture: View, points: int) -> dict[str, Any]:
     step = 3600 / points
     begin = (time.time() // step - points + 1) * step
     devices = {
-        d.uuid + (f"/{d.instance}" if d.instance else ""): base64.b64encode(_bytes(d, points)).decode()
-        for node in picture.nodes
-        for d in node.devices
-        if d.utilization is not None
+        d.gpu.uuid + (f"/{d.instance}" if d.instance else ""): base64.b64encode(_bytes(d, points)).decode()
+        for d in devices_of(picture)
+        if d.slot.utilization_ratio is not None
     }
     return {"from": begin, "step_seconds": step, "points": points, "devices": devices}
 
 
-def _bytes(device: DeviceFigures, points: int) -> bytes:
+def _bytes(device: Device, points: int) -> bytes:
     return bytes(NONE if value is None else round(value * 200) for value in _values(device, points))
 
 
-def _values(device: DeviceFigures, points: int) -> list[float | None]:
+def _values(device: Device, points: int) -> list[float | None]:
     """Waves about what it is now, with a hole in them."""
-    base, seed = device.utilization or 0.0, device.index
+    base, seed = device.slot.utilization_ratio or 0.0, device.gpu.index or 0
     swing = 0.25 if base else 0.0
     waves = (base + swing * math.sin(i / 7 + seed) - swing / 2 for i in range(points))
     hole = range(points // 3, points // 3 + points // 20)
     return [None if i in hole else round(min(1, max(0, value)), 4) for i, value in enumerate(waves)]
 
 
-def _series(device: DeviceFigures, points: int) -> dict[str, list[float | None]]:
+def _series(device: Device, points: int) -> dict[str, list[float | None]]:
     load = _values(device, points)
     of = lambda make: [None if value is None else make(value) for value in load]  # noqa: E731
     return {
@@ -75,12 +92,11 @@ def _series(device: DeviceFigures, points: int) -> dict[str, list[float | None]]
     }
 
 
-def _find(picture: Picture, uuid: str, instance: str = "") -> DeviceFigures | None:
-    all_of_them = (d for node in picture.nodes for d in node.devices)
-    return next((d for d in all_of_them if (d.uuid, d.instance) == (uuid, instance)), None)
+def _find(picture: View, uuid: str, instance: str = "") -> Device | None:
+    return next((d for d in devices_of(picture) if (d.gpu.uuid, d.instance) == (uuid, instance)), None)
 
 
-def gpu_past(picture: Picture, uuid: str, query: Mapping[str, str]) -> dict[str, Any] | None:
+def gpu_past(picture: View, uuid: str, query: Mapping[str, str]) -> dict[str, Any] | None:
     device = _find(picture, uuid, query.get("instance", ""))
     if device is None:
         return None
@@ -95,13 +111,8 @@ def gpu_past(picture: Picture, uuid: str, query: Mapping[str, str]) -> dict[str,
         "container": "main",
     }
     holders = [
-        {
-            "from": begin + seconds * 0.45,
-            "namespace": h.holder.namespace,
-            "pod": h.holder.pod,
-            "container": h.holder.container,
-        }
-        for h in device.holders
+        {"from": begin + seconds * 0.45, "namespace": h.namespace, "pod": h.pod, "container": h.container}
+        for h in device.slot.holders
     ]
     marks = [
         {
@@ -110,25 +121,20 @@ def gpu_past(picture: Picture, uuid: str, query: Mapping[str, str]) -> dict[str,
             "condition": "thermal",
             "says": "slowed down by heat",
         },
-        *({"at": c.since or end - 600, "condition": c.name, "says": c.says} for c in device.conditions),
+        *({"at": c.since or end - 600, "condition": c.condition, "says": c.says} for c in device.slot.conditions),
     ]
     past = {"from": begin, "to": end, "step_seconds": step, "series": _series(device, points)}
     return {"uuid": uuid, **past, "holders": [first, *holders], "marks": marks}
 
 
-def pod_past(picture: Picture, names: Iterable[str], query: Mapping[str, str]) -> dict[str, Any] | None:
+def pod_past(picture: View, names: Iterable[str], query: Mapping[str, str]) -> dict[str, Any] | None:
     namespace, pod = names
-    devices = [
-        d
-        for node in picture.nodes
-        for d in node.devices
-        if any((h.holder.namespace, h.holder.pod) == (namespace, pod) for h in d.holders)
-    ]
+    devices = [d for d in devices_of(picture) if any((h.namespace, h.pod) == (namespace, pod) for h in d.slot.holders)]
     if not devices:
         return None
     end, seconds, step = time.time(), SECONDS[query["range"]], STEPS[query["range"]]
     told = [
-        {"node": d.node, "uuid": d.uuid, "index": d.index, "series": _series(d, seconds // step)}
+        {"node": d.node, "uuid": d.gpu.uuid, "index": d.gpu.index, "series": _series(d, seconds // step)}
         | ({"instance": d.instance} if d.instance else {})
         for d in devices
     ]
@@ -136,32 +142,31 @@ def pod_past(picture: Picture, names: Iterable[str], query: Mapping[str, str]) -
     return {"namespace": namespace, "pod": pod, **past}
 
 
-def waste(picture: Picture, by: str) -> dict[str, Any]:
+def waste(picture: View, by: str) -> dict[str, Any]:
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for node in picture.nodes:
-        for device in node.devices:
-            for of in device.holders:
-                owner = f"{of.owner.kind}/{of.owner.name}" if of.owner else ""
-                name = {"pod": of.holder.pod, "owner": owner, "namespace": ""}[by]
-                row = rows.setdefault((of.holder.namespace, name), {"namespace": of.holder.namespace})
-                _charge(row, of, by, owner)
+    for device in devices_of(picture):
+        for holder in device.slot.holders:
+            owner = f"{holder.owner.kind}/{holder.owner.name}" if holder.owner else ""
+            name = {"pod": holder.pod, "owner": owner, "namespace": ""}[by]
+            row = rows.setdefault((holder.namespace, name), {"namespace": holder.namespace})
+            _charge(row, holder, by, owner)
     return {"counting_since": time.time() - 26 * HOUR, "currency": "USD", "by": by, "rows": list(rows.values())}
 
 
-def _charge(row: dict[str, Any], of: HolderFigures, by: str, owner: str) -> None:
+def _charge(row: dict[str, Any], of: HolderView, by: str, owner: str) -> None:
     idle = of.idle_since is not None
     hours = 26.0 if idle else 1.5
     if by == "pod":
-        row["pod"] = of.holder.pod
+        row["pod"] = of.pod
     if owner and by != "namespace":
         row["owner"] = owner
     added = {
-        **{"gpus": of.share or 1.0, "idle_gpus": (of.share or 1.0) if idle else 0.0},
+        **{"gpus": of.share_ratio or 1.0, "idle_gpus": (of.share_ratio or 1.0) if idle else 0.0},
         **{
             "idle_hours": hours,
             "allocated_hours": 26.0,
             "wasted": hours * PRICE,
-            "cost_per_hour": PRICE * (of.share or 1),
+            "cost_per_hour": PRICE * (of.share_ratio or 1),
         },
     }
     for name, amount in added.items():
@@ -191,14 +196,14 @@ FIELDS = [
 ]
 
 
-def known(picture: Picture, uuid: str) -> dict[str, Any] | None:
+def known(picture: View, uuid: str) -> dict[str, Any] | None:
     device = _find(picture, uuid)
     if device is None:
         return None
     nodes = json.loads(page_of(picture).body.plain)["nodes"]
     told = next(of for node in nodes for of in node["gpus"] if of["uuid"] == uuid)
     xids = [{"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": time.time() - 4000}]
-    broken = any(c.name in ("xid", "lost") for c in device.conditions)
+    broken = any(c.condition in ("xid", "lost") for c in device.slot.conditions)
     return {
         **{"taken_at": picture.taken_at, "node": device.node, "gpu": told, "xids": xids if broken else []},
         "fields": [{"name": n, "help": h, "unit": u, "value": v, "source": "nvml"} for n, h, u, v in FIELDS],
@@ -213,72 +218,71 @@ def known(picture: Picture, uuid: str) -> dict[str, Any] | None:
 # -- a cluster in which some things are wrong ------------------------------------------------------------------------
 
 
-def priced(picture: Picture, currency: str = "USD") -> Picture:
-    nodes = tuple(replace(n, devices=tuple(_priced(d) for d in n.devices)) for n in picture.nodes)
-    return replace(picture, nodes=nodes, currency=currency)
+def priced(picture: View, currency: str = "USD") -> View:
+    def price(slot: SlotView) -> SlotView:
+        part = (slot.slices or 0) / 7 if isinstance(slot, InstanceView) else 1.0
+        count = max(1, len(slot.holders))
+        holders = [
+            replace(h, cost_per_hour=PRICE * part * (1 / count if h.share_ratio is None else h.share_ratio))
+            for h in slot.holders
+        ]
+        return replace(slot, holders=holders, price_per_hour=PRICE * part)
+
+    return replace(_changed(picture, price), currency=currency)
 
 
-def _priced(device: DeviceFigures) -> DeviceFigures:
-    part = int(device.profile[0]) / 7 if device.instance else 1.0
-    count = max(1, len(device.holders))
-    holders = tuple(
-        replace(h, cost_per_hour=PRICE * part * (1 / count if h.share is None else h.share)) for h in device.holders
-    )
-    return replace(device, holders=holders, price_per_hour=PRICE * part)
-
-
-def owned(picture: Picture) -> Picture:
+def owned(picture: View) -> View:
     """Pods of `research` come from jobs, those of `serving` from deployments."""
     kinds = {"research": "Job", "serving": "Deployment", "notebooks": "Notebook"}
 
-    def of(holder: HolderFigures) -> HolderFigures:
-        kind = kinds.get(holder.holder.namespace)
-        name = holder.holder.pod.rpartition("-")[0] or holder.holder.pod
+    def own(holder: HolderView) -> HolderView:
+        kind = kinds.get(holder.namespace)
+        name = holder.pod.rpartition("-")[0] or holder.pod
         return replace(holder, owner=WorkloadOwner(kind, name)) if kind else holder
 
-    return replace(
-        picture,
-        nodes=tuple(
-            replace(n, devices=tuple(replace(d, holders=tuple(map(of, d.holders))) for d in n.devices))
-            for n in picture.nodes
-        ),
-    )
+    return _changed(picture, lambda slot: replace(slot, holders=list(map(own, slot.holders))))
 
 
-def troubled(turn: int = 0) -> Picture:
+def _changed(picture: View, change: Callable[[SlotView], Any]) -> View:
+    nodes = [
+        replace(one, gpus=[replace(change(whole), instances=list(map(change, whole.instances))) for whole in one.gpus])
+        for one in picture.nodes
+    ]
+    return replace(picture, nodes=nodes)
+
+
+def _condition(name: str, since: float, says: str, do: str) -> ConditionView:
+    return ConditionView(condition=name, since=since, says=says, do=do)
+
+
+def troubled(turn: int = 0) -> View:
     """Three nodes and one that is gone; a lost GPU that is held, one that is not, an XID, heat, a remap that waits."""
     now = time.time()
     calm = owned(priced(three_nodes(turn)))
     first, second, third = calm.nodes
-    lost = ConditionWords("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
-    xid = ConditionWords("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
-    hot = ConditionWords("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
-    remap = ConditionWords(
-        "row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free."
-    )
-    gone = ConditionWords(
+    lost = _condition("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
+    xid = _condition("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
+    hot = _condition("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
+    remap = _condition("row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free.")
+    gone = _condition(
         "node_gone", now - 200, "the node's exporter has not answered for 3 min", "See whether the node runs."
     )
-    ill = {3: (lost,), 5: (xid,), 6: (hot,)}
-    devices = []
-    for device in first.devices:
-        if device.index == 3:
-            bare = gpu(3, first.name)
-            device = replace(bare, memory_used=None, memory_total=None, holders=device.holders, present=False)
-        devices.append(replace(device, conditions=ill.get(device.index, ())))
+    ill = {5: [xid], 6: [hot]}
+    gpus = [replace(one, conditions=ill.get(one.index or 0, [])) for one in first.gpus]
+    absent = {"memory": None, "total": None, "absent": True}
+    gpus[3] = gpu(3, first.name, holders=gpus[3].holders, conditions=[lost], **absent)
+    others = [replace(one, conditions=[remap]) if one.index == 6 else one for one in second.gpus[:7]]
     last = Workload("notebooks", "jupyter-linus", "notebook")
-    loose = replace(gpu(7, second.name), memory_used=None, memory_total=None, present=False, last_holders=(last,))
-    others = tuple(d for d in second.devices if d.index != 7)
-    waiting = [replace(d, conditions=(remap,)) if d.index == 6 else d for d in others]
+    loose = gpu(7, second.name, last_holders=(last,), conditions=[replace(lost, says="GPU 7 is lost")], **absent)
     fourth = [
-        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=(gone,), holders=(held("serving", f"asr-{i}"),)) for i in range(4)
+        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=[gone], holders=[held("serving", f"asr-{i}")]) for i in range(4)
     ]
-    nodes = (
-        replace(first, devices=tuple(devices)),
-        replace(second, devices=(*waiting, replace(loose, conditions=(replace(lost, says="GPU 7 is lost"),)))),
+    nodes: list[NodeView] = [
+        replace(first, gpus=gpus),
+        replace(second, gpus=[*others, loose]),
         third,
-        NodePicture("gpu-b-02", tuple(fourth), old=True, age_seconds=200.0),
-    )
+        node("gpu-b-02", fourth, old=True, age_seconds=200.0),
+    ]
     return replace(calm, nodes=nodes)
 
 

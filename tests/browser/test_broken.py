@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from podgpu.cluster.view import ConditionView
 from tests.browser.chromium import Tab, opened, reloaded, visited
-from tests.browser.flat_documents import ConditionWords
-from tests.browser.flat_pictures import NodePicture
-from tests.browser.pictures import Showing, gpu, picture
+from tests.browser.pictures import Showing, gpu, node, picture
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing
 from tests.browser.test_cluster_page import CONTRAST
 
@@ -45,14 +44,14 @@ def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown:
     red = tab.evaluate(dot)
     assert tab.text("#status-text").startswith("9 broken. Live")
     assert tab.evaluate("document.title").startswith("(9 broken)")
-    hot = ConditionWords("thermal", time.time() - 60, "slowed down by heat", "Look after the fans.")
-    device = gpu(0, "n1", utilization=0.5, conditions=(hot,))
-    shown.more, shown.picture = None, picture(NodePicture("n1", (device, gpu(1, "n1", utilization=0.0))))
+    hot = ConditionView(condition="thermal", since=time.time() - 60, says="slowed by heat", do="Look after the fans.")
+    device = gpu(0, "n1", utilization=0.5, conditions=[hot])
+    shown.more, shown.picture = None, picture(node("n1", [device, gpu(1, "n1", utilization=0.0)]))
     tab.look_again()
     tab.wait_for(f"{STATUS}.health === 'warning'", "heat is no more than a warning")
     amber = tab.evaluate(dot)
     assert tab.text("#status-text").startswith("1 broken. Live")
-    shown.picture = picture(NodePicture("n1", (replace(device, conditions=()),)))
+    shown.picture = picture(node("n1", [replace(device, conditions=[])]))
     tab.look_again()
     tab.wait_for(f"{STATUS}.health === ''", "nothing is wrong")
     assert tab.text("#status-text").startswith("Live")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from podgpu.web.sockets import Address
 from tests.browser.chromium import Tab, opened, visited
-from tests.browser.flat_pictures import NodePicture
-from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
+from tests.browser.pictures import Showing, gpu, held, node, picture, three_nodes
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATE = "document.querySelector('#status').dataset.state"
@@ -79,10 +77,10 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
 
 
 def test_new_figures_show_without_a_reload(tab: Tab, url: str, shown: Showing) -> None:
-    shown.picture = picture(NodePicture("n1", (gpu(0, "n1", utilization=0.25, holders=(held("a", "pod-1"),)),)))
+    shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.25, holders=[held("a", "pod-1")])]))
     opened(tab, url)
     tab.evaluate("document.querySelector('.row-name a').focus(); window.stayed = true")
-    shown.picture = picture(NodePicture("n1", (gpu(0, "n1", utilization=0.75, holders=(held("a", "pod-1"),)),)))
+    shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.75, holders=[held("a", "pod-1")])]))
     tab.wait_for("document.querySelector('.tile-ratio').innerText.startsWith('75')", "the new figure")
     assert tab.evaluate("window.stayed")
     assert tab.evaluate("document.activeElement.className") == tab.evaluate(
@@ -95,7 +93,7 @@ def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) ->
     opened(tab, url)
     now = three_nodes()
     *others, last = now.nodes
-    shown.picture = replace(now, nodes=(*others, replace(last, old=True, age_seconds=75.0)))
+    shown.picture = replace(now, nodes=[*others, replace(last, old=True, age_seconds=75.0)])
     tab.look_again()
     tab.wait_for("document.querySelectorAll('.tile.is-old').length === 4", "old tiles")
     assert tab.texts(".node.is-old .badge-old") == ["old: last seen 1 min ago"]
@@ -105,7 +103,7 @@ def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) ->
     tab.choose("state", "old")
     tab.wait_for(f"{TILES} === 4")
     tab.choose("state", "")
-    shown.picture = replace(now, nodes=tuple(others))
+    shown.picture = replace(now, nodes=others)
     tab.look_again()
     tab.wait_for(f"{TILES} === 16", "the node is gone")
 
@@ -141,8 +139,8 @@ def test_hostile_names_are_only_text(tab: Tab, url: str, shown: Showing) -> None
     for name in HOSTILE:
         holder = held(name.replace("/", "-"), name, name)
         device = gpu(0, name, model=name, utilization=0.5, holders=(holder,))
-        nodes.append(NodePicture(name, (device,), notes=(name,)))
-    shown.picture = picture(*nodes, notes=tuple(HOSTILE))
+        nodes.append(node(name, [device], notes=[name]))
+    shown.picture = picture(*nodes, notes=HOSTILE)
     opened(tab, url)
     visible = ["".join("\ufffd" if c in "\n\t\u202e" else c for c in name) for name in HOSTILE]
     for selector in ("main .row-pod", "main h2"):

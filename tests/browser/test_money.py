@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.pictures import Showing, three_nodes
@@ -21,7 +20,7 @@ def usual() -> Showing:
 
 @pytest.fixture
 def shown(usual: Showing) -> Showing:
-    return replace(usual)
+    return Showing(usual.picture, usual.records)
 
 
 def totals(tab: Tab) -> dict[str, str]:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.browser.chromium import Tab, opened
-from tests.browser.flat_documents import DeviceFigures
-from tests.browser.flat_pictures import NodePicture
-from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
-
-STATE = "document.querySelector('#status').dataset.state"
-NOTES_OPEN = "document.querySelector('#notes').open"
+from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 
 
 @pytest.fixture
@@ -20,25 +13,20 @@ def shown() -> Showing:
     return Showing(three_nodes())
 
 
-def instance(number: str, profile: str, load: float | None, pod: str = "") -> DeviceFigures:
-    holders = (held("notebooks", pod),) if pod else ()
-    return replace(gpu(2, "n1", utilization=load, holders=holders), instance=number, profile=profile)
-
-
 def totals(tab: Tab) -> dict[str, str]:
     return dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
 
 
 def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showing) -> None:
-    cut = gpu(2, "n1", utilization=0.9)
-    fresh = (
+    instances = [mig("1", "3g.40gb", 0.4, holders=[held("notebooks", "a")]), mig("9", "1g.10gb", 0.0)]
+    fresh = [
         gpu(0, "n1", utilization=0.2),
         gpu(1, "n1", utilization=0.6),
-        *(cut, instance("1", "3g.40gb", 0.4, "a"), instance("9", "1g.10gb", 0.0)),
+        gpu(2, "n1", utilization=0.9, instances=instances),
         gpu(3, "n1", utilization=0.0),
-    )
-    old = NodePicture("n2", (gpu(0, "n2", utilization=1.0),), old=True, age_seconds=90.0)
-    shown.picture = picture(NodePicture("n1", fresh), old, used_utilization=0.19)
+    ]
+    old = node("n2", [gpu(0, "n2", utilization=1.0)], old=True, age_seconds=90.0)
+    shown.picture = picture(node("n1", fresh), old)
     opened(tab, url)
     assert tab.texts(".tile-ratio")[:4] == ["20 %", "60 %", "30 %", "0 %"]
     assert tab.texts(".total-used .total-more") == ["mean 37 %"]
@@ -46,22 +34,16 @@ def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showin
     tab.wait_for("document.querySelector('#shown').innerText.includes('mean of used 37')", "the same below the filter")
 
 
-# -- old, and not there ----------------------------------------------------------------------------------------------
-
-
-# -- not known -------------------------------------------------------------------------------------------------------
-
-
 def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown: Showing) -> None:
     shown.picture = picture(
-        NodePicture(
+        node(
             "n1",
-            (
+            [
                 gpu(0, "n1", utilization=None, memory=40, holders=(held("a", "pod-0"),)),
                 gpu(1, "n1", utilization=None, memory=0),
                 gpu(2, "n1", utilization=None, memory=40),
                 gpu(3, "n1", utilization=0.5),
-            ),
+            ],
         )
     )
     opened(tab, url)
@@ -81,6 +63,3 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     assert told[1:] == ["Free", "Nobody is known to hold it", "Nobody is known to hold it"]
     tab.choose("state", "unknown")
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 1", "the one that is held")
-
-
-# -- how it is written -----------------------------------------------------------------------------------------------

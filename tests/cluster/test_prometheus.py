@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, Scope
+from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
-from podgpu.cluster.promql import check_matchers, quote
+from podgpu.cluster.promql import quote
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import WorkloadOwner
-from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
+from tests.cluster.prometheus_double import PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock
 
 SETTINGS = ViewSettings(window=45.0)  # three instants
@@ -68,10 +68,6 @@ def rounds(double: PrometheusDouble) -> Iterator[Rounds]:
     made.close()
 
 
-def is_rolling(asked: Asked) -> bool:
-    return asked.query.startswith("(avg")
-
-
 def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
     """The clock of the server is decades apart from ours: only differences of its own times count."""
     reading = rounds.run()
@@ -81,8 +77,8 @@ def test_a_round(double: PrometheusDouble, rounds: Rounds) -> None:
         (f"10.0.0.{n}:9400", rounds.clock.monotonic() - 3, None) for n in range(2)
     ]
     assert [outcome.error for outcome in reading.outcomes] == [""]
-    assert (reading.errors, reading.notes, reading.rolling) == ({}, (), {})
-    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query and not is_rolling(asked)} == {
+    assert (reading.errors, reading.notes) == ({}, ())
+    assert {float(asked.form["time"]) for asked in double.asked if "DCGM" in asked.query} == {
         *(double.now, double.now - double.now % 20)  # idle GPUs
     }
     with pytest.raises(SourceError):
@@ -179,42 +175,6 @@ def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Round
     assert rounds.run().nodes == ()
 
 
-# Rolling mean
-
-
-def test_each_instant_of_the_rolling_mean_is_queried_once(double: PrometheusDouble, rounds: Rounds) -> None:
-    ratios = iter([0.2, 0.4, 0.6, 1.0])
-    values: dict[str, float] = {}
-
-    def answer(asked: Asked) -> Reply | None:
-        if not is_rolling(asked) or "podgpu_namespace" in asked.query or "modelName" in asked.query:
-            return None
-        at = asked.form["time"]
-        value = values.get(at) or values.setdefault(at, next(ratios))
-        labels = {"Hostname": "node-0", "instance": "i"} if "by (UUID, uuid, Hostname" in asked.query else {}
-        return vector([(labels, str(value))], float(at))
-
-    double.misbehave = answer
-    reading = rounds.run()
-    assert reading.rolling == pytest.approx({Scope("cluster"): 0.4, Scope("node", node="node-0"): 0.4})
-    before = len(double.asked)
-    assert rounds.run(1).rolling == reading.rolling
-    assert not any(map(is_rolling, double.asked[before:]))
-    reading = rounds.run(15)
-    assert reading.rolling == pytest.approx({Scope("cluster"): 1.6 / 3, Scope("node", node="node-0"): 1.6 / 3})
-    double.misbehave = lambda asked: error(503, "busy") if is_rolling(asked) else None
-    reading = rounds.run(15)
-    assert reading.rolling, "the instants that are known"
-    assert reading.notes == ("unknown, because Prometheus did not answer: rolling mean",)
-    assert rounds.run(60).rolling == {}
-
-
-@pytest.mark.parametrize("value", ["NaN", "1.5"])
-def test_an_impossible_mean_is_ignored(value: str, double: PrometheusDouble, rounds: Rounds) -> None:
-    double.misbehave = lambda asked: vector([({}, value)], 1.0) if is_rolling(asked) else None
-    assert rounds.run().rolling == {}
-
-
 # Nodes, owners, notes
 
 
@@ -290,39 +250,18 @@ def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "settings", "text"),
+    ("server", "text"),
     [
-        ({"match": "cluster"}, {}, "--match: not understood from character 1 "),
-        ({"node_labels": ("a-b",)}, {}, "--node-label"),
-        ({}, {"used_field": "DCGM_FI_DEV_GPU_TEMP"}, "not a utilisation"),
+        ({"node_labels": ("a-b",)}, "--node-label"),
+        ({"node_labels": ()}, "--node-label"),
+        ({"url": "nowhere"}, "HOST:PORT"),
     ],
 )
-def test_options_that_are_refused(server: dict[str, object], settings: dict[str, object], text: str) -> None:
+def test_options_that_are_refused(server: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        PrometheusCollector(PrometheusServer(**{"url": "http://h:9090", **server}), ViewSettings(**settings))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("text", ["", 'cluster="a"', 'a="x" , b!~"y|z",', r"c=~`\d+`", 'c="a,b=\\"}"'])
-def test_matchers_that_are_accepted(text: str) -> None:
-    assert check_matchers(text) == text.strip().rstrip(",")
-
-
-@pytest.mark.parametrize(
-    ("text", "character"),
-    [
-        ('{cluster="a"}', 1),
-        ('cluster="a" node="b"', 13),
-        ('a="b",cluster', 7),
-        ('__name__="up"', 1),
-        ('c="a"} or up{d="e"', 6),
-    ],
-)
-def test_matchers_that_are_refused(text: str, character: int) -> None:
-    with pytest.raises(UsageError, match=f"character {character} "):
-        check_matchers(text)
+        PrometheusCollector(PrometheusServer(**{"url": "http://h:9090", **server}), ViewSettings())  # type: ignore[arg-type]
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_a_quoted_value_ends_where_it_ends(value: str) -> None:
     assert re.fullmatch(r'"(?:[^"\\\n]|\\.)*"', quote(value))
-    assert check_matchers(f"a={quote(value)}")

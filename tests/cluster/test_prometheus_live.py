@@ -17,7 +17,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from podgpu.cluster.collect import ClusterReading, NodeReading, Scope
+from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
@@ -204,22 +204,6 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
         assert node.notes == ()
     assert {node.state.node for node in reading.nodes} == set(EXPORTERS)
     assert [outcome.error for outcome in reading.outcomes] == [""]
-
-
-def test_rolling_means_of_constant_figures(live: Live) -> None:
-    """They are equal to the figures once all exporters were scraped in the whole window."""
-    devices = [device for name in EXPORTERS for device in read_directly(name).devices]
-    values = [float((device.fields or {}).get(USED, 0)) / 100 for device in devices]
-    used = [value for value in values if value > 0]
-    expected = pytest.approx(sum(used) / len(used))
-    reading = live.run_until(
-        lambda reading: (reading.rolling or {}).get(Scope("cluster")) == expected, f"the mean is {expected}"
-    )
-    rolling = reading.rolling or {}
-    for node in ("dcgm", "new-names", "both-names"):
-        assert rolling[Scope("node", node=node)] == pytest.approx(0.09)
-    assert rolling[Scope("namespace", "research")] > 0
-    assert Scope("namespace", "monitoring") not in rolling
 
 
 @pytest.mark.fault(

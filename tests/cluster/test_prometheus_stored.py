@@ -1,65 +1,122 @@
-"""Real servers with stored samples: documents, rolling means, idle times and owners equal those computed by hand."""
+"""Rounds and histories from the stored samples of a real Prometheus and VictoriaMetrics."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from podgpu.cluster.collect import ClusterReading, NodeReading
+from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window, find_runs
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
-from podgpu.model import DeviceState, MigInstance
-from tests.cluster import prom_history as history
-from tests.cluster.real_servers import needs, prometheus, victoria_metrics
+from podgpu.errors import SourceError
+from podgpu.history.answers import JSON, RANGES
+from podgpu.model import WorkloadOwner
+from tests.cluster.prometheus_double import PrometheusDouble, Reply, running_double
+from tests.cluster.real_servers import Point, needs, prometheus, victoria_metrics
 
-WINDOW = 20  # instants
-IDLE_AFTER = 600.0
-FIELD = "DCGM_FI_DEV_MEM_COPY_UTIL"
+MIB = 1024 * 1024
+PODGPU = {"job": "podgpu", "instance": "10.0.0.1:9400", "Hostname": "node-a", "gpu": "0", "UUID": "GPU-podgpu"}
+SHARED = {"job": "podgpu", "instance": "10.0.0.1:9400", "Hostname": "node-a", "gpu": "1", "UUID": "GPU-shared"}
+DCGM = {
+    **{"job": "dcgm", "instance": "10.0.0.2:9400", "namespace": "gpu-operator", "pod": "dcgm-exporter-x"},
+    **{"hostname": "node-b", "gpu": "3", "uuid": "GPU-dcgm"},
+}
+IDLE = DCGM | {"gpu": "4", "uuid": "GPU-idle"}
+OLD = {"job": "old", "instance": "10.0.0.4:9400", "gpu": "0", "uuid": "GPU-old"}
+MIG = {"job": "mig", "instance": "10.0.0.3:9400", "Hostname": "node-c", "gpu": "0", "UUID": "GPU-mig"}
+HELD = {"namespace": "research", "pod": "train", "container": "main"}
+OTHER = {"namespace": "vision", "pod": "infer", "container": "main"}
+EXPORTED = {"exported_namespace": "research", "exported_pod": "old-train", "exported_container": "main"}
+IDLE_AFTER = 240.0
+NOW = 0.0
+"""Time of the last sample, set before the server starts."""
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
-    start: float
+def points() -> Iterator[Point]:
+    """Every 15 s of the last hour and every minute of the 23 h before, with a gap of five minutes.
 
-    def read(self, options: dict[str, object] | None = None, **settings: Any) -> tuple[ClusterReading, int]:
-        """Reads one round. Returns also the number of the last sample."""
-        defaults = {"interval": float(history.STEP), "window": float(WINDOW * history.STEP), "idle_after": IDLE_AFTER}
-        collector = PrometheusCollector(
-            PrometheusServer(self.url, **(options or {})),  # type: ignore[arg-type]
-            ViewSettings(**{**defaults, **settings}),
-            keep_fields=frozenset({FIELD}),
-        )
+    The load changed half an hour ago.
+    """
+    moments = [*(NOW - 86_400 + 60 * n for n in range(23 * 60)), *(NOW - 3600 + 15 * n for n in range(241))]
+    for at in moments:
+        ago = NOW - at
+        if 300 < ago <= 600:
+            continue
+        early = ago > 1800
+        yield Point("DCGM_FI_DEV_GPU_UTIL", PODGPU, 25 if early else 75, at)
+        yield Point("DCGM_FI_DEV_FB_USED", PODGPU, 1000, at)
+        yield Point("DCGM_FI_DEV_POWER_USAGE", PODGPU, 300.5, at)
+        yield Point("DCGM_FI_DEV_GPU_TEMP", PODGPU, 0x7FFFFFF0 if ago < 60 else 55, at)
+        if early:
+            yield Point("podgpu_allocation_info", {**PODGPU, **HELD, "source": "kubelet"}, 1, at)
+        yield Point("podgpu_device_health", {**PODGPU, "condition": "xid"}, 0 if early else 1, at)
+        yield Point("podgpu_device_health", {**PODGPU, "condition": "lost"}, 0, at)
+        yield Point("DCGM_FI_DEV_GPU_UTIL", SHARED, 90, at)
+        for holder, part in ((HELD, 0.3), (OTHER, 0.6)):
+            yield Point("podgpu_allocation_info", {**SHARED, **holder, "source": "kubelet"}, 1, at)
+            yield Point("podgpu_container_gpu_utilization_ratio", {**SHARED, **holder}, part, at)
+            yield Point("podgpu_container_gpu_memory_used_bytes", {**SHARED, **holder}, part * 1000 * MIB, at)
+        yield Point("DCGM_FI_DEV_GPU_UTIL_RATIO", {**DCGM, **EXPORTED}, 0.5, at)
+        yield Point("DCGM_FI_DEV_FB_USED_BYTES", {**DCGM, **EXPORTED}, 512 * MIB, at)
+        yield Point("up", {name: DCGM[name] for name in ("job", "instance", "namespace", "pod")}, 1, at)
+        yield Point("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**MIG, "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}, 0.125, at)
+        yield Point("DCGM_FI_DEV_POWER_USAGE", {**MIG, "GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}, 200, at)
+        yield Point("dcgm_gpu_utilization", OLD, 12, at)
+        yield Point("DCGM_FI_DEV_GPU_UTIL_RATIO", IDLE, 0, at)
+        yield from points_of_a_round(at)
 
-        async def run() -> None:
-            await collector.run_round()
-            await collector.run_round()  # on a slow machine the first one does not read the whole window
-            await collector.close()
 
-        asyncio.run(run())
+def points_of_a_round(at: float) -> Iterator[Point]:
+    target = {name: PODGPU[name] for name in ("job", "instance")}
+    yield Point("up", target, 1, at)
+    yield Point("podgpu_exporter_build_info", {**target, "version": "1"}, 1, at)
+    yield Point("podgpu_exporter_snapshot_timestamp_seconds", target, at - 2, at)
+    usage = {**target, "namespace": "research", "modelName": "NVIDIA H100"}
+    yield Point("podgpu_namespace_gpu_allocated_seconds_total", usage, at - NOW + 86_400, at)
+    for holder in (HELD, OTHER):
+        yield Point("podgpu_allocation_share_ratio", {**SHARED, **holder}, 0.5, at)
+    controller = {"namespace": "research", "owner_is_controller": "true"}
+    pod = {"pod": "train", "owner_kind": "ReplicaSet", "owner_name": "train-7d9c"}
+    yield Point("kube_pod_owner", {**controller, **pod}, 1, at)
+    owner = {"replicaset": "train-7d9c", "owner_kind": "Deployment", "owner_name": "train"}
+    yield Point("kube_replicaset_owner", {**controller, **owner}, 1, at)
+
+
+class Reader:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._runner = asyncio.Runner()
+        self._history = PrometheusHistory(PrometheusServer(url))
+
+    def gpu(self, uuid: str, length: str = "1h", instance: str = "") -> JSON | None:
+        return self._runner.run(self._history.gpu(uuid, instance, RANGES[length]))
+
+    def pod(self, namespace: str, pod: str, length: str = "1h") -> JSON | None:
+        return self._runner.run(self._history.pod(namespace, pod, RANGES[length]))
+
+    def sparklines(self) -> JSON:
+        return self._runner.run(self._history.sparklines(60))
+
+    def round(self, **options: Any) -> ClusterReading:
+        collector = PrometheusCollector(PrometheusServer(self._url, **options), ViewSettings(idle_after=IDLE_AFTER))
+        self._runner.run(collector.run_round())
+        self._runner.run(collector.close())
         reading = collector.reading()
         assert [outcome.error for outcome in reading.outcomes] == [""], reading.outcomes
-        last = int((time.time() - self.start) // history.STEP)
-        assert last < history.FUTURE - 1, "the test takes longer than its data lasts"
-        return reading, last
+        return reading
 
-    def read_rolling(self, gpus: Any, options: dict[str, object] | None = None, **settings: Any) -> tuple[Any, Any]:
-        """The means, and the expected ones. Repeated if the round and the clock are in different instants."""
-        window = int(settings.get("window", WINDOW * history.STEP) // history.STEP)
-        for _ in range(3):
-            reading, last = self.read(options, **settings)
-            expected = history.averages(gpus, last, window)
-            if reading.rolling == pytest.approx(expected):
-                break
-        return reading.rolling, expected
+    def close(self) -> None:
+        self._runner.close()
 
 
 @pytest.fixture(
@@ -69,110 +126,209 @@ class Server:
         pytest.param(victoria_metrics, marks=needs("victoria-metrics"), id="victoria-metrics"),
     ],
 )
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    start = time.time() // history.STEP * history.STEP
+def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    global NOW
+    NOW = time.time() // 15 * 15  # not when this was imported: others may be tested for minutes first
     serve: Callable[..., Any] = request.param
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), history.points(start)) as url:
-        yield Server(url, start)
+    stored = sorted(points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at))
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), stored) as url:
+        found = Reader(url)
+        yield found
+        found.close()
 
 
-def slots_of(reading: ClusterReading) -> dict[tuple[str, str], DeviceState | MigInstance]:
-    slots: dict[tuple[str, str], DeviceState | MigInstance] = {}
-    for device in (device for node in reading.nodes for device in node.state.devices):
-        for slot in (device, *device.instances):
-            key = device.uuid, "" if isinstance(slot, DeviceState) else str(slot.id)
-            assert key not in slots, "a device is listed twice"
-            slots[key] = slot
-    return slots
-
-
-def nodes_of(reading: ClusterReading) -> dict[str, NodeReading]:
-    nodes = {node.state.node: node for node in reading.nodes}
-    assert len(nodes) == len(reading.nodes), "a node is listed twice"
-    return nodes
-
-
-def test_rolling_means(server: Server) -> None:
-    rolling, expected = server.read_rolling(history.GPUS)
-    assert rolling == pytest.approx(expected)
-
-
-def test_rolling_means_of_mig_instances(server: Server) -> None:
-    rolling, expected = server.read_rolling(history.INSTANCES, used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
-    assert rolling == pytest.approx(expected)
-
-
-def test_every_gpu_once_with_its_holders(server: Server) -> None:
-    reading, _ = server.read()
-    slots = slots_of(reading)
-    for gpu in history.GPUS:
-        slot = slots.pop((gpu.uuid, ""))
-        assert isinstance(slot, DeviceState)
-        assert (slot.index, slot.model) == (gpu.index, gpu.model)
-        assert sorted((h.namespace, h.pod) for h in slot.holders) == sorted(gpu.holders)
-        processes = [h.usage.processes for h in slot.holders if h.usage and h.usage.processes is not None]
-        assert sorted(processes) == sorted(gpu.processes)
-        if len(gpu.holders) > 1:
-            assert [h.share_ratio for h in slot.holders] == [0.5, 0.5]
-    for gpu in history.INSTANCES:
-        slot = slots.pop((gpu.uuid, gpu.instance))
-        assert isinstance(slot, MigInstance)
-        assert (slot.profile, [(h.namespace, h.pod) for h in slot.holders]) == (gpu.profile, list(gpu.holders))
-    assert slots.keys() == {("GPU-f0", "")}, "the GPU of the instances"
-    assert {device.uuid[4] for device in nodes_of(reading)["node-a"].state.devices} == {"a"}
-
-
-def test_nodes_times_counters_and_owners(server: Server) -> None:
-    before = time.monotonic()
-    reading, _ = server.read()
-    assert {node.state.node: node.named for node in reading.nodes} == {
-        **{"node-a": True, "node-b": True, "node-c": True, "node-d": True, "node-f": True},
-        "10.0.0.5:9400": False,
-    }
-    node = nodes_of(reading)["node-a"]
-    assert node.target == "10.0.0.1:9400"
-    assert before - history.STEP - 2 < node.read_at <= time.monotonic()
-    assert node.skew_seconds == pytest.approx(-4.5, abs=3.5)
-    usages = [usage for node in reading.nodes for usage in node.state.namespaces]
-    assert sorted((u.namespace, u.model, u.busy_ns, u.energy_mj) for u in usages) == [
-        (team, history.H100, None, None) for team in ("team-a", "team-b")
+def holders_of(reading: ClusterReading) -> dict[str, list[str]]:
+    """UUID -> pods, of every GPU and MIG instance."""
+    slots = [
+        (device.uuid if slot is device else f"{device.uuid}/{slot.id}", slot)
+        for node in reading.nodes
+        for device in node.state.devices
+        for slot in (device, *device.instances)
     ]
-    assert all(usage.allocated_ns for usage in usages)
-    assert reading.owners == history.OWNERS
+    assert len(dict(slots)) == len(slots), "a device is listed twice"
+    return {name: sorted(holder.pod for holder in slot.holders) for name, slot in slots}
 
 
-def test_idle_devices(server: Server) -> None:
-    reading, _ = server.read()
-    assert set(reading.idle_for) == {("GPU-b1", "")}
-    assert IDLE_AFTER <= reading.idle_for["GPU-b1", ""] < IDLE_AFTER + IDLE_AFTER / 30 + 5
-    reading, _ = server.read(idle_after=(history.PAST + history.FUTURE) * float(history.STEP) + 600)
-    assert reading.idle_for == {}, "there are no samples for so long"
-    assert server.read(idle_after=None)[0].idle_for == {}
+def test_a_round(reader: Reader) -> None:
+    before = time.monotonic()
+    reading = reader.round()
+    assert holders_of(reading) == {
+        **{"GPU-podgpu": [], "GPU-shared": ["infer", "train"], "GPU-dcgm": ["old-train"], "GPU-idle": []},
+        **{"GPU-mig": [], "GPU-mig/7": [], "GPU-old": []},
+    }
+    assert {node.state.node: node.named for node in reading.nodes} == {
+        **{"node-a": True, "node-b": True, "node-c": True},
+        "10.0.0.4:9400": False,
+    }
+    (node,) = (node for node in reading.nodes if node.state.node == "node-a")
+    assert node.target == "10.0.0.1:9400"
+    assert node.read_at <= before
+    assert [(usage.namespace, usage.model) for usage in node.state.namespaces] == [("research", "NVIDIA H100")]
+    assert [holder.share_ratio for device in node.state.devices for holder in device.holders] == [0.5, 0.5]
+    assert reading.owners == {("research", "train"): WorkloadOwner("Deployment", "train")}
+    assert set(reading.idle_for) == {("GPU-idle", "")}
+    assert reading.idle_for["GPU-idle", ""] >= IDLE_AFTER
 
 
-def test_match_applies_to_everything(server: Server) -> None:
-    reading, _ = server.read({"match": 'job="dcgm"'})
-    assert set(nodes_of(reading)) == {"node-b"}
-    gpus = [gpu for gpu in history.GPUS if gpu.node == "node-b"]
-    rolling, expected = server.read_rolling(gpus, {"match": 'job="dcgm"'})
-    assert rolling == pytest.approx(expected)
-    reading, _ = server.read({"match": 'cluster="elsewhere"'})
-    assert (reading.nodes, reading.rolling) == ((), {})
+def test_match_applies_to_everything(reader: Reader) -> None:
+    assert set(holders_of(reader.round(match='job="dcgm"'))) == {"GPU-dcgm", "GPU-idle"}
+    reading = reader.round(match='cluster="elsewhere"')
+    assert reading.nodes == ()
     assert any("--match is right" in note for note in reading.notes)
 
 
-def test_a_match_that_up_does_not_have(server: Server) -> None:
-    """`up` has no Hostname. The exporter's pod must still not become a holder."""
-    reading, _ = server.read({"match": 'Hostname=~"node-(a|b)"'})
-    assert set(nodes_of(reading)) == {"node-a", "node-b"}
-    slots = slots_of(reading)
-    assert not slots["GPU-a2", ""].holders
-    assert not slots["GPU-b1", ""].holders
-    namespaces = {scope.namespace for scope in reading.rolling or () if scope.scope == "namespace"}
-    assert namespaces == {"team-a", "team-b"}
+def test_a_match_that_up_does_not_have(reader: Reader) -> None:
+    """`up` has no hostname. The exporter's pod must still not become a holder."""
+    assert holders_of(reader.round(match='hostname="node-b"')) == {"GPU-dcgm": ["old-train"], "GPU-idle": []}
 
 
-def test_other_node_labels(server: Server) -> None:
-    reading, _ = server.read({"node_labels": ("instance",)})
-    assert {node.state.node: node.named for node in reading.nodes} == {f"10.0.0.{n}:9400": False for n in range(1, 7)}
-    assert {scope.node for scope in reading.rolling or () if scope.node} == {f"10.0.0.{n}:9400" for n in range(1, 6)}
+def test_other_node_labels(reader: Reader) -> None:
+    nodes = reader.round(node_labels=("instance",)).nodes
+    assert {node.state.node: node.named for node in nodes} == {f"10.0.0.{n}:9400": False for n in range(1, 5)}
+
+
+def of(answer: JSON | None, series: str) -> dict[float, float | None]:
+    """Values by how many seconds before NOW their step ends."""
+    assert answer is not None
+    values, step = answer["series"][series], answer["step_seconds"]
+    return {NOW - (answer["from"] + (n + 1) * step): value for n, value in enumerate(values)}
+
+
+def at(values: Mapping[float, float | None], ago: float) -> float | None:
+    return min(values.items(), key=lambda item: abs(item[0] - ago))[1]
+
+
+def test_a_gpu_over_an_hour(reader: Reader) -> None:
+    answer = reader.gpu("GPU-podgpu")
+    assert answer is not None
+    assert (answer["uuid"], answer["node"], answer["index"], answer["step_seconds"]) == ("GPU-podgpu", "node-a", 0, 15)
+    assert {len(values) for values in answer["series"].values()} == {240}
+    ratio = of(answer, "utilization_ratio")
+    assert (at(ratio, 3000), at(ratio, 1200), at(ratio, 100)) == (0.25, 0.75, 0.75)
+    assert at(of(answer, "memory_used_bytes"), 1200) == 1000 * MIB
+    assert at(of(answer, "power_watts"), 1200) == 300.5
+    heat = of(answer, "temperature_celsius")
+    assert at(heat, 1200) == 55
+    assert {value for ago, value in heat.items() if ago < 45} <= {None}, "DCGM's code for no value"
+    (held,) = answer["holders"]
+    assert (held["namespace"], held["pod"], held["container"]) == ("research", "train", "main")
+    assert held["to"] == pytest.approx(NOW - 1800, abs=330), "Prometheus looks back for up to five minutes"
+    marks = answer["marks"]
+    assert {mark["condition"] for mark in marks} == {"xid"}
+    assert marks[0]["at"] == pytest.approx(NOW - 1800, abs=30)
+    assert ["until" in mark for mark in marks] == [False]
+
+
+def test_a_gpu_over_a_day(reader: Reader) -> None:
+    answer = reader.gpu("GPU-podgpu", "24h")
+    assert answer is not None
+    assert (answer["step_seconds"], len(answer["series"]["power_watts"])) == (300, 288)
+    ratio = of(answer, "utilization_ratio")
+    assert at(ratio, 40_000) == pytest.approx(0.25)
+    assert at(ratio, 1200) == pytest.approx(0.75)
+    assert reader.gpu("GPU-podgpu", "6h") is not None
+
+
+def test_newer_names_and_the_exporter_s_pod(reader: Reader) -> None:
+    """Names of 4.9 in base units, the label `uuid`, and pod labels that Prometheus added."""
+    answer = reader.gpu("GPU-dcgm")
+    assert answer is not None
+    assert (answer["node"], answer["index"]) == ("node-b", 3)
+    assert at(of(answer, "utilization_ratio"), 1200) == 0.5
+    assert at(of(answer, "memory_used_bytes"), 1200) == 512 * MIB
+    assert [held["pod"] for held in answer["holders"]] == ["old-train"]
+    assert reader.pod("gpu-operator", "dcgm-exporter-x") is None
+    old = reader.pod("research", "old-train")
+    assert old is not None
+    assert [device["uuid"] for device in old["devices"]] == ["GPU-dcgm"]
+    assert at(of(old["devices"][0] | {"from": old["from"], "step_seconds": 15}, "utilization_ratio"), 1200) == 0.5
+    oldest = reader.gpu("GPU-old")
+    assert at(of(oldest, "utilization_ratio"), 1200) == pytest.approx(0.12)
+
+
+def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
+    answer = reader.pod("research", "train")
+    assert answer is not None
+    alone, shared = answer["devices"]
+    assert [alone["uuid"], shared["uuid"]] == ["GPU-podgpu", "GPU-shared"]
+    head = {"from": answer["from"], "step_seconds": answer["step_seconds"]}
+    assert at(of(alone | head, "utilization_ratio"), 3000) == 0.25, "no other pod held it"
+    assert at(of(alone | head, "utilization_ratio"), 100) is None, "it no longer held it"
+    assert at(of(shared | head, "utilization_ratio"), 1200) == pytest.approx(0.3)
+    assert at(of(shared | head, "memory_used_bytes"), 1200) == 300 * MIB
+    assert set(of(shared | head, "power_watts").values()) == {None}
+
+
+def test_a_mig_instance(reader: Reader) -> None:
+    answer = reader.gpu("GPU-mig", instance="7")
+    assert answer is not None
+    assert at(of(answer, "utilization_ratio"), 1200) == 0.125
+    assert set(answer["series"]["power_watts"]) == {None}, "that is the GPU's"
+    whole = reader.gpu("GPU-mig")
+    assert at(of(whole, "power_watts"), 1200) == 200
+
+
+def test_sparklines(reader: Reader) -> None:
+    answer = reader.sparklines()
+    assert (answer["points"], answer["step_seconds"]) == (60, 60)
+    lines = {name: base64.b64decode(line) for name, line in answer["devices"].items()}
+    assert set(lines) == {"GPU-podgpu", "GPU-shared", "GPU-dcgm", "GPU-idle", "GPU-mig/7", "GPU-old"}
+    assert {len(line) for line in lines.values()} == {60}
+    assert (lines["GPU-podgpu"][10], lines["GPU-podgpu"][40]) == (50, 150)
+    assert lines["GPU-dcgm"][40] == 100
+    assert lines["GPU-mig/7"][40] == 25
+
+
+def test_unknown_gpus_and_pods(reader: Reader) -> None:
+    assert reader.gpu("GPU-nobody") is None
+    assert reader.gpu("GPU-podgpu", instance="3") is None
+    assert reader.pod("research", "nobody") is None
+    assert reader.gpu('GPU-"}) or vector(1) #') is None
+
+
+# A server that misbehaves
+
+
+@pytest.mark.fault(
+    "Prometheus is away or overloaded when history is requested",
+    "The request is answered with 503 and the reason within 10 s; rounds continue",
+)
+def test_failures_are_not_cached() -> None:
+    async def go(double: PrometheusDouble) -> None:
+        history = PrometheusHistory(PrometheusServer(double.url, timeout=2.0))
+        double.misbehave = lambda asked: Reply(b"busy", 503)
+        with pytest.raises(SourceError, match="503"):
+            await history.sparklines(60)
+        before = len(double.asked)
+        with pytest.raises(SourceError, match="503"):
+            await history.sparklines(60)
+        assert len(double.asked) > before
+
+    with running_double() as double:
+        asyncio.run(go(double))
+
+
+def test_equal_requests_share_one_answer() -> None:
+    empty = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode()
+
+    async def go(double: PrometheusDouble) -> None:
+        now = 0.0
+        history = PrometheusHistory(PrometheusServer(double.url), clock=lambda: now)
+        double.misbehave = lambda asked: Reply(empty) if asked.path.endswith("query_range") else None
+        for _ in range(2):
+            await asyncio.gather(*(history.sparklines(60) for _ in range(50)))
+        assert len([one for one in double.asked if one.path.endswith("query_range")]) == 1
+        now = CACHE_SECONDS + 1
+        await history.sparklines(60)
+        assert len([one for one in double.asked if one.path.endswith("query_range")]) == 2
+
+    with running_double() as double:
+        asyncio.run(go(double))
+
+
+def test_runs_of_steps() -> None:
+    window = Window(1000.0, 10, 10)
+    known = set(range(10))
+    assert find_runs({0, 1, 3, 6, 7}, window, known) == [(1000.0, 1040.0), (1060.0, 1080.0)]
+    assert find_runs({0, 1, 3, 6, 7}, window, known - {4, 5}) == [(1000.0, 1080.0)]
+    assert find_runs({8, 9}, window) == [(1080.0, None)]

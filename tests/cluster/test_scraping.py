@@ -71,7 +71,7 @@ def test_documents_and_text_give_the_same_reading() -> None:
         (dcgm.url, 0.0, True, True),
     ]
     assert [o.error for o in reading.outcomes] == ["", ""]
-    assert (reading.errors, reading.notes, reading.owners, reading.rolling) == ({}, (), owners, None)
+    assert (reading.errors, reading.notes, reading.owners) == ({}, (), owners)
 
 
 def test_kept_fields_have_one_name_and_unit() -> None:

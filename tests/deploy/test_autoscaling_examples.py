@@ -1,4 +1,4 @@
-"""deploy/autoscaling/direct: what applies as it is, by Kubernetes' and KEDA's schemas, and means the same to podgpu."""
+"""The examples in deploy/autoscaling/direct are valid for Kubernetes, KEDA and podgpu."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", HPAS)
-def test_kubernetes_takes_an_hpa(name: str) -> None:
+def test_an_hpa_is_valid(name: str) -> None:
     (hpa,) = load(name)
     newest = kubernetes_validate.latest_version()
     assert [int(part) for part in newest.split(".")[:2]] >= [1, 37]
@@ -36,23 +36,23 @@ def test_kubernetes_takes_an_hpa(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HPAS)
-def test_podgpu_reads_what_an_hpa_would_ask(name: str) -> None:
+def test_podgpu_understands_the_requests_of_an_hpa(name: str) -> None:
     (hpa,) = load(name)
     target = hpa["spec"]["scaleTargetRef"]["name"]
     for metric in hpa["spec"]["metrics"]:
         if metric["type"] == "External":
             continue  # another component's
-        asked = metric[metric["type"].lower()]
+        source = metric[metric["type"].lower()]
         where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
-        selector = ",".join(f"{key}={value}" for key, value in asked["metric"]["selector"]["matchLabels"].items())
-        attributes = parse_custom_path("v1beta2", f"namespaces/serving/{where}/{asked['metric']['name']}")
+        selector = ",".join(f"{key}={value}" for key, value in source["metric"]["selector"]["matchLabels"].items())
+        attributes = parse_custom_path("v1beta2", f"namespaces/serving/{where}/{source['metric']['name']}")
         found = parse_custom(attributes, {"metricLabelSelector": selector}, 600.0)
         assert found.metric.name == "gpu_utilization"
         assert found.pods.namespace == "serving"
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
+def test_a_scaled_object_is_valid_for_keda_and_podgpu(name: str) -> None:
     scaled = load(name)[0]
     assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
     spec = scaled["spec"]

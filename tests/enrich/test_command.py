@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -15,12 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.clock import Clock
-from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
-from podgpu.errors import SourceError
-from podgpu.files import AtomicFile
-from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.model import Assignment, Workload
+from podgpu.gpu.exposition import parse_exposition
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_option_table import Ran, execute
 
@@ -103,12 +97,9 @@ def test_a_bad_exposition_leaves_the_file_and_is_the_exit_code(exposition: Path,
     ("more", "word"),
     [
         (["--in", ""], "--in"),
-        (["--out", "/"], "is not a file"),
         (["--mode", "rw"], "--mode"),
         (["--interval", "soon"], "--interval"),
         (["--in", "ftp://x/"], "ftp"),
-        (["--exporter-username", "me"], "go together"),
-        (["--allocation", "oracle"], "unknown source"),
     ],
 )
 def test_usage_errors(more: list[str], word: str, out: Path, socket: str) -> None:
@@ -165,50 +156,3 @@ def test_a_podgpus_exposition_comes_out_whole(scenario: str, exposition: Path, o
     before, after = (parse_exposition(text.encode(), "exposition") for text in (own, out.read_text(encoding="utf-8")))
     theirs = {f.name: f for f in before.families if f.name.startswith("podgpu_")}
     assert {f.name: f for f in after.families if f.name in theirs} == theirs
-
-
-# What becomes of the file
-
-
-class _World:
-    """An exposition and a clock that do as they are told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.wall_ahead = 0.0
-        self.error: SourceError | None = None
-        self.clock = Clock(lambda: self.now, lambda: 1_700_000_000.0 + self.now + self.wall_ahead)
-
-    def fetch(self) -> ParsedExposition:
-        if self.error is not None:
-            raise self.error
-        return parse_exposition(BARE.encode(), "exposition")
-
-    def holders(self, _devices: object) -> HolderResult:
-        assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)
-        return HolderResult(assignments)
-
-
-def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:
-    world = _World()
-    enricher = Enricher(
-        world.fetch, world.holders, AtomicFile(str(out)), EnrichSettings(stale_after=75.0), clock=world.clock
-    )
-    enricher.turn()
-    good = out.read_bytes()
-    world.error = SourceError("unreachable", "exposition cannot be reached")
-    with caplog.at_level(logging.WARNING, "podgpu"):
-        for _ in range(5):
-            world.now += 15
-            with pytest.raises(SourceError):
-                enricher.turn()
-            assert out.read_bytes() == good
-        world.now += 15
-        with pytest.raises(SourceError):
-            enricher.turn()
-    assert b"dcgm" not in out.read_bytes()
-    assert b'errors_total{source="exporter",reason="unreachable",file="gpu.prom"} 6\n' in out.read_bytes()
-    assert sum("cannot be reached" in message for message in caplog.messages) == 1
-    world.error = None
-    enricher.turn()
-    assert b"dcgm_gpu_temp" in out.read_bytes()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from podgpu.enrich.enricher import relabel
 from podgpu.gpu.exposition import parse_exposition
-from podgpu.metrics.parse import ParsedFamily, encode_parsed
+from podgpu.metrics.parse import encode_parsed
 from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Workload
 
@@ -56,25 +56,9 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     assert text == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_nothing_is_there_twice_and_no_family_is_lost(name: str) -> None:
-    exposition, assignments, policy = CASES[name]
-    before = parse_exposition((FIXTURES / exposition).read_bytes(), exposition)
-    after = parse_exposition(enriched((FIXTURES / exposition).read_bytes(), assignments, policy).encode(), exposition)
-    assert [(f.name, f.type, f.help) for f in after.families] == [(f.name, f.type, f.help) for f in before.families]
-    assert all(len(new.samples) <= len(old.samples) for new, old in zip(after.families, before.families, strict=True))
-
-
 def test_what_names_no_gpu_is_left_alone() -> None:
     exposition = b'# TYPE node_load1 gauge\nnode_load1{pod="x"} 1\nlink{nvswitch="0",pod="y"} 2\n'
     assert enriched(exposition, held("GPU-1"), NEW).encode() == exposition
-
-
-def test_a_family_the_catalogue_does_not_know_is_enriched_too() -> None:
-    exposition = b'new_thing{uuid="GPU-1",gpu="0"} 1 1700000000000\n'
-    assert enriched(exposition, held("GPU-1"), NEW) == (
-        'new_thing{uuid="GPU-1",gpu="0",container="main",namespace="team",pod="other"} 1\n'
-    )
 
 
 def test_copies_that_differ_are_left_out_and_counted() -> None:
@@ -107,7 +91,3 @@ def test_every_figure_that_comes_out_went_in(
     series = [(s.name, s.labels["gpu"]) for family in result.families for s in family.samples]
     assert len(set(series)) == len(series)
     assert len(series) + result.ambiguous == len({(name, gpu) for name, gpu, _, _ in rows})
-
-
-def _sorted(family: ParsedFamily) -> tuple[str, str, list[tuple[str, list[tuple[str, str]], float]]]:
-    return family.name, family.type, sorted((s.name, sorted(s.labels.items()), s.value) for s in family.samples)

@@ -93,13 +93,6 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
     }
 
 
-@pytest.mark.parametrize("labels", ["", '{gpu="0"}', '{UUID="GPU-1"}', '{nvswitch="nvswitch0"}', '{cpu="0"}'])
-def test_an_exposition_without_gpus(labels: str) -> None:
-    with pytest.raises(SourceError) as caught:
-        ExporterTelemetry(Text(f"a{labels} 1\n")).inventory()
-    assert caught.value.reason == "no_gpu"
-
-
 def test_the_driver_beside_knows_more() -> None:
     driver = SimulatedNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
@@ -122,13 +115,6 @@ def test_every_name_of_a_field() -> None:
     exposition = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
     for name in TEMPERATURE.names:
         assert values(Text(exposition.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
-
-
-def test_whole_and_broken_numbers_and_texts() -> None:
-    found = values(fixture("h200/dcp_pod.prom"), POWER, MEMORY, field("DCGM_FI_DRIVER_VERSION"))[H200]
-    assert isinstance(found[POWER.id], float)
-    assert isinstance(found[MEMORY.id], int)
-    assert found[field("DCGM_FI_DRIVER_VERSION").id] == "580.159.04"
 
 
 def test_copies_for_several_pods_are_one_value() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.errors import SourceError, Unsupported
+from podgpu.errors import Unsupported
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
 from podgpu.simulate.driver import SimulatedNvml
@@ -85,20 +85,6 @@ def test_mps_clients_are_recognised_although_they_also_compute() -> None:
     assert [(process.pid, process.mps) for process in bench.read()] == [(9, False), (41, True)]
 
 
-@pytest.mark.parametrize("nothing", [None, 0xFFFFFFFFFFFFFFFF])
-def test_memory_that_is_not_told_is_not_zero(nothing: int | None) -> None:
-    bench = Bench()
-    bench.faults.answer(COMPUTE + "_v3", [entry(41, nothing)])
-    assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, None),)
-
-
-@pytest.mark.parametrize("nonsense", [0, 0xFFFFFFFF])
-def test_what_is_no_pid_is_left_out(nonsense: int) -> None:
-    bench = Bench()
-    bench.faults.answer(COMPUTE + "_v3", [entry(nonsense), entry(41)])
-    assert [usage.pid for usage in bench.read()] == [41]
-
-
 def test_no_list_at_all_is_not_nobody() -> None:
     bench = Bench()
     bench.place(41)
@@ -108,17 +94,6 @@ def test_no_list_at_all_is_not_nobody() -> None:
         with pytest.raises(Unsupported, match=bench.gpus[0].uuid):
             bench.read()
     assert bench.calls(COMPUTE) == 2, "each version once"
-
-
-def test_a_list_that_fails_fails_the_reading_and_is_asked_again() -> None:
-    bench = Bench()
-    bench.place(41)
-    bench.faults.fail(COMPUTE + "_v3", pynvml.NVML_ERROR_UNKNOWN)
-    with pytest.raises(SourceError) as caught:
-        bench.read()
-    assert caught.value.reason == "unknown"
-    bench.faults.clear(COMPUTE + "_v3")
-    assert [usage.pid for usage in bench.read()] == [41]
 
 
 class Growing(Wrapped):
@@ -194,19 +169,6 @@ def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> No
     asked = nvml.on_whole
     assert bench.read() == expected
     assert (nvml.on_whole == asked) is refuses, "a refusal is not asked for again, an empty list is"
-
-
-def test_an_entry_of_an_instance_that_does_not_say_so() -> None:
-    bench = Bench(nvml=OnlyParts("1xH100/1x3g.40gb", refuses=True))
-    gi_id = bench.driver.gpus[0].instances[0].gi_id
-    bench.faults.answer(COMPUTE + "_v3", [entry(41)])
-    assert bench.read() == (ProcessUsage(f"{bench.gpus[0].uuid}/gi{gi_id}", 41, GIB),)
-
-
-def test_a_gpu_cut_into_nothing_runs_nothing() -> None:
-    bench = Bench(nvml=OnlyParts("1xH100", refuses=True))
-    bench.faults.relayout(0, [])
-    assert bench.read() == ()
 
 
 # The driver's life

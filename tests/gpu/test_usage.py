@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError
+from podgpu.errors import DriverGone, SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import UsageFlaws
 from podgpu.metrics.fields import fields
@@ -141,27 +141,6 @@ def test_known_duties_integrate_over_a_minute(seed: int, unrest: float, loads: d
     assert window == pytest.approx((bench.now - begin) * SECOND, abs=0.4 * SECOND)
     assert busy == pytest.approx((gpu.meter.busy - worked) * SECOND, rel=0.02)
     assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
-
-
-def test_before_the_next_sample_there_is_nothing_new(bench: Bench) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    asked = bench.driver.calls[PROCESSES]
-    usage = bench.after(0.1)
-    assert (usage.window_ns, usage.busy_ns, usage.process_busy_ns) == (0, 0, {})
-    assert bench.driver.calls[PROCESSES] == asked
-    assert bench.after(0.9).window_ns == SECOND, "nothing is lost"
-
-
-def test_a_process_that_ended_leaves_its_time_with_the_device(bench: Bench) -> None:
-    bench.place(41, 0.5)
-    bench.place(42, 0.2)
-    bench.start()
-    bench.now += 1
-    bench.driver.remove(41)
-    usage = bench.after(1)
-    assert usage.busy_ns == pytest.approx(0.9 * SECOND)
-    assert usage.process_busy_ns == {42: SECOND * 2 // 5}
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
@@ -297,24 +276,6 @@ def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench
     assert bench.after(1).energy_mj is None
 
 
-def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> None:
-    bench.faults.unsupported("nvmlDeviceGetPowerUsage")
-    bench.start()
-    assert all(bench.after(1).energy_mj is not None for _ in range(7))
-    assert not bench.flaws.errors
-    assert not bench.flaws.lacks
-
-
-def test_usage_takes_energy_readings_of_telemetry(bench: Bench) -> None:
-    energy = (fields()[156],)
-    bench.place(41, 0.5)
-    for _ in range(20):
-        bench.now += 0.3
-        bench.telemetry.read(bench.gpu, energy)
-        bench.after(0.7)
-    assert bench.driver.calls[ENERGY] <= 22, "20 of telemetry, and two for the first difference"
-
-
 def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
     bench.start()
     bench.after(10)
@@ -378,20 +339,6 @@ def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
     assert not bench.driver.calls[SAMPLES]
 
 
-@on("1xH100/1x3g.40gb")
-def test_gpm_that_fails_costs_only_itself_and_is_made_up_for(bench: Bench) -> None:
-    bench.place(41, 0.5, gi_id=bench.driver.gpus[0].instances[0].gi_id)
-    bench.start()
-    bench.faults.fail("nvmlGpmMigSampleGet", pynvml.NVML_ERROR_UNKNOWN)
-    bench.now += 1
-    part = bench.usages()[1]
-    assert (part.window_ns, part.busy_ns, part.memory_used) == (0, None, GIB)
-    bench.faults.clear("nvmlGpmMigSampleGet")
-    bench.now += 1
-    part = bench.usages()[1]
-    assert (part.window_ns, part.busy_ns) == (2 * SECOND, SECOND)
-
-
 @on("1xH100/7x1g.10gb")
 def test_a_new_layout_is_followed(bench: Bench) -> None:
     bench.start()
@@ -435,16 +382,6 @@ def test_two_workers_at_once(bench: Bench) -> None:
 
 
 # The driver's life
-
-
-@pytest.mark.parametrize("part", [SAMPLES, PROCESSES, MEMORY, ENERGY])
-def test_a_gpu_lost_half_way_is_said(bench: Bench, part: str) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    bench.now += 1
-    bench.faults.fail(part, pynvml.NVML_ERROR_GPU_IS_LOST)
-    with pytest.raises(DeviceLost):
-        bench.usages()
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])

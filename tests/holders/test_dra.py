@@ -10,7 +10,7 @@ import pytest
 from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
 from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
 
@@ -93,25 +93,6 @@ def reasons(allocation: Allocation) -> list[tuple[str, str]]:
 # What a claim becomes
 
 
-def test_a_claimed_gpu() -> None:
-    assert held(pod("a", claim("one", "gpu-0"))) == Allocation(
-        (
-            Assignment(
-                uuid(1),
-                holder("a"),
-                "kubelet",
-                attributes=(
-                    ("dra_claim_name", "one"),
-                    ("dra_claim_namespace", "team"),
-                    ("dra_device_name", "gpu-0"),
-                    ("dra_driver_name", "gpu.nvidia.com"),
-                    ("dra_pool_name", "node-a"),
-                ),
-            ),
-        )
-    )
-
-
 def test_a_claimed_mig_device() -> None:
     (one,) = held(pod("a", claim("small", "small-d"))).assignments
     assert (one.device, one.share, one.replica) == (f"{uuid(3)}/gi12", None, "")
@@ -161,15 +142,6 @@ def test_unmapped_claims_have_a_reason(claimed: SimulatedClaim, reason: str) -> 
             Unmapped("kubelet", reason, f"gpu.nvidia.com/{device.pool}/{device.device}", "claim team/x", holder("a")),
         )
     )
-
-
-def test_before_the_slices_are_read() -> None:
-    allocation = held(pod("a", claim("x", "gpu-0"), claim("y", "gpu-7")), feed=GivenSlices(synced=False))
-    assert reasons(allocation) == [
-        ("slices_not_synced", "gpu.nvidia.com/node-a/gpu-0"),
-        ("slices_not_synced", "gpu.nvidia.com/node-a/gpu-7"),
-    ]
-    assert allocation.assignments == ()
 
 
 def test_a_new_generation_of_the_pool_replaces_devices() -> None:

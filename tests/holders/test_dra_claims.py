@@ -153,11 +153,6 @@ def test_the_checkpoint_distinguishes_instances_of_one_profile(
     assert dict(found.assignments[0].attributes)["dra_mig_profile"] == "1g.5gb"
 
 
-def test_a_claim_being_prepared_has_no_device() -> None:
-    half = prepared("a", prepared_device(SMALL[0], mig_uuid("c")), state="PrepareStarted")
-    assert parse_driver_checkpoint(checkpoint(half).encode()).uuids == {}
-
-
 @pytest.mark.parametrize("part", [{"created": {"uuid": "MIG-1"}}, {"info": {"uuid": "MIG-1"}}])
 def test_checkpoints_of_older_drivers(part: dict[str, Any]) -> None:
     device = {"gpu": None, "mig": {**part, "device": {"PoolName": POOL, "DeviceName": "m"}}}

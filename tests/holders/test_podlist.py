@@ -85,7 +85,6 @@ def test_nothing_is_held(path: Path, content: object) -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        (uuid(3).lower(), uuid(3)),
         ("nvidia3", uuid(3)),
         ("6", uuid(7)),
         ("7", uuid(6)),
@@ -106,14 +105,10 @@ def test_unrecognised_ids(path: Path, text: str) -> None:
     ("content", "place"),
     [
         (b"", "it is empty"),
-        (b"[", "truncated"),
         (FIXTURE.read_bytes()[:-3], "truncated"),
-        (b"[] []", "trailing"),
         (b"\xff\xfe[]", "byte 0"),
         (b"[" * 100_000, ""),
-        (b"{}", "xpected `array"),
         (json.dumps([entry("a"), 3]).encode(), "[1]"),
-        (json.dumps([{"name": "a", "namespace": "b", "container": "c"}]).encode(), "gpu_list"),
         (json.dumps([entry("a", namespace="")]).encode(), "[0].namespace"),
         (json.dumps([entry("a", gpu_list=[0])]).encode(), "[0].gpu_list[0]"),
         (json.dumps([entry("\ud800")]).encode(), ""),

@@ -1,50 +1,140 @@
-"""An API server as far as get, list and watch go: real HTTP on 127.0.0.1, and ill on request.
+"""A simulated API server: get, list and watch over real HTTP on 127.0.0.1, with faults on request.
 
-Nobody can write to it over HTTP; whoever holds it changes its objects from any thread. Where it matters it does as
-kube-apiserver 1.35 was seen to do: once started anew it has forgotten every version from before, a watch from one is
-accepted with status 200 and ended by an ERROR event, and while its RBAC rules are not read it forbids everything
-(`forbids_first`). It sends bookmarks only when told to: a real one does every minute, and before a watch ends, but none
-while nothing of that kind changes in the whole cluster.
+Tests change its objects from any thread. Like kube-apiserver 1.35, it has no old versions after a restart, and ends a
+watch from an old version by an ERROR event. It sends bookmarks only by `bookmark()`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
+import re
 import ssl
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 
-from tests.kube.api_objects import (
-    KINDS,
-    Asked,
-    Collections,
-    Object,
-    event_line,
-    event_lines,
-    group,
-    key_of,
-    parse_asked,
-    shown,
-    status_object,
+Object = dict[str, Any]
+Key = tuple[str, str, str]
+"""Resource, namespace, name."""
+KINDS = {
+    "pods": "Pod",
+    "configmaps": "ConfigMap",
+    "nodes": "Node",
+    "endpointslices": "EndpointSlice",
+    "resourceslices": "ResourceSlice",
+    "resourceclaims": "ResourceClaim",
+}
+_PATH = re.compile(
+    r"/(?:api/v1|apis/discovery\.k8s\.io/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?"
 )
+_FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver", "status.phase")
+
+
+# Objects
+
+
+class Change(NamedTuple):
+    version: int
+    key: Key
+    before: Object | None
+    after: Object | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A parsed path and its selectors."""
+
+    version: str
+    resource: str
+    namespace: str
+    name: str
+    fields: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...]
+
+    def takes(self, resource: str, item: Object | None) -> bool:
+        if item is None or resource != self.resource:
+            return False
+        metadata = item["metadata"]
+        if self.namespace and metadata.get("namespace") != self.namespace:
+            return False
+        labels = metadata.get("labels") or {}
+        return all(labels.get(name) == value for name, value in self.labels) and all(
+            _read_field(item, path) == value for path, value in self.fields
+        )
+
+    def events(self, change: Change) -> Iterable[bytes]:
+        """An object that enters the selection is added, one that leaves it is deleted."""
+        was, stays = (self.takes(change.key[0], item) for item in (change.before, change.after))
+        if stays and change.after is not None:
+            yield _event("MODIFIED" if was else "ADDED", _in_version(change.after, self.version))
+        elif was and change.before is not None:
+            metadata = change.before["metadata"] | {"resourceVersion": str(change.version)}
+            yield _event("DELETED", _in_version(change.before | {"metadata": metadata}, self.version))
+
+
+def _parse_selection(path: str, query: Mapping[str, str], versions: Iterable[str]) -> Selection | None:
+    """Returns None for unknown paths. Raises ValueError for unknown selectors."""
+    match = _PATH.fullmatch(path)
+    if match is None or match["resource"] not in KINDS:
+        return None
+    version, resource = match["version"] or "", match["resource"]
+    if bool(version) != resource.startswith("resource") or (version and version not in versions):
+        return None
+    fields = tuple(_parse_terms(query.get("fieldSelector", "")))
+    if any(path not in _FIELDS for path, _ in fields):
+        raise ValueError(f"field label not supported: {fields}")
+    labels = tuple(_parse_terms(query.get("labelSelector", "")))
+    return Selection(version, resource, match["namespace"] or "", match["name"] or "", fields, labels)
+
+
+def _parse_terms(selector: str) -> Iterable[tuple[str, str]]:
+    for term in filter(None, selector.split(",")):
+        name, equals, value = term.partition("=")
+        if not equals or not name or set(term) & set("()! "):
+            raise ValueError(f"unable to parse requirement: {term!r}")
+        yield name, value.removeprefix("=")
+
+
+def _read_field(item: Object, path: str) -> str:
+    value: Any = item
+    for word in path.split("."):
+        value = value.get(word) if isinstance(value, dict) else None
+    return "" if value is None else str(value)
+
+
+def _event(kind: str, item: Object) -> bytes:
+    return json.dumps({"type": kind, "object": item}).encode() + b"\n"
+
+
+def _in_version(item: Object, version: str) -> Object:
+    """Slices are stored as v1. Until v1beta1 the attributes of a device are under `basic`."""
+    devices = item.get("spec", {}).get("devices") or []
+    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # a claim has an object there
+        return item
+    old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
+    return item | {"spec": item["spec"] | {"devices": old}}
+
+
+def _status_object(code: int, message: str) -> Object:
+    reason = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired"}.get(code, "InternalError")
+    return {"kind": "Status", "apiVersion": "v1", "message": message, "reason": reason, "code": code}
+
+
+# The server
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked. `port` is the client's: two requests with the same one shared a connection."""
-
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(repr=False)
-    port: int
-    at: float
-    """By the monotonic clock, when it arrived."""
+    port: int  # of the client: two requests with the same one shared a connection
 
     @property
     def watches(self) -> bool:
@@ -57,9 +147,8 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    asked: Asked
-    queue: asyncio.Queue[bytes | None]
-    """What to send; None ends the answer as it should end."""
+    selection: Selection
+    queue: asyncio.Queue[bytes | None]  # None ends the response
     request: web.Request
 
     def cut(self) -> None:
@@ -68,38 +157,30 @@ class _Watch:
 
 
 class SimulatedApiServer:
-    """Serves what its attributes and stored objects say at the moment of the request; all may change while it runs."""
+    """All attributes may be changed while it runs."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.tokens: frozenset[str] | None = None
-        """Those it knows; None: anybody may ask."""
-        self.resource_api_versions: tuple[str, ...] = ("v1", "v1beta1")
-        """Versions of resource.k8s.io served; none: the group is not there."""
-        self.refusal: tuple[int, str] | None = None
-        """Status and message for every request."""
+        self.tokens: frozenset[str] | None = None  # valid ones; None: no token is needed
+        self.resource_api_versions: tuple[str, ...] = ("v1", "v1beta1")  # of resource.k8s.io; empty: no such group
+        self.refusal: tuple[int, str] | None = None  # status and message for every request
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
-        self.forbids_first = 0
-        """So many requests after a start are forbidden: its RBAC rules are not read yet."""
         self.retry_after: int | None = None
-        self.raw_answer: bytes | None = None
-        """Sent, with status 200, instead of any list."""
+        self.raw_answer: bytes | None = None  # sent with status 200 instead of any list
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
-        self.raw_endless = False
-        """It is sent again and again, until the client has enough."""
-        self.forget_pages = 0
-        """So many times whoever asks for the next page of a list is told 410."""
-        self.gone_as_event = True
-        """A version too old is refused inside the stream, as kube-apiserver does, or else by status."""
-        self.holds_back = False
-        """Watches are told of no change: as behind a proxy that waits for more to send."""
-        self.cut_after: int | None = None
-        """Every watch breaks off after so many bytes."""
+        self.raw_endless = False  # sent again and again until the client closes the connection
+        self.forget_pages = 0  # number of requests for the next page that get 410
+        self.gone_as_event = True  # an old version is refused inside the stream, or else by status
+        self.holds_back = False  # watches get no events, as behind a proxy that buffers
+        self.cut_after: int | None = None  # every watch breaks after this number of bytes
         self.requests: list[Request] = []
+        self.version = 100
+        self._oldest = 0
+        self._objects: dict[Key, Object] = {}
+        self._cache: tuple[int, dict[Key, Object]] | None = None
+        self._history: list[Change] = []
         self._tls = tls
         self._port = 0
-        self._answered_since_start = 0
-        self._held = Collections()
         self._watches: set[_Watch] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -111,9 +192,7 @@ class SimulatedApiServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -121,18 +200,14 @@ class SimulatedApiServer:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     @property
-    def version(self) -> int:
-        return self._held.version
-
-    @property
     def open_watches(self) -> int:
         return len(self._watches)
 
     def start(self) -> None:
-        """On the port it had before, if it ran before; what was changed before is no longer told to watches."""
-        self._answered_since_start = 0
+        """After a stop: on the same port, without old versions."""
         if self._port:
-            self._held.start_anew()
+            self.version += 1
+            self.compact()
         ready = threading.Event()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="simulated-api-server")
@@ -140,7 +215,7 @@ class SimulatedApiServer:
         ready.wait()
 
     def stop(self) -> None:
-        """At once: open connections break."""
+        """Breaks open connections."""
         if self._loop is None or self._thread is None:
             return
         self._do(self._stopping.set)
@@ -148,11 +223,11 @@ class SimulatedApiServer:
         self._loop = self._thread = None
 
     def put(self, resource: str, *objects: Object) -> None:
-        """Add objects or replace those of the same name; uid and resourceVersion are given to them."""
+        """Adds or replaces objects. Sets uid and resourceVersion."""
 
         def change_all() -> None:
-            for one in objects:
-                self._change(key_of(resource, one), one)
+            for item in objects:
+                self._change((resource, item["metadata"].get("namespace", ""), item["metadata"]["name"]), item)
 
         self._do(change_all)
 
@@ -160,64 +235,64 @@ class SimulatedApiServer:
         self._do(lambda: self._change((resource, namespace, name), None))
 
     def bookmark(self) -> None:
-        """Tell every watch how far the world has got."""
-        self._each(lambda watch: watch.queue.put_nowait(self._bookmark(watch.asked)))
+        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
+        self.send(_event("BOOKMARK", {"metadata": metadata}))
 
-    def send(self, raw: bytes) -> None:
-        """Put these bytes into every open watch."""
+    def send(self, raw: bytes | None) -> None:
+        """Sends these bytes on every open watch."""
         self._each(lambda watch: watch.queue.put_nowait(raw))
 
     def end_watches(self) -> None:
-        """End every watch as a server does when its time is over."""
-        self._each(lambda watch: watch.queue.put_nowait(None))
+        """Ends every watch as after timeoutSeconds."""
+        self.send(None)
 
     def cut_watches(self) -> None:
-        """Break the connection of every watch."""
         self._each(_Watch.cut)
 
     def compact(self) -> None:
-        """Forget the history: whoever watches from before now is told 410."""
-        self._do(self._held.compact)
+        """Removes old versions: a watch from one gets 410."""
+
+        def compact() -> None:
+            self._oldest = self.version
+            self._history.clear()
+
+        self._do(compact)
 
     def freeze_cache(self) -> None:
-        """From now on a list of version 0 shows the world as it is now."""
-        self._do(self._held.freeze_cache)
+        """From now on a list of version 0 returns the objects as they are now."""
+        self._cache = self.version, copy.deepcopy(self._objects)
 
     def rewind(self, version: int) -> None:
-        """Count from an older version again, as after etcd was restored from a backup."""
-        self._do(lambda: self._held.rewind(version))
+        """Continues from an older version, as after etcd was restored from a backup."""
+        self.version, self._oldest = version, 0
+        self._history.clear()
 
     def hang(self) -> None:
-        """Accept requests and answer none until `resume`."""
+        """Accepts requests and answers none until `resume`."""
         self._do(self._answering.clear)
 
     def resume(self) -> None:
         self._do(self._answering.set)
 
     def _do(self, act: Callable[[], None]) -> None:
-        """Everything is changed in the server's own thread; before it runs there is no other."""
+        """Runs in the server's thread."""
         if self._loop is None:
             return act()
 
-        async def there() -> None:
+        async def run() -> None:
             act()
 
-        asyncio.run_coroutine_threadsafe(there(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def _each(self, act: Callable[[_Watch], None]) -> None:
-        def act_on_all() -> None:
-            for watch in self._watches:
-                act(watch)
-
-        self._do(act_on_all)
+        self._do(lambda: [act(watch) for watch in self._watches] and None)
 
     async def _serve(self, ready: threading.Event) -> None:
         application = web.Application()
         application.router.add_get("/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=self._tls)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=self._tls).start()
         self._port = runner.addresses[0][1]
         self._loop = asyncio.get_running_loop()
         ready.set()
@@ -226,57 +301,58 @@ class SimulatedApiServer:
             watch.cut()
         await runner.cleanup()
 
-    def _change(self, key: tuple[str, str, str], after: Object | None) -> None:
-        change = self._held.change(key, after)
-        if self.holds_back:
-            return
-        for watch in self._watches:
-            for line in event_lines(change, watch.asked):
+    def _change(self, key: Key, after: Object | None) -> None:
+        self.version += 1
+        before = self._objects.pop(key, None)
+        if after is not None:
+            after = copy.deepcopy(after)
+            uid = before["metadata"]["uid"] if before else f"uid-{key[2]}-{self.version}"
+            after["metadata"] = {"uid": uid} | after["metadata"] | {"resourceVersion": str(self.version)}
+            self._objects[key] = after
+        change = Change(self.version, key, before, after)
+        self._history.append(change)
+        for watch in () if self.holds_back else self._watches:
+            for line in watch.selection.events(change):
                 watch.queue.put_nowait(line)
-
-    def _bookmark(self, asked: Asked) -> bytes:
-        metadata = {"resourceVersion": str(self._held.version), "creationTimestamp": None}
-        return event_line("BOOKMARK", {"kind": KINDS.get(asked.resource, ""), "metadata": metadata})
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         port = request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
-        asked_now = Request(request.path, dict(request.query), dict(request.headers), port, time.monotonic())
-        self.requests.append(asked_now)
+        noted = Request(request.path, dict(request.query), dict(request.headers), port)
+        self.requests.append(noted)
         await self._answering.wait()
-        if self.tokens is not None and asked_now.token not in self.tokens:
+        if self.tokens is not None and noted.token not in self.tokens:
             return _status(401, "Unauthorized")
-        if self.refusal is not None and (asked_now.watches or not self.refuse_watches_only):
+        if self.refusal is not None and (noted.watches or not self.refuse_watches_only):
             return _status(*self.refusal, self.retry_after)
-        if self._answered_since_start < self.forbids_first:
-            self._answered_since_start += 1
-            return _status(403, "forbidden")
         if request.path in self.forbidden_paths:
             return _status(403, f'forbidden: cannot get path "{request.path}"')
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
-            return web.json_response(group(self.resource_api_versions))
+            versions = [{"version": version} for version in self.resource_api_versions]
+            return web.json_response({"kind": "APIGroup", "name": "resource.k8s.io", "versions": versions})
         try:
-            asked = parse_asked(request.path, request.query, self.resource_api_versions)
+            selection = _parse_selection(request.path, request.query, self.resource_api_versions)
         except ValueError as error:
             return _status(400, str(error))
-        if asked is None:
+        if selection is None:
             return _status(404, "the server could not find the requested resource")
-        if asked.name:
-            return self._get(asked)
-        return await self._watch(request, asked) if asked_now.watches else await self._list(request, asked)
+        if selection.name:
+            item = self._objects.get((selection.resource, selection.namespace, selection.name))
+            if item is None:
+                return _status(404, f'{selection.resource} "{selection.name}" not found')
+            return web.json_response(_in_version(item, selection.version))
+        return await (self._watch if noted.watches else self._list)(request, selection)
 
-    def _get(self, asked: Asked) -> web.Response:
-        one = self._held.get((asked.resource, asked.namespace, asked.name))
-        if one is None:
-            return _status(404, f'{asked.resource} "{asked.name}" not found')
-        return web.json_response(shown(one, asked.version))
-
-    async def _list(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+    async def _list(self, request: web.Request, selection: Selection) -> web.StreamResponse:
         if self.raw_answer is not None:
             return await self._write_raw(request, self.raw_answer)
         wanted = request.query.get("resourceVersion", "")
-        version, items = self._held.select(asked, wanted)
+        version, objects = self.version, self._objects
+        if wanted == "0" and self._cache is not None:
+            version, objects = self._cache
         if wanted.isdigit() and int(wanted) > version:
             return _status(504, f"Timeout: Too large resource version: {wanted}, current: {version}")
+        chosen = (item for key, item in sorted(objects.items()) if selection.takes(key[0], item))
+        items = [_in_version(item, selection.version) for item in chosen]
         metadata = {"resourceVersion": str(version)}
         if limit := int(request.query.get("limit", "0")):
             began, _, first = request.query.get("continue", f"{version}/0").partition("/")
@@ -285,8 +361,7 @@ class SimulatedApiServer:
                 return _status(410, "The provided continue parameter is too old")
             items, left = items[int(first) : int(first) + limit], items[int(first) + limit :]
             metadata |= {"resourceVersion": began} | ({"continue": f"{began}/{int(first) + limit}"} if left else {})
-        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": metadata, "items": items}
-        return web.json_response(body)
+        return web.json_response({"kind": f"{KINDS[selection.resource]}List", "metadata": metadata, "items": items})
 
     async def _write_raw(self, request: web.Request, body: bytes) -> web.StreamResponse:
         if not self.raw_endless:
@@ -294,20 +369,21 @@ class SimulatedApiServer:
         response = web.StreamResponse(headers=self.raw_headers)
         response.enable_chunked_encoding()
         await response.prepare(request)
-        while True:  # ends when the client goes away: writing then raises
+        while True:  # ends when the client closes the connection: writing then raises
             await response.write(body)
             await asyncio.sleep(0)
 
-    async def _watch(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, selection: Selection) -> web.StreamResponse:
         since = int(request.query.get("resourceVersion") or 0)
-        gone = since < self._held.oldest
+        gone = since < self._oldest
         if gone and not self.gone_as_event:
-            return _status(410, f"too old resource version: {since} ({self._held.oldest})")
-        watch = _Watch(asked, asyncio.Queue(), request)
-        for line in self._held.since(since, asked):
-            watch.queue.put_nowait(line)
+            return _status(410, f"too old resource version: {since} ({self._oldest})")
+        watch = _Watch(selection, asyncio.Queue(), request)
+        for change in self._history:
+            for line in selection.events(change) if change.version > since else ():
+                watch.queue.put_nowait(line)
         if gone:
-            watch.queue.put_nowait(event_line("ERROR", status_object(410, f"too old resource version: {since}")))
+            watch.queue.put_nowait(_event("ERROR", _status_object(410, f"too old resource version: {since}")))
             watch.queue.put_nowait(None)
         self._watches.add(watch)
         try:
@@ -335,4 +411,4 @@ class SimulatedApiServer:
 
 def _status(code: int, message: str, retry_after: int | None = None) -> web.Response:
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return web.json_response(status_object(code, message), status=code, headers=headers)
+    return web.json_response(_status_object(code, message), status=code, headers=headers)

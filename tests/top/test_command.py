@@ -15,7 +15,7 @@ from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.main import run
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import furnish, pods, tenants
+from podgpu.simulate.node import SimulatedProc, cgroup_text, furnish, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.top.scene import HEADER
 
@@ -149,3 +149,12 @@ def test_ascii_output(node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_rich_is_loaded_only_when_needed() -> None:
     code = "import sys, podgpu.cli.exporter, podgpu.cli.top; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proc = SimulatedProc(tmp_path / "proc")
+    for pid in range(4000, 4010):
+        proc.add(pid, cgroup_text(f"/system.slice/docker-{'ab' * 32}.scope"))
+    options = ("--telemetry", "simulated:1xH100", "--path-proc", str(proc.root), "--path-varlog", str(tmp_path))
+    lines = once(capsys, "--processes", "--interval", "100ms", *options)
+    assert "pid 4000, container abababababab" in lines[2]

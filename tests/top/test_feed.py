@@ -49,14 +49,6 @@ def test_sparklines_begin_with_the_servers_history() -> None:
     assert sparklines.span == 900.0
 
 
-def test_a_server_without_history() -> None:
-    with podgpu_server({"/api/v1/view": view(node(gpu(0)))}) as server:
-        feed = Feed(ClusterSource(server.address), 1.0)
-        feed.read_history()
-        assert feed.read().sparklines.span == 60.0
-        feed.close()
-
-
 def test_stale_nodes_are_noted() -> None:
     shown = view(node(gpu(0), name="a", old=True, age_seconds=61.0, notes=["its clock is 9 s ahead"]), notes=["first"])
     with podgpu_server({"/api/v1/view": shown}) as server:
@@ -87,13 +79,6 @@ def test_the_span_grows_with_time() -> None:
         spans.add(trails.snapshot().span)
     assert spans == {60.0, 120.0, 240.0, 480.0, 960.0, 1920.0}
     assert known(trails) == [0.5] * POINTS
-
-
-def test_rows_that_disappear_are_dropped() -> None:
-    trails = Trails()
-    trails.update({ROW: 0.5, OTHER: 0.5}, 1.0)
-    trails.update({OTHER: 0.5}, 2.0)
-    assert set(trails.snapshot().points) == {OTHER}
 
 
 def test_history_replaces_what_top_has_seen() -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-
 import pytest
 
 from podgpu.cli.main import run
 from podgpu.errors import SourceError, UsageError
 from podgpu.top.feed import Feed
-from podgpu.top.source import ClusterSource, ExporterSource, PodgpuApi, Reading, decode_history
+from podgpu.top.source import ClusterSource, ExporterSource, PodgpuApi, SourceReading, decode_history
 from tests.top.scene import HEADER, LOST, gpu, holder, node, view
-from tests.top.servers import EXPOSITION, HEAD, HTML, answer, history, podgpu_server, serving, unused_url
+from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving, unused_url
 
 DCGM = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n",namespace="a",pod="p",container="c"} %d\n'
 
 
-def gpus_of(reading: Reading) -> list[str]:
+def gpus_of(reading: SourceReading) -> list[str]:
     return [gpu.uuid for node in reading.view.nodes for gpu in node.gpus]
 
 
@@ -105,37 +103,16 @@ def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to
     assert second.absent
 
 
-def test_a_login_is_sent_and_not_shown() -> None:
-    with serving(answer(EXPOSITION)) as server:
-        source = ExporterSource(server.url.replace("//", "//me:s%40cret@"))
-        source.read()
-    assert b"Authorization: Basic " + base64.b64encode(b"me:s@cret") in server.requests[0]
-    assert source.name == server.url
-
-
-def test_redirects_are_not_followed() -> None:
-    with serving(answer(EXPOSITION)) as other:
-        moved = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % other.url.encode()
-        with serving(moved) as server, pytest.raises(SourceError, match="name that URL"):
-            ExporterSource(server.url.replace("//", "//me:secret@")).read()
-    assert other.requests == []
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
         (answer(HTML), "not_prometheus"),
-        (answer(b"", b"HTTP/1.1 401 Unauthorized\r\n"), "unauthorized"),
-        (answer(b"", b"HTTP/1.1 404 Not Found\r\n"), "http_404"),
         (answer(b"", b"HTTP/1.1 503 Oops\r\n"), "http_503"),
         (answer(EXPOSITION[:-5]), "malformed"),
-        (HEAD + b"Content-Length: 99999\r\n\r\n" + EXPOSITION, "truncated"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "unreachable"),
         (answer(b"\xff\xfe\n"), "malformed"),
         (answer(b"what is this\n"), "malformed"),
         (answer(b"up 1\n"), "no_gpu"),
         (answer(b'podgpu_exporter_source_up{source="nvml"} 0\n'), "no_gpu"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "unreachable"),
         (b"", "unreachable"),
     ],
 )
@@ -145,11 +122,6 @@ def test_bad_answers(reply: bytes, reason: str) -> None:
     assert caught.value.reason == reason
     assert server.url in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_too_large() -> None:
-    with serving(answer(EXPOSITION)) as server, pytest.raises(SourceError, match="more than 1000 bytes"):
-        ExporterSource(server.url, max_bytes=1000).read()
 
 
 @pytest.mark.parametrize(
@@ -185,17 +157,9 @@ def test_another_exporter_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "batch/two-slices/worker" in output.out
 
 
-@pytest.mark.parametrize("reply", [answer(HTML), answer(EXPOSITION[:-5])])
-def test_a_bad_answer_is_one_line_and_exit_code_1(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(reply) as server:
-        assert run(["top", "--url", server.url]) == 1
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("podgpu: ")
-    assert output.err.count("\n") == 1
-
-
 def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
     url = unused_url()
     assert run(["top", "--once", "--url", url]) == 1
-    assert capsys.readouterr().err.startswith(f"podgpu: {url} cannot be reached (nothing listens there)")
+    output = capsys.readouterr()
+    assert output.err.startswith(f"podgpu: {url} cannot be reached (nothing listens there)")
+    assert (output.out, output.err.count("\n")) == ("", 1)

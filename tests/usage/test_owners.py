@@ -71,7 +71,8 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
     start(proc, 8, 1)
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
-        assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "no_pod_name"})
+        found = owners.find({7, 8}, names.complete, names.learn)
+        assert (found.workloads, found.untold, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
     assert names.read == 1, "for the second, once"
     start(proc, 9, 2)
     owners.find({7, 8, 9}, names.complete, names.learn)
@@ -93,7 +94,8 @@ def test_what_is_in_no_pod_is_nobodys_for_sure(
     proc: SimulatedProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
-    assert owners.find({7}, nobody, names.learn) == Owners()
+    found = owners.find({7}, nobody, names.learn)
+    assert (found.workloads, found.untold) == ({}, {})
     owners.require_sight()
 
 

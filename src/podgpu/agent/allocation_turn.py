@@ -11,7 +11,6 @@ from functools import partial
 from msgspec import structs
 
 from podgpu.clock import Clock
-from podgpu.errors import few_of
 from podgpu.holders import AllocationSource
 from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
 from podgpu.holders.identity import Identities
@@ -21,8 +20,6 @@ from podgpu.workers import Result, Workers
 
 _log = logging.getLogger("podgpu")
 DEADLINE = 5.0  # of a turn; a source that takes longer is not called again, and its late answer is used
-MAX_HOLDERS = 1024  # of one device; 20,000 would make a text of 40 MB that takes 4 s to build
-_HOLDERS = "allocation"
 
 ReadIdentities = Callable[[], Identities]
 ReadLiveness = Callable[[], IsAlive]
@@ -92,15 +89,14 @@ class AllocationTurn:
         names_status = self._check_identities()
         statuses = [self._status(name, result) for name, result in results.items()]
         merged = merge(self._resolve(results), self.complete)
-        assignments, crowded = self._limit_holders(merged.assignments)
         return AllocationPart(
-            assignments,
+            tuple(merged.assignments),
             # While no device is known at all (no driver yet), every id is unknown.
             tuple(u for u in merged.unmapped if devices or u.reason != "unknown_device"),
             merged.vcuda,
             frozenset(uuid for result in results.values() if result.value for uuid in result.value.offered),
             self._known.api_uids,
-            (*statuses, *names_status, *crowded),
+            (*statuses, *names_status),
             dict(self._errors),
             at,
         )
@@ -156,23 +152,6 @@ class AllocationTurn:
         reason = getattr(result.error, "reason", "error")
         self._errors[source, reason] += 1
         return SourceStatus(source, False, result.seconds, reason, str(result.error))
-
-    def _limit_holders(
-        self, assignments: Sequence[Assignment]
-    ) -> tuple[tuple[Assignment, ...], tuple[SourceStatus, ...]]:
-        held: Counter[str] = Counter()
-        kept: list[Assignment] = []
-        for assignment in assignments:
-            held[assignment.device] += 1
-            if held[assignment.device] <= MAX_HOLDERS:
-                kept.append(assignment)
-        if len(kept) == len(assignments):
-            return tuple(assignments), ()
-        reason = "too_many_holders"
-        self._errors[_HOLDERS, reason] += len(assignments) - len(kept)
-        crowded = few_of(f"{device} ({number})" for device, number in held.items() if number > MAX_HOLDERS)
-        message = f"too many holders (limit: {MAX_HOLDERS} per device), the others are left out: {crowded}"
-        return tuple(kept), (SourceStatus(_HOLDERS, False, 0.0, reason, message),)
 
     def close(self) -> None:
         for source in self._sources:

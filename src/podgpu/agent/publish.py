@@ -25,14 +25,13 @@ from podgpu.metrics.encode import NO_METRICS, Body, Exposition, Family, encode
 from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
-from podgpu.metrics.names import in_legacy_units
+from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
 from podgpu.model import (
     Device,
     DeviceState,
     EntityState,
     Holder,
-    HolderUsage,
     MigInstance,
     NodeState,
     PodLabels,
@@ -51,13 +50,12 @@ T = TypeVar("T")
 ExpositionName = Literal["fresh", "stale", "gpu_manager"]
 SIMULATED = "simulated"  # name of the telemetry source of the demo
 _LARGE = 2_000  # series; more take milliseconds to render and are rendered outside the event loop
-_UTIL, _ENGINE, _POWER, _TEMPERATURE = 203, 1001, 155, 150
-_FB_TOTAL, _FB_FREE, _FB_USED, _FB_RESERVED = 250, 251, 252, 253
+_NO_FIGURES = (
+    *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
+)
 MAX_LINES = 5  # log lines of one kind at once
 FAULT_SECONDS = 60.0  # the same fault of the same source is logged this often at most
 _SAME_FAULT = {"hung": "deadline"}  # a late call is `deadline` in its turn and `hung` in the next ones
-_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def build_node_state(parts: NodeParts, node: str) -> NodeState:
         gpus_expected=telemetry.gpus_expected,
         gpus_visible=telemetry.gpus_visible,
         gpus_lost=telemetry.gpus_lost,
-        devices=tuple(_Builder(parts).build_gpus()),
+        devices=tuple(_DeviceBuilder(parts).build_gpus()),
         namespaces=usage.usage.namespaces,
         sources=tuple(source_statuses(parts.sources, errors, allocation.unmapped)),
         entities=tuple(
@@ -121,7 +119,7 @@ def build_node_state(parts: NodeParts, node: str) -> NodeState:
     )
 
 
-class _Builder:
+class _DeviceBuilder:
     """Sorts the parts by device."""
 
     def __init__(self, parts: NodeParts) -> None:
@@ -169,7 +167,6 @@ class _Builder:
         slot, reading = self._build_slot(device), self._readings.get(device.key)
         health = self._health.get(device.uuid, GpuHealth(device))
         values = {} if reading is None else reading.values
-        figures = _read_figures(reading)
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         return DeviceState(
             uuid=device.uuid,
@@ -179,13 +176,12 @@ class _Builder:
             minor=device.minor,
             maker=device.maker,
             mig_enabled=device.mig_enabled,
-            power_mw=None if _POWER not in figures else round(figures[_POWER] * 1000),
-            temperature_celsius=figures.get(_TEMPERATURE),
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             conditions=health.conditions,
             healthy=health.healthy,
             last_holders=health.last_holders,
             instances=instances,
+            **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
             **slot,
         )
 
@@ -193,17 +189,13 @@ class _Builder:
         parts, key, names = self._parts, device.key, fields()
         reading = self._readings.get(key)
         details = () if reading is None else reading.details
-        figures, usage = _read_figures(reading), parts.usage.usage.devices.get(key)
-        used, total = figures.get(_FB_USED), figures.get(_FB_TOTAL)
-        if total is None and used is not None and _FB_FREE in figures:
-            total = used + figures[_FB_FREE] + figures.get(_FB_RESERVED, 0)
-        ratio = figures[_UTIL] / 100 if _UTIL in figures else figures.get(_ENGINE)  # MIG instances have no GPU_UTIL
+        figures, usage = slot_figures(_read_figures(reading)), parts.usage.usage.devices.get(key)
+        if figures["memory_used_bytes"] is None and usage is not None:
+            figures["memory_used_bytes"] = usage.memory_used_bytes
         xids, last_xid = parts.xids.get(key, ((), None))
         return {
             "hidden": key not in self._shown,
-            "utilization_ratio": ratio if ratio is not None and 0 <= ratio <= _MAX_RATIO else None,
-            "memory_used_bytes": _bytes(used) if used is not None or usage is None else usage.memory_used_bytes,
-            "memory_total_bytes": _bytes(total),
+            **figures,
             "usage": usage,
             "holders": tuple(self._holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
@@ -219,7 +211,8 @@ def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
     uids = parts.allocation.api_uids
     holders: dict[str, list[Holder]] = {}
-    usages = {key: {workload.key: (workload, usage) for workload, usage in those} for key, those in _usages(parts)}
+    by_device = sorted(parts.usage.usage.holders.items())
+    usages = {key: {workload.key: (workload, usage) for workload, usage in those} for key, those in by_device}
     for a in parts.allocation.assignments:
         _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
         given: dict[str, Any] = {"source": a.source, "share_ratio": a.share, "replica": a.replica}
@@ -231,10 +224,6 @@ def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
     return holders
 
 
-def _usages(parts: NodeParts) -> Iterable[tuple[str, Iterable[tuple[Workload, HolderUsage]]]]:
-    return sorted(parts.usage.usage.holders.items())
-
-
 def _members(workload: Workload, uids: Mapping[str, str]) -> dict[str, Any]:
     """Static pods get the UID of the API server, if it is known. Everything on the node uses the kubelet's."""
     members = msgspec.structs.asdict(workload)
@@ -242,14 +231,11 @@ def _members(workload: Workload, uids: Mapping[str, str]) -> dict[str, Any]:
     return members
 
 
-def _read_figures(reading: Reading | None) -> dict[int, float]:
+def _read_figures(reading: Reading | None) -> dict[str, float]:
     if reading is None:
         return {}
-    return in_legacy_units({i: value for i, value in reading.values.items() if not isinstance(value, str)})
-
-
-def _bytes(mib: float | None) -> int | None:
-    return None if mib is None else round(mib * _MIB)
+    numbers = {i: value for i, value in reading.values.items() if not isinstance(value, str)}
+    return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
 def without_figures(state: NodeState) -> NodeState:
@@ -260,19 +246,8 @@ def without_figures(state: NodeState) -> NodeState:
 
 
 def _device_without_figures(gpu: DeviceState) -> DeviceState:
-    return DeviceState(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        model=gpu.model,
-        pci_bus_id=gpu.pci_bus_id,
-        minor=gpu.minor,
-        maker=gpu.maker,
-        mig_enabled=gpu.mig_enabled,
-        hidden=gpu.hidden,
-        conditions=gpu.conditions,
-        last_holders=gpu.last_holders,
-        instances=tuple(MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances),
-    )
+    instances = tuple(MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances)
+    return DeviceState(instances=instances, **{member: getattr(gpu, member) for member in _NO_FIGURES})
 
 
 # -- what is served ------------------------------------------------------------------------------------------------

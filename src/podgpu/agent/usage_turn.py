@@ -109,7 +109,8 @@ class UsageTurn:
         status = self._status(self._clock.monotonic() - began, owners, new)
         sources = (status, *_switches_status(results))
         snapshot = self._ledger.snapshot(began_at)
-        return UsagePart(snapshot, began_at, sources, dict(self._errors), usages, owners.workloads)
+        workloads = {**owners.nameless, **owners.workloads}
+        return UsagePart(snapshot, began_at, sources, dict(self._errors), usages, workloads)
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)

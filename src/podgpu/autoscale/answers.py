@@ -221,10 +221,8 @@ def is_active(snapshot: MetricsSnapshot, selector: PodSelector, idle_for: float)
 
 
 def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
-    held = snapshot.holding.get(pod.key)
-    if held is None or held.idle_seconds is None:
-        return False
-    return min(held.idle_seconds, snapshot.ends_at - pod.started_at) >= idle_for
+    seconds = snapshot.holding.get(pod.key)
+    return seconds is not None and min(seconds, snapshot.ends_at - pod.started_at) >= idle_for
 
 
 def _find_unreported(snapshot: MetricsSnapshot, pods: Iterable[PodSeen]) -> list[PodSeen]:

@@ -23,10 +23,10 @@ from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.refusal import Refusal, RefusalKind, bad_request, forbidden, quote
 from podgpu.autoscale.requests import Trigger, parse_trigger
 from podgpu.autoscale.store import SampleStore
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import SourceError, StartError
 from podgpu.tls import Pem, load_pair
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import ProblemLog
+from podgpu.web.web_config import LastValid
 
 KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
@@ -205,29 +205,21 @@ class KedaTls:
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
-        self._problem = ProblemLog("KEDA's listener keeps its previous certificates")
-        try:
-            self._last = self._read()
-        except SourceError as error:
-            raise UsageError(str(error)) from error
+        self._content = LastValid(self._read, "KEDA's listener keeps its previous certificates")
+        self._used = self._content.get()
 
     def make_credentials(self) -> Any:
         """Clients without a certificate of the configured CA are refused."""
         return grpc.dynamic_ssl_server_credentials(
-            self._last.make_configuration(), self._reload, require_client_authentication=True
+            self._used.make_configuration(), self._reload, require_client_authentication=True
         )
 
     def _reload(self) -> Any:
         """Called by gRPC at every handshake, in its own thread. None keeps the present configuration."""
-        try:
-            content = self._read()
-        except SourceError as error:
-            self._problem.report(str(error))
+        content = self._content.get()
+        if content == self._used:
             return None
-        self._problem.clear()
-        if content == self._last:
-            return None
-        self._last = content
+        self._used = content
         _log.info("%s was replaced: new connections use it", self._certificate.name)
         return content.make_configuration()
 

@@ -27,9 +27,10 @@ from podgpu.cluster.collect import Scope
 from podgpu.cluster.parts import HeldPart, gpu_utilization
 from podgpu.cluster.state import ClusterState, NodeEntry
 from podgpu.cluster.used import used_value
-from podgpu.model import DeviceState, HolderUsage, Slot
+from podgpu.model import DeviceState, HolderUsage, Slot, WorkloadKey
 
 PodKey = tuple[str, str]  # namespace, name
+IdleSeconds = float | None  # for which counters prove that a pod ran nothing; None: it runs something, or unknown
 ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
 _SlotKey = tuple[str, int | None, int | None]  # UUID, index, MIG instance
 _MAX_BUSY = 1.5  # of the device's time; counters read late may grow by a little more than 1
@@ -40,17 +41,10 @@ _COUNTED = 0.95  # part of the time that must be counted: counting starts and en
 _NS = 1_000_000_000
 
 
-class HeldGpus(NamedTuple):
-    """A pod that holds devices."""
-
-    node: str
-    idle_seconds: float | None  # for which counters prove that it ran nothing; None: it runs something, or unknown
-
-
 class RoundSamples(NamedTuple):
-    """Rows by column. NaN means unknown."""
+    """Rows are by column. NaN means unknown."""
 
-    holding: dict[PodKey, HeldGpus]
+    holding: dict[PodKey, IdleSeconds]  # pods that hold a GPU
     pods: dict[PodKey, Sequence[float]]
     scopes: dict[ScopeKey, Sequence[float]]
     ignored: dict[PodKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
@@ -78,8 +72,8 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[str, _SlotKey, tuple[str, ...]], _Rate] = {}
-        self._now: dict[tuple[str, _SlotKey, tuple[str, ...]], _Rate] = {}
+        self._before: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
+        self._now: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
 
     def next_round(self) -> None:
         """Holders that were not in the last round are removed."""
@@ -196,7 +190,7 @@ def sample_round(
         name = _find_node(pods.by_key.get(pod), by_node, node_names)
         if name is not None:
             samples = by_node[name]
-            result.holding[pod] = HeldGpus(name, _least(sample.idle_seconds for sample in samples))
+            result.holding[pod] = _least(sample.idle_seconds for sample in samples)
             result.pods[pod] = _make_row(samples)
         ignored = tuple(other for other in by_node if other != name)
         if ignored:

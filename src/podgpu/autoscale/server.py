@@ -22,7 +22,7 @@ from podgpu.autoscale.metrics_api import API_OPTION, MetricsApi
 from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.store import SampleStore
 from podgpu.cluster.loop import Cluster
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 from podgpu.metrics import families as f
 from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
@@ -31,7 +31,7 @@ from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.connections import MakeTlsContext
 from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address
-from podgpu.web.web_config import ProblemLog
+from podgpu.web.web_config import LastValid
 
 _REVIEW_SECONDS = 5.0
 _log = logging.getLogger("podgpu")
@@ -66,33 +66,16 @@ def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
     return context
 
 
-class ApiTlsContexts:
-    """The current TLS context. Keeps the last valid one while certificate, key or CAs are invalid."""
+def make_api_tls(pair: Callable[[], tuple[Pem, Pem]], trust: Callable[[], TrustConfig]) -> MakeTlsContext:
+    """`pair` returns certificate and key, which may change. Raises UsageError."""
+    cache = ContextCache(make_api_context)
 
-    def __init__(self, pair: Callable[[], tuple[Pem, Pem]], trust: Callable[[], TrustConfig]) -> None:
-        """`pair` returns certificate and key, which may change. Raises UsageError."""
-        self._pair = pair
-        self._trust = trust
-        self._cache = ContextCache(make_api_context)
-        self._problem = ProblemLog("the metrics API keeps its previous certificate and CAs")
-        try:
-            self._last = self._make()
-        except SourceError as error:
-            raise UsageError(str(error)) from error
-
-    def _make(self) -> ssl.SSLContext:
-        certificate, key = self._pair()
+    def read() -> ssl.SSLContext:
+        certificate, key = pair()
         names = f"{certificate.name} and {key.name}"
-        return self._cache.get(ApiTlsMaterial(certificate.read(), key.read(), names, self._trust().client_cas))
+        return cache.get(ApiTlsMaterial(certificate.read(), key.read(), names, trust().client_cas))
 
-    def current(self) -> ssl.SSLContext:
-        try:
-            self._last = self._make()
-        except SourceError as error:
-            self._problem.report(str(error))
-        else:
-            self._problem.clear()
-        return self._last
+    return LastValid(read, "the metrics API keeps its previous certificate and CAs").get
 
 
 # The listeners

@@ -14,16 +14,16 @@ from typing import Generic, TypeVar
 
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
-from podgpu.autoscale.samples import HeldGpus, PodKey, ScopeKey, UsageRates, sample_round
+from podgpu.autoscale.samples import IdleSeconds, PodKey, ScopeKey, UsageRates, sample_round
 from podgpu.clock import Clock
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import round_number
 from podgpu.kube.objects import Pairs
 
 _SPARE_ROUNDS = 2  # an older round may still be read
 _SETTLED = 1 / 3  # part of an interval after which a round is used
 _STARTING_SECONDS = 30.0
+_EARLY = 1 / 16  # a round that ends this part of an interval too early belongs to the next one
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
@@ -70,7 +70,7 @@ class MetricsSnapshot:
 
     number: int
     interval: float
-    holding: Mapping[PodKey, HeldGpus]
+    holding: Mapping[PodKey, IdleSeconds]
     held_before: frozenset[PodKey]  # running pods that held a GPU at any time: they may still hold it
     pods: RunningPods
     pod_samples: SampleRings[PodKey]
@@ -130,7 +130,7 @@ class SampleStore:
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         taken_at = state.taken_at or 0.0
-        number = round_number(taken_at, self.settings.interval)
+        number = math.floor(taken_at / self.settings.interval + _EARLY)
         pods, node_labels = self._pods(), self._node_labels()
         node_names = {*(node_labels or ()), *(pod.node for pod in pods.by_key.values())}
         samples = sample_round(state, self._rates, pods, node_names)

@@ -20,7 +20,7 @@ from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION
 from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, EXTERNAL_GROUP, EXTERNAL_VERSION
-from podgpu.autoscale.server import ApiPart, ApiTlsContexts, AutoscaleServer, KedaPart
+from podgpu.autoscale.server import ApiPart, AutoscaleServer, KedaPart, make_api_tls
 from podgpu.autoscale.store import SampleStore
 from podgpu.cli.cluster import (
     PROMETHEUS_OPTIONS,
@@ -262,10 +262,10 @@ def _make_api(options: Mapping[str, Any], address: Address, config: ApiConfig, s
         def pair() -> tuple[Pem, Pem]:
             return files
 
-    contexts = ApiTlsContexts(pair, lambda: trust() or TrustConfig())
+    tls = make_api_tls(pair, lambda: trust() or TrustConfig())
     return ApiPart(
         address,
-        contexts.current,
+        tls,
         trust,
         lambda: ApiClient(config),
         make_updater,

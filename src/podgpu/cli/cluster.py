@@ -264,7 +264,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     return PrometheusServer(
         url=options["prometheus"],
         access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
-        match=options["match"],
+        match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
     )
 

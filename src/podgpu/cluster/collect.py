@@ -63,7 +63,6 @@ class ClusterReading:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
     owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
-    rolling: Mapping[Scope, float] | None = None  # mean over --window; None: the view computes it from its rounds
     idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> at least seconds
 
 

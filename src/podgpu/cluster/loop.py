@@ -1,7 +1,7 @@
 """Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
 Request handlers read one reference, which is replaced as a whole. Rounds start at multiples of the interval, so that
-the rolling mean covers the same instants as in Prometheus.
+the rolling mean equals `avg_over_time` in Prometheus.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property
 from typing import Literal
 
 from podgpu.clock import Clock, FaultLog
@@ -25,13 +25,11 @@ from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
-from podgpu.metrics.encode import Exposition, Family, encode
+from podgpu.metrics.encode import Exposition, encode
 
 LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
 LATE_ROUNDS = 3.0
-_REQUESTED_SECONDS = 300.0  # for so long after a request, every round is rendered in advance
 _CLOSE_SECONDS = 3.0
-_MAX_FORGOTTEN = 1024
 _MAX_LOG_LINES = 10  # of one kind in one round: a rack that loses power is a hundred nodes
 _MAX_LOG_LENGTH = 1000
 _REPEAT_SECONDS = 600.0
@@ -39,7 +37,6 @@ _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
 """Called in the thread of the rounds, because HTTP sessions belong to an event loop."""
 Found = Literal["unknown", "here", "away"]
-Document = Literal["metrics", "nodes", "stale", "page"]
 
 
 class PublishedState:
@@ -58,39 +55,24 @@ class PublishedState:
         self._rolling = rolling or {}
         self._bills = bills or BillTotals()
         self._counting_since = counting_since
-        self._lock = threading.Lock()
-        self._texts: dict[str, Exposition] = {}
-        self._page: PageState | None = None
 
-    @property
+    @cached_property
     def metrics(self) -> Exposition:
-        return self._render("metrics", lambda: cluster_families(self.state, self._rolling, self._bills))
+        return Exposition.of(encode(cluster_families(self.state, self._rolling, self._bills)))
 
-    @property
+    @cached_property
     def nodes(self) -> Exposition:
         """`/metrics/nodes`."""
-        return self._render("nodes", lambda: node_families(self.state))
+        return Exposition.of(encode(node_families(self.state)))
 
-    @property
+    @cached_property
     def stale(self) -> Exposition:
         """Only the metrics on the cluster itself: served while the loop hangs."""
-        return self._render("stale", lambda: self_families(self.state))
+        return Exposition.of(encode(self_families(self.state)))
 
+    @cached_property
     def page(self) -> PageState:
-        with self._lock:
-            if self._page is None:
-                self._page = PageState.of(self.state, self._bills, self._counting_since)
-            return self._page
-
-    def is_rendered(self, name: Document) -> bool:
-        return self._page is not None if name == "page" else name in self._texts
-
-    def _render(self, name: str, families: Callable[[], Iterable[Family]]) -> Exposition:
-        with self._lock:
-            text = self._texts.get(name)
-            if text is None:
-                text = self._texts[name] = Exposition.of(encode(families()))
-            return text
+        return PageState.of(self.state, self._bills, self._counting_since)
 
 
 class Cluster:
@@ -118,10 +100,8 @@ class Cluster:
         self._rolling = RollingAverage()
         self._bills = BillLedger()
         self._counting_since: float | None = None  # monotonic
-        self._forgotten: dict[str, None] = {}
-        self._forgotten_lock = threading.Lock()
+        self._forgotten: set[str] = set()
         self._changes = _ChangeLog(self.clock.monotonic)
-        self._requested: dict[Document, float] = {}
         self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
         self._round_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -151,13 +131,12 @@ class Cluster:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
-        with self._forgotten_lock:
-            forgotten = tuple(self._forgotten)
+        forgotten = frozenset(self._forgotten)
         state = build_cluster_state(
             reading, self._previous, self.settings, now, wall, prices=prices, forgotten=forgotten, notes=notes
         )
         self._previous = state
-        self._restore_found(state, forgotten)
+        self._forgotten -= {uuid for uuid in forgotten if self._look_up(state, uuid) == "here"}
         if self._on_round is not None:
             if whole_round:
                 self._on_round(state)
@@ -167,26 +146,16 @@ class Cluster:
             self._counting_since = now
         self._bills.update(state, reading.nodes, now)
         if whole_round:
-            self._rolling.add(wall, self.settings, state.used)
-        rolling = self._rolling.means() if reading.rolling is None else reading.rolling
-        published = PublishedState(state, now, rolling, self._bills.totals(), self._counting_since + state.clock_offset)
-        for name, at in list(self._requested.items()):  # requests add to it
-            if now - at <= _REQUESTED_SECONDS:
-                _ = published.page() if name == "page" else getattr(published, name)
-        self.published = published
+            self._rolling.add(now, self.settings, state.used)
+        since = self._counting_since + state.clock_offset
+        self.published = PublishedState(state, now, self._rolling.means(), self._bills.totals(), since)
 
     def page(self) -> PageState:
         """The JSON of the web page."""
-        self._requested["page"] = self.clock.monotonic()
-        return self.published.page()
+        return self.published.page
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Exposition:
-        self._requested[name] = self.clock.monotonic()
-        published = self.published
-        name_to_serve: Literal["metrics", "nodes", "stale"] = name if self.turns else "stale"
-        if published.is_rendered(name_to_serve):
-            return getattr(published, name_to_serve)  # type: ignore[no-any-return]
-        return await asyncio.to_thread(partial(getattr, published, name_to_serve))
+        return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Body of another path of a node's exporter. May be called from any event loop. Raises SourceError."""
@@ -219,19 +188,9 @@ class Cluster:
         """Leaves out a GPU that is lost or whose node is gone, until it is back."""
         found = self._look_up(self.published.state, uuid)
         if found == "away":
-            with self._forgotten_lock:
-                self._forgotten[uuid] = None
-                while len(self._forgotten) > _MAX_FORGOTTEN:
-                    del self._forgotten[next(iter(self._forgotten))]
+            self._forgotten.add(uuid)
             self.reload()
         return found
-
-    def _restore_found(self, state: ClusterState, forgotten: Iterable[str]) -> None:
-        back = [uuid for uuid in forgotten if self._look_up(state, uuid) == "here"]
-        if back:
-            with self._forgotten_lock:
-                for uuid in back:
-                    self._forgotten.pop(uuid, None)
 
     @staticmethod
     def _look_up(state: ClusterState, uuid: str) -> Found:

@@ -1,25 +1,23 @@
 """Collector that reads Prometheus or a compatible server: instant queries per round, evaluated at the server's time.
 
-The rolling mean, idle times and owners of pods also come from the server, so that a restart loses nothing.
+Idle times and owners of pods also come from the server, so that a restart loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, Scope, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
     by,
-    check_matchers,
-    check_node_labels,
     one_of,
     select,
 )
@@ -36,9 +34,8 @@ from podgpu.metrics.adapter import (
     nodes_from_vectors,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.fields import XID_FIELD, Field
-from podgpu.metrics.mig import billed_name
-from podgpu.metrics.names import generations, meaning, names_of, successors
+from podgpu.metrics.fields import XID_FIELD
+from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import WorkloadOwner
 
@@ -53,8 +50,6 @@ _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may learn of a pod later than 
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # between two queries for idle devices
 _IDLE_CHECKS = 30  # of whether there are samples, in the idle window
-_MAX_RATIO = 1.01
-_NAMESPACE = "podgpu_namespace"
 _NO_SAMPLES = "Prometheus has no samples of it any more: check that its exporter runs and is scraped"
 FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, WorkloadOwner]]
 
@@ -72,13 +67,12 @@ class PrometheusCollector:
         clock: Clock | None = None,
     ) -> None:
         """`find_owners`: owners of pods that kube-state-metrics does not know. Raises UsageError."""
-        self._match = check_matchers(server.match)
-        self._node_labels = check_node_labels(server.node_labels)
+        self._match = server.match
+        self._node_labels = server.node_labels
         self._client = PrometheusClient(server)
         self._settings = settings
         self._keep_fields = keep_fields
         self._clock = clock or Clock()
-        self._rolling = RollingMean(self._client, self._match, self._node_labels, settings)
         self._idle = IdleDevices(self._client, self._match, settings.idle_after)
         self._owners = PodOwners(self._client, self._match, find_owners)
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -103,7 +97,7 @@ class PrometheusCollector:
             failures = [("", error)]
             self._reading = replace(self._reading, notes=())
             if self._clock.monotonic() - self._succeeded_at > self._settings.stale_after:
-                self._reading = replace(self._reading, rolling={}, idle_for={})
+                self._reading = replace(self._reading, idle_for={})
         first = failures[0][1] if failures else None
         self._errors.update((self._client.name, failure.reason) for _, failure in failures)
         outcome = TargetOutcome(
@@ -137,7 +131,6 @@ class PrometheusCollector:
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
             ("idle GPUs", self._idle.update(nodes, now)),
-            ("rolling mean", self._rolling.update(now, self._clock)),
         ):
             try:
                 await work
@@ -148,7 +141,6 @@ class PrometheusCollector:
             self._reading,
             owners=self._owners.known(),
             idle_for=self._idle.seconds(now),
-            rolling=self._rolling.means(now),
             notes=(*notes, *self._describe_gaps(failures)),
         )
         return failures
@@ -188,8 +180,6 @@ class PrometheusCollector:
         if not devices:
             and_match = " and that --match is right" if self._match else ""
             notes.append(f"Prometheus has no figures of GPUs: check that it scrapes the exporters{and_match}")
-        elif not all(device.uuid for device in devices):
-            notes.append("GPUs without a UUID label are in no rolling mean")
         return notes
 
 
@@ -245,119 +235,6 @@ def _field_names(*numbers: int) -> tuple[str, ...]:
 
 def _own_names(*specs: families.FamilySpec) -> tuple[str, ...]:
     return tuple(spec.name for spec in specs)
-
-
-# Rolling mean of the utilisation of GPUs in use
-
-
-def rolling_queries(match: str, node_labels: Sequence[str], settings: ViewSettings) -> dict[str, str]:
-    """PromQL by kind of scope: the mean over the devices in use, 0 if there are devices and none is in use.
-
-    A device is identified by its UUID, so that the copies of an HA pair count once. A GPU that is held from several
-    namespaces counts in each. Raises UsageError for a field that is not a utilisation.
-    """
-    full, known = settings.full, meaning(settings.used_field)
-    assert known is not None
-    field, names = known.field, names_of(known.field.id)
-    keys, models = ["UUID", "uuid"], ["modelName"]
-    figures = f"({_select_field(field, match)}) <= {full * _MAX_RATIO:g}"
-    if field.per_instance:  # a GPU does not count beside its instances
-        keys, models = [*keys, "GPU_I_ID"], [*models, "GPU_I_PROFILE"]
-        whole, instances = (_select_field(field, matcher, match) for matcher in ('GPU_I_ID=""', 'GPU_I_ID!=""'))
-        figures = f"{figures} unless (({whole}) and on (UUID, uuid) ({instances}))"
-
-    def mean(labels: Sequence[str], devices: str) -> str:
-        return f"(avg {by(*labels)} ({devices} > 0) or group {by(*labels)} ({devices}) * 0) / {full:g}"
-
-    held = " or ".join(
-        f'label_replace(group {by(*keys, namespace)} ({series}), "{_NAMESPACE}", "$1", "{namespace}", "(.+)")'
-        for namespace, series in _select_held((*names, families.ALLOCATION_INFO.name), match)
-    )
-    held_devices = (
-        f"(group {by(*keys, _NAMESPACE)} ({held}) * on ({', '.join(keys)}) group_left () max {by(*keys)} ({figures}))"
-    )
-    scopes: dict[str, Sequence[str]] = {"cluster": (), "node": node_labels, "model": models}
-    queries = {kind: mean(labels, f"max {by(*keys, *labels)} ({figures})") for kind, labels in scopes.items()}
-    return {**queries, "namespace": mean((_NAMESPACE,), held_devices)}
-
-
-def _select_field(field: Field, *matchers: str) -> str:
-    """The field in 4.8's unit, whichever name a node uses."""
-    old_names, new_names = generations(field.id)
-    old = select(old_names, *matchers)
-    if not new_names:
-        return old
-    new, successor = select(new_names, *matchers), successors().get(field.id)
-    return f"{old} or {new}" if successor is None else f"{old} or ({new} / {successor.factor:g})"
-
-
-def _select_held(names: Sequence[str], match: str) -> Iterator[tuple[str, str]]:
-    """Series with a pod, by the label of its namespace."""
-    for namespace, pod, _ in POD_LABELS:
-        if pod == "pod":  # may be the exporter's own, which Prometheus adds to its series
-            series = select(names, 'pod!=""', 'exported_pod=""', match)
-            yield namespace, f"{series} unless on (job, instance, namespace, pod) up"
-        else:
-            yield namespace, select(names, f'{pod}!=""', match)
-
-
-class RollingMean:
-    """Mean over the instants of --window. Each instant is a multiple of --interval, and is queried once."""
-
-    def __init__(
-        self, client: PrometheusClient, match: str, node_labels: Sequence[str], settings: ViewSettings
-    ) -> None:
-        """Raises UsageError for a field that is not a utilisation."""
-        self._client = client
-        self._queries = rolling_queries(match, node_labels, settings)
-        self._node_labels = node_labels
-        self._interval, self._window = settings.interval, settings.window
-        self._ratios: dict[float, dict[Scope, float]] = {}  # by instant
-
-    def _instants(self, now: float) -> list[float]:
-        last = math.floor(now / self._interval + 1e-6)
-        count = math.ceil(self._window / self._interval)
-        return [round(number * self._interval, 3) for number in range(last - count + 1, last + 1)]
-
-    async def update(self, now: float, clock: Clock) -> None:
-        """After the start the whole window is missing: as much as fits into half an interval is read per round."""
-        deadline = clock.monotonic() + self._interval / 2
-        instants = self._instants(now)
-        self._ratios = {instant: ratios for instant, ratios in self._ratios.items() if instant in instants}
-        for instant in reversed(instants):
-            if instant in self._ratios:
-                continue
-            results = await asyncio.gather(*(self._client.query(text, instant) for text in self._queries.values()))
-            ratios: dict[Scope, float] = {}
-            for kind, samples in zip(self._queries, results, strict=True):
-                for sample in samples:
-                    scope = _make_scope(kind, sample.labels, self._node_labels)
-                    if scope is not None and sample.value <= _MAX_RATIO:
-                        ratios[scope] = max(sample.value, ratios.get(scope, 0.0))
-            self._ratios[instant] = ratios
-            if clock.monotonic() > deadline:
-                break
-
-    def means(self, now: float) -> dict[Scope, float]:
-        values: dict[Scope, list[float]] = defaultdict(list)
-        for instant in self._instants(now):
-            for scope, ratio in self._ratios.get(instant, {}).items():
-                values[scope].append(ratio)
-        return {scope: sum(ratios) / len(ratios) for scope, ratios in values.items()}
-
-
-def _make_scope(kind: str, labels: Mapping[str, str], node_labels: Sequence[str]) -> Scope | None:
-    """None: a namespace without a name."""
-    match kind:
-        case "node":
-            return Scope("node", node=next((labels[name] for name in node_labels if labels.get(name)), ""))
-        case "model":
-            model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "")
-            return Scope("model", model=billed_name(model, profile) if profile else model)
-        case "namespace":
-            namespace = labels.get(_NAMESPACE, "")
-            return Scope("namespace", namespace=namespace) if namespace else None
-    return Scope("cluster")
 
 
 # Idle devices

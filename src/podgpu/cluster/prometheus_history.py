@@ -15,8 +15,6 @@ from podgpu.cluster.promql import (
     PrometheusServer,
     RangeSeries,
     by,
-    check_matchers,
-    check_node_labels,
     one_of,
     quote,
     select,
@@ -75,8 +73,8 @@ class PrometheusHistory:
         """Raises UsageError."""
         PrometheusClient(server)
         self._server = server
-        self._match = check_matchers(server.match)
-        self._node_labels = check_node_labels(server.node_labels)
+        self._match = server.match
+        self._node_labels = server.node_labels
         self._clock = clock
         self._cache: dict[tuple[object, ...], tuple[float, asyncio.Future[Any]]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)

@@ -23,38 +23,9 @@ _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time b
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # in RE2
-_MATCHER = re.compile(
-    r"""\s*(?!__name__\b)[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*"""
-    r"""(?:"(?:[^"\\\n]|\\[^\n])*+"|'(?:[^'\\\n]|\\[^\n])*+'|`[^`]*+`)\s*"""
-)
 
 
 # Writing PromQL
-
-
-def check_matchers(text: str) -> str:
-    """Returns `--match` without blanks at its ends. Raises UsageError."""
-    position = 0
-    while text[position:].strip():
-        matcher = _MATCHER.match(text, position)
-        if matcher is None or text[matcher.end() : matcher.end() + 1] not in ("", ","):
-            where = (matcher.end() if matcher else position) + 1
-            raise UsageError(
-                f"--match: not understood from character {where} on ({text[where - 1 : where + 19]!r}): write label"
-                ' matchers such as cluster="a",team=~"x|y", without braces and without __name__'
-            )
-        position = matcher.end() + 1
-    return text.strip().rstrip(",")
-
-
-def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns each name once. Raises UsageError."""
-    for name in names:
-        if not _LABEL.fullmatch(name):
-            raise UsageError(f"--node-label: {name!r} is not the name of a label; write {','.join(NODE_LABELS)}")
-    if not names:
-        raise UsageError(f"--node-label names no label: write {','.join(NODE_LABELS)}")
-    return tuple(dict.fromkeys(names))
 
 
 def quote(value: str) -> str:
@@ -91,6 +62,12 @@ class PrometheusServer:
     match: str = ""  # label matchers for every selector
     node_labels: tuple[str, ...] = NODE_LABELS
     timeout: float = 10.0  # seconds for one query
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        for name in self.node_labels or ("",):
+            if not _LABEL.fullmatch(name):
+                raise UsageError(f"--node-label: {name!r} is not the name of a label; write {','.join(NODE_LABELS)}")
 
 
 class RangeSeries(NamedTuple):

@@ -7,7 +7,7 @@ data is absent.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # state imports this module
 CLUSTER = Scope("cluster")
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 _MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than everything
-_EARLY = 1 / 16  # a round that ends this part of an interval too early belongs to the next one
 
 
 class UsedMean(NamedTuple):
@@ -84,37 +83,20 @@ def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Hol
 
 
 class RollingAverage:
-    """Mean of the rounds in the window, if no Prometheus computes it.
-
-    Rounds start at multiples of the interval, so this equals `avg_over_time((…)[window:interval])`.
-    """
+    """Mean over the rounds in the window."""
 
     def __init__(self) -> None:
-        self._rounds: dict[Scope, deque[tuple[int, float]]] = {}
-        self._last: int | None = None
+        self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
 
-    def add(self, wall: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
-        """Adds a round. A second one in the same interval is ignored."""
-        number = round_number(wall, settings.interval)
-        if self._last is not None and number < self._last - 1:
-            self._rounds.clear()  # the clock was set back, so all rounds are in the future
-        elif self._last is not None and number <= self._last:
-            return
-        self._last = number
-        oldest = number - math.ceil(settings.window / settings.interval) + 1
-        for scope, mean in used.items():
-            if scope.scope in AVERAGED:
-                self._rounds.setdefault(scope, deque()).append((number, mean.mean / settings.full))
-        for scope, values in list(self._rounds.items()):
-            while values and values[0][0] < oldest:
-                values.popleft()
-            if not values:
-                del self._rounds[scope]
+    def add(self, now: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
+        ratios = {scope: mean.mean / settings.full for scope, mean in used.items() if scope.scope in AVERAGED}
+        self._rounds.append((now, ratios))
+        while self._rounds[0][0] < now - settings.window + settings.interval / 2:
+            self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:
-        return {scope: math.fsum(v for _, v in values) / len(values) for scope, values in self._rounds.items()}
-
-
-def round_number(wall: float, interval: float) -> int:
-    """Number of the round at that Unix time."""
-    return math.floor(wall / interval + _EARLY)
+        values: dict[Scope, list[float]] = defaultdict(list)
+        for _, ratios in self._rounds:
+            for scope, ratio in ratios.items():
+                values[scope].append(ratio)
+        return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}

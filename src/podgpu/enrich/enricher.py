@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from podgpu import __version__
 from podgpu.clock import Clock
@@ -30,8 +31,7 @@ _OWN_PREFIX = "podgpu_"
 # Labels
 
 
-@dataclass(frozen=True, slots=True)
-class RelabelResult:
+class RelabelResult(NamedTuple):
     families: tuple[ParsedFamily, ...]
     ambiguous: int  # number of dropped series: copies for several holders of one device with different values
 
@@ -41,14 +41,25 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
 
     Copies of a series for several holders become one series again. podgpu's own families stay unchanged.
     """
-    labels = _LabelMaker(exposition, _find_sole_holders(assignments), policy)
-    families = []
+    holders = _find_sole_holders(assignments)
+    families: list[ParsedFamily] = []
     ambiguous = 0
     for family in exposition.families:
-        samples = list(family.samples if family.name.startswith(_OWN_PREFIX) else _relabel_samples(family, labels))
-        kept = tuple(sample for sample in samples if sample is not None)
-        ambiguous += len(samples) - len(kept)
-        families.append(ParsedFamily(family.name, family.type, family.help, kept))
+        if family.name.startswith(_OWN_PREFIX):
+            families.append(family)
+            continue
+        copies: dict[object, tuple[LabelSet, list[ParsedSample]]] = {}
+        for sample in family.samples:
+            labels = _make_labels(exposition, sample, holders, policy)
+            key = sample.name, frozenset(labels.items())
+            copies.setdefault(key, (labels, []))[1].append(sample)
+        kept = [
+            ParsedSample(chosen.name, labels, chosen.value)
+            for labels, samples in copies.values()
+            if (chosen := samples[0] if len(samples) == 1 else select_copy(samples)) is not None
+        ]
+        ambiguous += len(copies) - len(kept)
+        families.append(ParsedFamily(family.name, family.type, family.help, tuple(kept)))
     return RelabelResult(tuple(families), ambiguous)
 
 
@@ -62,46 +73,17 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
 
-def _relabel_samples(family: ParsedFamily, labels: _LabelMaker) -> Iterator[ParsedSample | None]:
-    """Keeps the order. Yields None for copies that differ."""
-    copies: dict[tuple[str, int], list[ParsedSample]] = {}
-    new_labels: dict[tuple[str, int], LabelSet] = {}
-    for sample in family.samples:
-        made = labels.of(sample)
-        key = (sample.name, id(made))
-        copies.setdefault(key, []).append(sample)
-        new_labels[key] = made
-    for key, samples in copies.items():
-        chosen = samples[0] if len(samples) == 1 else select_copy(samples)
-        yield None if chosen is None else ParsedSample(chosen.name, new_labels[key], chosen.value)
-
-
-class _LabelMaker:
-    """Makes each new label set once; equal sets are the same object."""
-
-    def __init__(self, exposition: ParsedExposition, holders: Mapping[str, Assignment], policy: Policy) -> None:
-        self._exposition = exposition
-        self._holders = holders
-        self._policy = policy
-        self._by_old_id: dict[int, LabelSet] = {}
-        self._unique: dict[frozenset[tuple[str, str]], LabelSet] = {}
-
-    def of(self, sample: ParsedSample) -> LabelSet:
-        made = self._by_old_id.get(id(sample.labels))
-        if made is None:
-            labels = self._make(sample)
-            made = self._by_old_id[id(sample.labels)] = self._unique.setdefault(frozenset(labels.items()), labels)
-        return made
-
-    def _make(self, sample: ParsedSample) -> LabelSet:
-        device = self._exposition.find_device(sample)
-        if device is None:
-            return sample.labels
-        labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
-        assignment = self._holders.get(device.key)
-        if assignment is not None:
-            labels |= dict(sorted((*holder_pairs(assignment.holder, self._policy), *assignment.attributes)))
-        return labels
+def _make_labels(
+    exposition: ParsedExposition, sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy
+) -> LabelSet:
+    device = exposition.find_device(sample)
+    if device is None:
+        return sample.labels
+    labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
+    assignment = holders.get(device.key)
+    if assignment is not None:
+        labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
+    return labels
 
 
 # The file
@@ -231,22 +213,24 @@ class Enricher:
         return encode(_add_file_label(family, self._file.path.name) for family in families)
 
     def _count_error(self, source: str, reason: str, message: str) -> None:
-        """Counts every error and logs it once until the reason changes."""
         self._errors[source, reason] += 1
-        if self._failing.get(source) != reason:
-            self._failing[source] = reason
-            _log.warning("%s: %s", source, message)
+        self._log_failure(source, reason, message)
 
     def _log_sources(self, sources: Sequence[SourceStatus]) -> None:
         for source in sources:
             if source.up:
                 self._recovered(source.name)
                 self._answered.add(source.name)
-            elif self._failing.get(source.name) != source.error:
-                self._failing[source.name] = source.error
+            else:
                 has_answer = source.name in self._answered
                 kept = "its last answer is used for another minute" if has_answer else "it has not answered yet"
-                _log.warning("%s: %s; %s", source.name, source.message, kept)
+                self._log_failure(source.name, source.error, f"{source.message}; {kept}")
+
+    def _log_failure(self, source: str, reason: str, message: str) -> None:
+        """Logs once until the reason changes."""
+        if self._failing.get(source) != reason:
+            self._failing[source] = reason
+            _log.warning("%s: %s", source, message)
 
     def _recovered(self, source: str) -> None:
         if self._failing.pop(source, None) is not None:

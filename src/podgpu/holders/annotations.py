@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, one_line
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import (
     VCUDA_CORE,
@@ -90,50 +90,49 @@ class AnnotationsAllocation(AllocationSource):
             )
         # Schedulers annotate a pod before it is bound to a node.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
-        mapper = _GrantMapper(devices)
-        errors = {pod.uid: error for pod in pods if (error := mapper.add(pod)) is not None}
-        for uid, bad in errors.items():
-            if self._logged.get(uid) != str(bad):
-                _log.warning("%s", bad)
-        self._logged = {uid: str(bad) for uid, bad in errors.items()}
+        index = DeviceIndex(devices)
+        held: dict[tuple[str, Workload], Assignment] = {}
+        unmapped: set[Unmapped] = set()
+        errors: dict[str, str] = {}
+        for pod in pods:
+            try:
+                for grant in read_grants(pod):
+                    for container, share in _find_containers(pod, grant):
+                        _hold(index, _workload(pod, container), grant, share, held, unmapped)
+            except BadAnnotation as error:
+                whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
+                unmapped.add(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
+                errors[pod.uid] = str(error)
+        for uid, text in errors.items():
+            if self._logged.get(uid) != text:
+                _log.warning("%s", text)
+        self._logged = errors
         requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
-        return replace(sort_allocation(mapper.held.values(), mapper.unmapped), vcuda=requests)
+        return replace(sort_allocation(held.values(), unmapped), vcuda=requests)
 
 
-class _GrantMapper:
-    """Maps the grants of pods to devices, with one assignment per container and device."""
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self._index = DeviceIndex(devices)
-        self.held: dict[tuple[str, Workload], Assignment] = {}
-        self.unmapped: set[Unmapped] = set()
-
-    def add(self, pod: PodRecord) -> BadAnnotation | None:
-        try:
-            grants = read_grants(pod)
-        except BadAnnotation as error:
-            whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
-            self.unmapped.add(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
-            return error
-        for grant in grants:
-            for container, share in _find_containers(pod, grant):
-                self._hold(_workload(pod, container), grant, share)
-        return None
-
-    def _hold(self, holder: Workload, grant: Grant, share: float | None) -> None:
-        device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
-        is_known = device_id is not None and not (device_id.everything or device_id.integrated)
-        devices = self._index.find(device_id) if device_id is not None and is_known else ()
-        if not devices:
-            text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
-            reason = "unknown_device" if is_known else "unrecognised_id"
-            self.unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
-            return
-        key = devices[0].key, holder
-        if key in self.held:
-            other = self.held[key].share
-            share = None if share is None or other is None else min(1.0, share + other)
-        self.held[key] = Assignment(*key, SOURCE, share=share)
+def _hold(
+    index: DeviceIndex,
+    holder: Workload,
+    grant: Grant,
+    share: float | None,
+    held: dict[tuple[str, Workload], Assignment],
+    unmapped: set[Unmapped],
+) -> None:
+    """Adds a grant, with one assignment per container and device."""
+    device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
+    is_known = device_id is not None and not (device_id.everything or device_id.integrated)
+    devices = index.find(device_id) if device_id is not None and is_known else ()
+    if not devices:
+        text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
+        reason = "unknown_device" if is_known else "unrecognised_id"
+        unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
+        return
+    key = devices[0].key, holder
+    if key in held:
+        other = held[key].share
+        share = None if share is None or other is None else min(1.0, share + other)
+    held[key] = Assignment(*key, SOURCE, share=share)
 
 
 def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
@@ -191,8 +190,10 @@ class BadAnnotation(SourceError):
     def __init__(self, pod: PodRecord, key: str, error: str) -> None:
         super().__init__(
             "bad_annotation",
-            f"cannot parse the annotation {_one_line(key)} of pod {_one_line(pod.namespace)}/{_one_line(pod.name)}"
-            f" ({_one_line(error)}): its GPUs have no holder until the annotation is corrected",
+            one_line(
+                f"cannot parse the annotation {key} of pod {pod.namespace}/{pod.name} ({error[:253]}): its GPUs have"
+                " no holder until the annotation is corrected"
+            ),
         )
         self.key = key
 
@@ -208,11 +209,6 @@ def _parsing(pod: PodRecord, key: str) -> Iterator[None]:
         yield
     except (ValueError, RecursionError) as error:
         raise BadAnnotation(pod, key, str(error)) from error
-
-
-def _one_line(text: str) -> str:
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:253]
 
 
 def _share(percent: Fraction | int) -> float | None:
@@ -264,12 +260,8 @@ def _koordinator_gpus(pod: PodRecord) -> list[_KoordinatorGpu]:
     return msgspec.json.decode(text, type=_KoordinatorDevices).gpu or [] if text else []
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    device: str
-    share: float | None
-
-
+_Slice = tuple[str, float | None]
+"""Device and share."""
 _ContainerSlices = list[_Slice | None]
 """Devices of one container. None: not a GPU, or not created yet."""
 
@@ -316,7 +308,7 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
     with _parsing(pod, key):
         order = _choose_order(slots, orders)
     return [
-        Grant(container.name, entry.device, key, entry.share)
+        Grant(container.name, entry[0], key, entry[1])
         for container, slot in zip(order, slots, strict=False)
         for entry in slot
         if entry is not None
@@ -332,7 +324,7 @@ def _parse_slice(text: str) -> _Slice | None:
     # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other vendors.
     if not fields[0] or (fields[1] and "NVIDIA" not in fields[1].upper()):
         return None
-    return _Slice(fields[0], _share(cores))
+    return fields[0], _share(cores)
 
 
 def _choose_order(
@@ -361,10 +353,10 @@ def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
     if mig.container >= len(slots) or mig.device >= len(slots[mig.container]):
         raise ValueError(f"device {mig.device} of container {mig.container} is not in {HAMI_DEVICES}")
     whole = slots[mig.container][mig.device]
-    if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole.device.lower()):
+    if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
         raise ValueError(f"gpuUUID {mig.gpu_uuid} differs from {HAMI_DEVICES}")
     # Each instance is created for one container.
-    slots[mig.container][mig.device] = replace(whole, device=mig.mig_uuid, share=1.0) if mig.mig_uuid else None
+    slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[Grant]:

@@ -65,7 +65,7 @@ class UnixGrpcClient:
                     if isinstance(error, GrpcError):
                         raise
                     if isinstance(error, TimeoutError):
-                        raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:g} s") from error
+                        raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
                     if not is_reused:  # otherwise repeat: the server may have restarted since the last call
                         raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
 

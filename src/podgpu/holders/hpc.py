@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange, explain
@@ -27,8 +27,7 @@ _log = logging.getLogger(__name__)
 _FILE_NAME = re.compile(r"\d+(\.\d+)?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(NamedTuple):
     jobs: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()  # reasons why lines, or the whole file, were ignored
 
@@ -67,15 +66,12 @@ class HpcAllocation(AllocationSource):
 def _list_job_files(directory: str) -> list[str]:
     try:
         return sorted(name for name in os.listdir(directory) if _FILE_NAME.fullmatch(name))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        reason = "not_a_directory" if isinstance(error, NotADirectoryError) else "file_missing"
         raise SourceError(
-            "file_missing",
-            f"the job directory {directory} does not exist: create it in the scheduler's prolog, mount it, or set"
+            reason,
+            f"{directory} is not a directory of job files: create it in the scheduler's prolog, mount it, or set"
             f" {OPTION}",
-        ) from error
-    except NotADirectoryError as error:
-        raise SourceError(
-            "not_a_directory", f"{directory} is not a directory: set {OPTION} to the directory of the job files"
         ) from error
     except (OSError, ValueError) as error:
         raise explain(error, directory) from error

@@ -75,7 +75,6 @@ class Identities:
     """Uid of a static pod on the node -> its uid in the API server."""
 
     def __post_init__(self) -> None:
-        self._completed: dict[Workload, Workload] = {}
         current = [pod for pod in self.api_pods if pod.container_id]
         current_ids = {container.container_id for container in current}
         others = [log for log in self.containers if log.container_id not in current_ids]
@@ -100,12 +99,6 @@ class Identities:
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the parts that are known for certain. Raises Contradiction."""
-        completed = self._completed.get(workload)
-        if completed is None:
-            completed = self._completed[workload] = self._complete(workload)
-        return completed
-
-    def _complete(self, workload: Workload) -> Workload:
         while True:  # a part found in one step can be needed by another
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))

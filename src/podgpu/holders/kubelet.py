@@ -165,7 +165,7 @@ class PodResourcesClient:
             if error.status in ("UNAVAILABLE", "UNIMPLEMENTED"):
                 self.source_instance += 1
                 self.version = None
-            raise _explain(error, self.socket, self.deadline) from error
+            raise _explain(error, self.socket) from error
         self._check_identity()  # the client reconnects by itself, so a new kubelet may have answered
         return decode_list(answer, self.socket)
 
@@ -231,7 +231,7 @@ def _stat_socket(path: str) -> SocketIdentity:
             f" itself, which every kubelet restart replaces) or set {OPTION}",
         ) from error
     except PermissionError as error:
-        raise _permission_denied(path) from error
+        raise SourceError("permission_denied", f"no permission to connect to {path}: {_PERMISSION_DENIED}") from error
     except (OSError, ValueError) as error:
         raise SourceError("error", f"cannot stat {path}: {error}: check {OPTION}") from error
     if not stat.S_ISSOCK(status.st_mode):
@@ -243,49 +243,26 @@ def _stat_socket(path: str) -> SocketIdentity:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-def _permission_denied(path: str) -> SourceError:
-    return SourceError(
-        "permission_denied",
-        f"no permission to connect to {path}: only uid 0 can use the kubelet's socket:"
-        " set securityContext.runAsUser: 0 (no capability is needed)",
-    )
+_PERMISSION_DENIED = (
+    "only uid 0 can use the kubelet's socket: set securityContext.runAsUser: 0 (no capability is needed)"
+)
+_ERRORS = {
+    "CANCELLED": ("error", "podgpu is stopping"),
+    "DEADLINE_EXCEEDED": ("deadline", "it hangs or is overloaded; if this persists, check the kubelet's log"),
+    "UNAVAILABLE": ("unavailable", "it is stopped or restarting; if this persists, check the kubelet's log"),
+    "UNIMPLEMENTED": ("error", f"set {OPTION} to the kubelet's pod-resources socket"),
+}
+"""Reason and advice by gRPC status."""
 
 
-def _explain(error: GrpcError, path: str, deadline: float) -> SourceError:
+def _explain(error: GrpcError, path: str) -> SourceError:
     message = " ".join(error.message.split())[:300]
-    match error.status:
-        case "CANCELLED":
-            return SourceError("error", f"the connection to {path} was closed because podgpu is stopping")
-        case "DEADLINE_EXCEEDED":
-            return SourceError(
-                "deadline",
-                f"the kubelet did not answer on {path} within {deadline:g} s; it hangs or is overloaded; if this"
-                " persists, check the kubelet's log",
-            )
-        case "UNAVAILABLE" if "Permission denied" in message:
-            return _permission_denied(path)
-        case "UNAVAILABLE":
-            return SourceError(
-                "unavailable",
-                f"no kubelet answers on {path} ({message}); it is stopped or restarting; if this persists, check the"
-                " kubelet's log",
-            )
-        case "RESOURCE_EXHAUSTED" if "rate limit" in message:
-            return SourceError(
-                "rate_limited",
-                f"kubelet rate limit exceeded on {path} (shared by all clients); keeping the last mapping; if this"
-                " persists, find the client that polls too often",
-            )
-        case "RESOURCE_EXHAUSTED" if "larger than max" in message:
-            return SourceError(
-                "too_large",
-                f"the kubelet's answer on {path} is too large ({message}): check that this is the kubelet's socket,"
-                " and report it if it is",
-            )
-        case "UNIMPLEMENTED":
-            return SourceError(
-                "error",
-                f"the server on {path} does not have the pod-resources API ({error.status}: {message}): set {OPTION}"
-                " to the kubelet's pod-resources socket",
-            )
-    return SourceError("error", f"List failed on {path} ({error.status}: {message}): check the kubelet's log")
+    reason, advice = _ERRORS.get(error.status, ("error", "check the kubelet's log"))
+    if error.status == "UNAVAILABLE" and "Permission denied" in message:
+        reason, advice = "permission_denied", _PERMISSION_DENIED
+    elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
+        reason = "rate_limited"
+        advice = "keeping the last mapping; if this persists, find the client that polls too often"
+    elif error.status == "RESOURCE_EXHAUSTED" and "larger than max" in message:
+        reason, advice = "too_large", "check that this is the kubelet's socket, and report it if it is"
+    return SourceError(reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}")

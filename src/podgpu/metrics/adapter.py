@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from podgpu.metrics import families
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_needs_action
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
-from podgpu.metrics.names import meaning
+from podgpu.metrics.names import KEY_FIELDS, POWER, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import (
     Condition,
@@ -50,12 +50,7 @@ REPLICA_LABELS = ("prometheus_replica", "replica")  # in which the copies of an 
 MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
 _MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
 _DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
-_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
-_NS, _MJ, _MW, _MIB = 1_000_000_000, 1000, 1000, 1024 * 1024
-_UTIL, _ENGINE, _POWER, _TEMPERATURE, _FB_TOTAL, _FB_FREE, _FB_USED, _FB_RESERVED = _KEY_FIELDS = tuple(
-    fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
-)
-_DIVIDED_FIELDS = {_POWER, fields()[156].name}  # podgpu divides power and energy among virtual GPUs
+_DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu divides power and energy among virtual GPUs
 _CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
 _XID_NAME = fields()[XID_FIELD].name
 
@@ -85,22 +80,10 @@ class FieldRule(NamedTuple):
 
 
 OWN_RULES = {
-    families.CONTAINER_UTILIZATION.name: OwnRule("holder_usage", "utilization_ratio"),
-    families.CONTAINER_MEMORY.name: OwnRule("holder_usage", "memory_used_bytes", 1),
-    families.CONTAINER_PROCESSES.name: OwnRule("holder_usage", "processes", 1),
-    families.CONTAINER_BUSY.name: OwnRule("holder_usage", "busy_ns", _NS),
-    families.CONTAINER_IDLE.name: OwnRule("holder_usage", "idle_ns", _NS),
-    families.CONTAINER_ENERGY.name: OwnRule("holder_usage", "energy_mj", _MJ),
+    **{spec.name: OwnRule(spec.part, spec.member, spec.factor) for spec in families.OWN_FAMILIES if spec.part},
     families.ALLOCATION_INFO.name: OwnRule("holder", "source", label="source"),
-    families.ALLOCATION_SHARE.name: OwnRule("holder", "share_ratio"),
     families.LAST_HOLDER.name: OwnRule("holder", "is_last"),
-    families.DEVICE_BUSY.name: OwnRule("slot_usage", "busy_ns", _NS),
-    families.DEVICE_ENERGY.name: OwnRule("slot_usage", "energy_mj", _MJ),
-    families.DEVICE_MEMORY.name: OwnRule("slot_usage", "memory_used_bytes", 1),
     families.CONDITION_SINCE.name: OwnRule("conditions", "{}", label="condition"),
-    families.NAMESPACE_ALLOCATED.name: OwnRule("namespaces", "allocated_ns", _NS),
-    families.NAMESPACE_BUSY.name: OwnRule("namespaces", "busy_ns", _NS),
-    families.NAMESPACE_ENERGY.name: OwnRule("namespaces", "energy_mj", _MJ),
     families.SOURCE_UP.name: OwnRule("sources", "{}", label="source"),
     families.BUILD_INFO.name: OwnRule("node", "version", label="version"),
     families.SNAPSHOT_TIMESTAMP.name: OwnRule("node", "taken_at"),
@@ -120,7 +103,7 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | FieldRu
             if known is None:
                 continue
             stored = known.field
-            needed = {*_KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
+            needed = {*KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
             if keep_fields is None or stored.name in needed:
                 rules[name] = FieldRule(stored.name, known.factor, stored.per_instance)
     return rules
@@ -195,30 +178,23 @@ class _SlotBuilder:
             maker=get("device", "").rstrip("0123456789") or "nvidia",
             mig_enabled=bool(self.instances),
             hidden=bool(self.instances) and not (values or found or self.holders or self.usage),
-            power_mw=round(values[_POWER] * _MW) if _POWER in values else None,
-            temperature_celsius=values.get(_TEMPERATURE),
             conditions=tuple(sorted(found.values(), key=lambda condition: order_of(condition.name))),
             last_holders=tuple(holder.workload for holder in self.holders.values() if holder.is_last),
             instances=tuple(
                 MigInstance(id=number, profile=slot.identity.get("profile", ""), **slot.common_members(*options))
                 for number, slot in self.instances.items()
             ),
+            **gpu_figures(values),  # type: ignore[arg-type]
             **self.common_members(*options),
         )
 
     def common_members(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
         """Members that a GPU and a MIG instance have in common."""
         values = self.values(is_podgpu)
-        used, total = values.get(_FB_USED), values.get(_FB_TOTAL)
-        if total is None and used is not None and _FB_FREE in values:
-            total = used + values[_FB_FREE] + values.get(_FB_RESERVED, 0)
-        ratio = values[_UTIL] / 100 if _UTIL in values else values.get(_ENGINE)  # MIG instances have no GPU_UTIL
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         holders = [holder.build(is_podgpu) for holder in self.holders.values() if not holder.is_last]
         return {
-            "utilization_ratio": ratio if ratio is not None and ratio <= _MAX_RATIO else None,
-            "memory_used_bytes": None if used is None else round(used * _MIB),
-            "memory_total_bytes": None if total is None else round(total * _MIB),
+            **slot_figures(values),
             "usage": SlotUsage(**self.usage) if self.usage else None,
             "holders": tuple(holder for holder in holders if holder.source or not is_lost),
             "fields": stored if values else None,
@@ -243,7 +219,7 @@ class _NodeBuilder:
     def _add_field(self, rule: FieldRule, sample: ParsedSample) -> None:
         gpu, slot, holder = self._find_slot(sample.labels)
         value = sample.value if rule.divisor == 1.0 else round(sample.value / rule.divisor, 9)
-        limit = _DCGM_BLANK if rule.field_name in _KEY_FIELDS else _MAX_AMOUNT
+        limit = _DCGM_BLANK if rule.field_name in KEY_FIELDS else _MAX_AMOUNT
         if gpu is None or slot is None or not 0 <= value < limit:
             return
         key = holder.workload.key if holder else ()

@@ -59,6 +59,11 @@ class FamilySpec:
     type: str
     help: str
     labels: tuple[str, ...]
+    part: str = ""
+    """Part of the document that contains the figure, if its samples are one member of that part."""
+    member: str = ""
+    factor: int = 0
+    """The sample times this is the member, an integer; 0: both are the same float."""
 
     def of(self, samples: list[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -66,7 +71,15 @@ class FamilySpec:
 
 _FAMILIES: dict[str, dict[str, FamilySpec]] = {}
 for _row in table_rows("families.csv"):
-    _spec = FamilySpec(_row["name"], _row["type"], _row["help"], tuple(_row["labels"].split()))
+    _spec = FamilySpec(
+        _row["name"],
+        _row["type"],
+        _row["help"],
+        tuple(_row["labels"].split()),
+        _row["part"],
+        _row["member"],
+        int(_row["factor"] or 0),
+    )
     _FAMILIES.setdefault(_row["group"], {})[_spec.name] = _spec
 
 

@@ -134,3 +134,34 @@ def names_of(field_id: int) -> tuple[str, ...]:
     other = counterpart(field)
     both = (field,) if other is None else sorted((field, other[0]), key=lambda known: known.id)
     return tuple(name for known in both for name in known.names)
+
+
+# Typed figures of the document
+
+UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
+    fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
+)
+_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
+_MIB = 1024 * 1024
+
+
+def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Members of a `DeviceState`, from fields in 4.8's units."""
+    power = values.get(POWER)
+    return {
+        "power_mw": None if power is None else round(power * 1000),
+        "temperature_celsius": values.get(TEMPERATURE),
+    }
+
+
+def slot_figures(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Members of a `Slot`, from fields in 4.8's units. MIG instances have no GPU_UTIL."""
+    used, total = values.get(FB_USED), values.get(FB_TOTAL)
+    if total is None and used is not None and FB_FREE in values:
+        total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)
+    ratio = values[UTIL] / 100 if UTIL in values else values.get(ENGINE)
+    return {
+        "utilization_ratio": ratio if ratio is not None and 0 <= ratio <= _MAX_RATIO else None,
+        "memory_used_bytes": None if used is None else round(used * _MIB),
+        "memory_total_bytes": None if total is None else round(total * _MIB),
+    }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 from podgpu.metrics import families as f
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import FamilySpec
 from podgpu.metrics.labels import (
     DeviceNames,
     Pairs,
@@ -24,14 +22,11 @@ from podgpu.metrics.labels import (
     visible_slots,
 )
 from podgpu.metrics.mig import billed_name
-from podgpu.model import DeviceState, HolderUsage, NamespaceUsage, NodeState, SlotUsage, Workload
+from podgpu.model import DeviceState, Document, NamespaceUsage, NodeState, Workload
 
 __all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
 
-T = TypeVar("T")
-Number = int | float | None
 _NS = 1_000_000_000
-_MJ = 1000
 
 
 def render_node(state: NodeState, policy: Policy) -> list[Family]:
@@ -89,38 +84,16 @@ def _unsupported_labels(names: DeviceNames, field: str) -> Labels:
 # Usage: device and holder labels as on dcgm-exporter's series, base units
 
 
-def _seconds(ns: int | None) -> float | None:
-    return None if ns is None else ns / _NS
-
-
-def _joules(mj: int | None) -> float | None:
-    return None if mj is None else mj / _MJ
-
-
-_HOLDER_FAMILIES: tuple[tuple[FamilySpec, Callable[[HolderUsage], Number]], ...] = (
-    (f.CONTAINER_UTILIZATION, lambda u: u.utilization_ratio),
-    (f.CONTAINER_MEMORY, lambda u: u.memory_used_bytes),
-    (f.CONTAINER_PROCESSES, lambda u: u.processes),
-    (f.CONTAINER_ALLOCATED, lambda u: _seconds(u.allocated_ns)),
-    (f.CONTAINER_BUSY, lambda u: _seconds(u.busy_ns)),
-    (f.CONTAINER_BUSY_MIN, lambda u: _seconds(u.busy_min_ns)),
-    (f.CONTAINER_BUSY_MAX, lambda u: _seconds(u.busy_max_ns)),
-    (f.CONTAINER_IDLE, lambda u: _seconds(u.idle_ns)),
-    (f.CONTAINER_ENERGY, lambda u: _joules(u.energy_mj)),
-)
-_SLOT_FAMILIES: tuple[tuple[FamilySpec, Callable[[SlotUsage], Number]], ...] = (
-    (f.DEVICE_BUSY, lambda u: _seconds(u.busy_ns)),
-    (f.DEVICE_ENERGY, lambda u: _joules(u.energy_mj)),
-    (f.DEVICE_MEMORY, lambda u: u.memory_used_bytes),
-    (f.UNATTRIBUTED_BUSY, lambda u: _seconds(u.unattributed_busy_ns)),
-    (f.UNATTRIBUTED_ENERGY, lambda u: _joules(u.unattributed_energy_mj)),
-    (f.UNATTRIBUTED_MEMORY, lambda u: u.unattributed_memory_bytes),
-)
-_NAMESPACE_FAMILIES: tuple[tuple[FamilySpec, Callable[[NamespaceUsage], Number]], ...] = (
-    (f.NAMESPACE_ALLOCATED, lambda u: _seconds(u.allocated_ns)),
-    (f.NAMESPACE_BUSY, lambda u: _seconds(u.busy_ns)),
-    (f.NAMESPACE_ENERGY, lambda u: _joules(u.energy_mj)),
-)
+def _figures(part: str, rows: Sequence[tuple[Labels, Document]]) -> list[Family]:
+    """The families that show one member of this part of the document."""
+    families = []
+    for spec in f.OWN_FAMILIES:
+        if spec.part == part:
+            numbers = ((labels, getattr(row, spec.member)) for labels, row in rows)
+            divisor = spec.factor if spec.factor > 1 else None
+            samples = [Sample(labels, n / divisor if divisor else n) for labels, n in numbers if n is not None]
+            families.append(spec.of(samples))
+    return families
 
 
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
@@ -136,23 +109,18 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
     ]
     namespaces = [(_namespace_labels(usage, policy), usage) for usage in state.namespaces]
     return [
-        *(spec.of(_samples(holders, number)) for spec, number in _HOLDER_FAMILIES),
-        *(spec.of(_samples(devices, number)) for spec, number in _SLOT_FAMILIES),
+        *_figures("holder_usage", holders),
+        *_figures("slot_usage", devices),
         f.DEVICE_USAGE_METHOD.of(
             [Sample(labels.plus(("method", usage.method)), 1) for labels, usage in devices if usage.method]
         ),
-        *(spec.of(_samples(namespaces, number)) for spec, number in _NAMESPACE_FAMILIES),
+        *_figures("namespaces", namespaces),
     ]
 
 
 def _namespace_labels(usage: NamespaceUsage, policy: Policy) -> Labels:
     model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
     return _labels(("namespace", usage.namespace), ("modelName", _model_name(model, policy)))
-
-
-def _samples(rows: Iterable[tuple[Labels, T]], number_of: Callable[[T], Number]) -> list[Sample]:
-    numbers = ((labels, number_of(row)) for labels, row in rows)
-    return [Sample(labels, number) for labels, number in numbers if number is not None]
 
 
 # Health
@@ -214,7 +182,7 @@ def _devices(state: NodeState, policy: Policy) -> list[Family]:
         f.XIDS.of([Sample(labels, xid.total) for labels, xid in xids]),
         f.XID_LAST_SEEN.of([Sample(labels, xid.last_seen) for labels, xid in xids]),
         f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in holders]),
-        f.ALLOCATION_SHARE.of(_samples(holders, lambda holder: holder.share_ratio)),
+        *_figures("holder", holders),
     ]
 
 

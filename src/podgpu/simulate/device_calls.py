@@ -60,70 +60,44 @@ def _fill(struct: Any, **members: Any) -> Any:
     return struct
 
 
-def pci_bus(gpu: SimulatedGpu) -> int:
-    return 4 + 2 * gpu.number
-
-
 def pci_bus_id(gpu: SimulatedGpu) -> str:
-    return f"00000000:{pci_bus(gpu):02X}:00.0"
+    return f"00000000:{4 + 2 * gpu.number:02X}:00.0"
 
 
 def _pci_info(gpu: SimulatedGpu) -> Any:
-    bus_id = pci_bus_id(gpu)
-    return _fill(
-        pynvml.nvmlPciInfo_t(),
-        busIdLegacy=bus_id[4:],
-        busId=bus_id,
-        bus=pci_bus(gpu),
-        pciDeviceId=gpu.model.pci_device,
-        pciSubSystemId=0x18BF10DE,
-    )
+    bus_id, model = pci_bus_id(gpu), gpu.model
+    ids = {"bus": 4 + 2 * gpu.number, "pciDeviceId": model.pci_device, "pciSubSystemId": 0x18BF10DE}
+    return _fill(pynvml.nvmlPciInfo_t(), busIdLegacy=bus_id[4:], busId=bus_id, **ids)
 
 
-def _memory(total: int, reserved: int, used: int, version: int | None) -> Any:
+def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, version: int | None = None) -> Any:
+    total, reserved, used = gpu.model.memory, gpu.model.reserved, gpu.memory_used()
+    if instance is not None:
+        total, reserved = instance.profile.memory_mib * MIB, instance.reserved
+        used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:
-        # The first version counts reserved memory as used.
+    if version is None:  # the first version counts reserved memory as used
         return _fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return _fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
 
 
-def _gpu_memory(gpu: SimulatedGpu, version: int | None = None) -> Any:
-    return _memory(gpu.model.memory, gpu.model.reserved, gpu.memory_used(), version)
-
-
-def _mig_memory(gpu: SimulatedGpu, instance: SimulatedInstance, version: int | None = None) -> Any:
-    total = instance.profile.memory_mib * MIB
-    return _memory(total, instance.reserved, gpu.memory_used(instance.gi_id), version)
-
-
-def _bar1(total: int, processes: int) -> Any:
+def _bar1(gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> Any:
+    total, processes = gpu.model.bar1, len(gpu.loads)
+    if instance is not None:
+        total = total * instance.profile.memory_slices // gpu.model.memory_slices
+        processes = len(gpu.running(instance.gi_id))
     used = min(total, (1 + 2 * processes) * MIB)
     return _fill(pynvml.c_nvmlBAR1Memory_t(), bar1Total=total, bar1Used=used, bar1Free=total - used)
 
 
-def _mig_bar1(gpu: SimulatedGpu, instance: SimulatedInstance) -> Any:
-    total = gpu.model.bar1 * instance.profile.memory_slices // gpu.model.memory_slices
-    return _bar1(total, len(gpu.running(instance.gi_id)))
-
-
 def _utilisation(gpu: SimulatedGpu) -> Any:
-    if gpu.mig_enabled:
-        _not_supported()
     busy = gpu.activity.device
     return _fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * busy.busy), memory=round(100 * busy.dram))
 
 
-def _engine(part_of: Callable[[SimulatedLoad], float]) -> Callable[[SimulatedGpu], Any]:
-    """Utilisation of an encoder or decoder. Not supported in MIG mode, as other rates."""
-
-    def read(gpu: SimulatedGpu) -> Any:
-        if gpu.mig_enabled:
-            _not_supported()
-        return [min(100, round(100 * sum(map(part_of, gpu.running())))), _SAMPLING_PERIOD_US]
-
-    return read
+def _codec(loads: Iterable[float]) -> list[int]:
+    return [min(100, round(100 * sum(loads))), _SAMPLING_PERIOD_US]
 
 
 def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
@@ -136,10 +110,6 @@ def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
     return model.sm_clock[1], model.memory_clock[1], model.video_clock[1]
 
 
-def _application_clock(gpu: SimulatedGpu, kind: int) -> Any:
-    return _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
-
-
 def _event_reasons(gpu: SimulatedGpu) -> Any:
     if gpu.activity.device.busy == 0:
         return pynvml.nvmlClocksEventReasonGpuIdle
@@ -147,9 +117,7 @@ def _event_reasons(gpu: SimulatedGpu) -> Any:
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
-    if which == pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX and not gpu.model.hbm:
-        _not_supported()
-    offsets = {0: 8, 1: 2, 2: 8, 3: 0}
+    offsets = {0: 8, 1: 2, 3: 0} | ({2: 8} if gpu.model.hbm else {})
     return _MAX_CELSIUS + offsets[which] if which in offsets else _not_supported()
 
 
@@ -157,18 +125,6 @@ def _error_counter(gpu: SimulatedGpu, error: int, counter: int, location: int) -
     """Since Ampere there are only DRAM (2) and SRAM (7); older GPUs have the caches (0 to 6)."""
     known = (2, 7) if gpu.model.architecture >= AMPERE else range(7)
     return 0 if gpu.model.ecc and location in known else _not_supported()
-
-
-def _histogram(gpu: SimulatedGpu) -> Any:
-    if not gpu.model.row_remapping:
-        _not_supported()
-    return _fill(pynvml.c_nvmlRowRemapperHistogramValues(), max=3072 if gpu.model.hbm else 192)
-
-
-def _fan(gpu: SimulatedGpu) -> Any:
-    if not gpu.model.fan:
-        _not_supported()
-    return round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS))
 
 
 def _inforom(gpu: SimulatedGpu, which: int) -> Any:
@@ -199,7 +155,7 @@ def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
     """Only utilisation is simulated."""
-    if gpu.mig_enabled or kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
+    if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
         _not_supported()
     samples = []
     for seen in gpu.samples(since_us):
@@ -211,8 +167,6 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
     """The old and the new call differ only in their structures."""
-    if gpu.mig_enabled:
-        _not_supported()
     entries = [
         _fill(
             kind(),
@@ -230,6 +184,10 @@ def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> A
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
     return lambda gpu, *arguments: read(gpu, *arguments) if has(gpu) else _not_supported()
+
+
+def _without_mig(read: Callable[..., Any]) -> Callable[..., Any]:
+    return _where(lambda gpu: not gpu.mig_enabled, read)
 
 
 _HAS_ECC: Callable[[SimulatedGpu], bool] = lambda gpu: gpu.model.ecc  # noqa: E731
@@ -253,11 +211,11 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMemoryAffinity": lambda gpu, words, scope: _affinity(words, 1),
     "nvmlDeviceGetMigMode": _where(lambda gpu: bool(gpu.model.profiles), lambda gpu: [int(gpu.mig_enabled)] * 2),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: gpu.model.compute_slices if gpu.mig_enabled else 0,
-    "nvmlDeviceGetMemoryInfo": _gpu_memory,
-    "nvmlDeviceGetBAR1MemoryInfo": lambda gpu: _bar1(gpu.model.bar1, len(gpu.loads)),
-    "nvmlDeviceGetUtilizationRates": _utilisation,
-    "nvmlDeviceGetEncoderUtilization": _engine(lambda load: load.encoder),
-    "nvmlDeviceGetDecoderUtilization": _engine(lambda load: load.decoder),
+    "nvmlDeviceGetMemoryInfo": lambda gpu, version=None: _memory(gpu, None, version),
+    "nvmlDeviceGetBAR1MemoryInfo": _bar1,
+    "nvmlDeviceGetUtilizationRates": _without_mig(_utilisation),
+    "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: _codec(load.encoder for load in gpu.running())),
+    "nvmlDeviceGetDecoderUtilization": _without_mig(lambda gpu: _codec(load.decoder for load in gpu.running())),
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.milliwatts,
     "nvmlDeviceGetEnforcedPowerLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimit": _LIMIT,
@@ -266,7 +224,9 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu.clocks, kind),
     "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(_max_clocks(gpu), kind),
-    "nvmlDeviceGetApplicationsClock": _application_clock,
+    "nvmlDeviceGetApplicationsClock": lambda gpu, kind: (
+        _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
+    ),
     "nvmlDeviceGetCurrentClocksEventReasons": _event_reasons,
     "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
@@ -277,11 +237,17 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMarginTemperature": _where(
         lambda gpu: gpu.model.margin_temperature, lambda gpu: _MAX_CELSIUS - round(gpu.celsius)
     ),
-    "nvmlDeviceGetFanSpeed": _fan,
+    "nvmlDeviceGetFanSpeed": _where(
+        lambda gpu: gpu.model.fan,
+        lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
+    ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
     "nvmlDeviceGetMemoryErrorCounter": _error_counter,
     "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
-    "nvmlDeviceGetRowRemapperHistogram": _histogram,
+    "nvmlDeviceGetRowRemapperHistogram": _where(
+        lambda gpu: gpu.model.row_remapping,
+        lambda gpu: _fill(pynvml.c_nvmlRowRemapperHistogramValues(), max=3072 if gpu.model.hbm else 192),
+    ),
     "nvmlDeviceGetRetiredPages": _where(lambda gpu: gpu.model.page_retirement, lambda gpu, cause: []),
     "nvmlDeviceGetUnrepairableMemoryFlag_v1": _where(_HAS_ECC, lambda gpu: 0),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
@@ -294,9 +260,13 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetVirtualizationMode": lambda gpu: 0,
     "nvmlDeviceGetGridLicensableFeatures": lambda gpu: pynvml.c_nvmlGridLicensableFeatures_v4_t(),
     "nvmlDeviceGetNvLinkErrorCounter": lambda gpu, link, counter: 0 if link < gpu.nvlinks else _not_supported(),
-    "nvmlDeviceGetSamples": _samples,
-    "nvmlDeviceGetProcessUtilization": partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationSample_t),
-    "nvmlDeviceGetProcessesUtilizationInfo": partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t),
+    "nvmlDeviceGetSamples": _without_mig(_samples),
+    "nvmlDeviceGetProcessUtilization": _without_mig(
+        partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationSample_t)
+    ),
+    "nvmlDeviceGetProcessesUtilizationInfo": _without_mig(
+        partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t)
+    ),
     "nvmlDeviceGetGpuInstanceId": lambda gpu: refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     "nvmlGpmQueryDeviceSupport": lambda gpu: _fill(
@@ -308,8 +278,8 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetName": lambda gpu, instance: f"{gpu.model.name} MIG {instance.profile.name}",
     "nvmlDeviceGetUUID": lambda gpu, instance: instance.uuid,
     "nvmlDeviceGetGpuInstanceId": lambda gpu, instance: instance.gi_id,
-    "nvmlDeviceGetMemoryInfo": _mig_memory,
-    "nvmlDeviceGetBAR1MemoryInfo": _mig_bar1,
+    "nvmlDeviceGetMemoryInfo": _memory,
+    "nvmlDeviceGetBAR1MemoryInfo": _bar1,
     "nvmlDeviceIsMigDeviceHandle": lambda gpu, instance: pynvml.c_uint(1),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, instance: 0,
 }
@@ -356,8 +326,8 @@ def _zero(gpu: SimulatedGpu, scope: int) -> int | None:
     return 0
 
 
-def _zero_where(has: Callable[[SimulatedGpu], bool]) -> Reader:
-    return lambda gpu, scope: 0 if has(gpu) else None
+def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reader:
+    return lambda gpu, scope: value if has(gpu) else None
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
@@ -372,49 +342,29 @@ def _link_state(gpu: SimulatedGpu, scope: int) -> int | None:
     return None if scope >= gpu.nvlinks else int(scope not in gpu.links_down)
 
 
-def _low_word(count: float) -> int:
-    # The PCIe byte counters of an H200 are 32-bit numbers.
-    return int(count) & 0xFFFFFFFF
-
-
-_ECC = _zero_where(lambda gpu: gpu.model.ecc)
-_REMAPPING = _zero_where(lambda gpu: gpu.model.row_remapping)
-_RETIREMENT = _zero_where(lambda gpu: gpu.model.page_retirement)
-_LINKED = _zero_where(lambda gpu: gpu.nvlinks > 0)
-
 _FIELDS: dict[int, tuple[int, Reader]] = {
-    1: (_ULL, lambda gpu, scope: 1 if gpu.model.ecc else None),
-    2: (_ULL, lambda gpu, scope: 1 if gpu.model.ecc else None),
-    **dict.fromkeys(range(3, 7), (_ULL, _ECC)),
-    **dict.fromkeys(range(29, 32), (_ULL, _RETIREMENT)),
-    **dict.fromkeys((38, 45, 52, 59, 160, 161, 162, 163), (_ULL, _LINKED)),
-    74: (_ULL, lambda gpu, scope: int(gpu.capped_seconds * 1e9)),
-    75: (_ULL, _zero),
-    76: (_ULL, _zero),
-    77: (_ULL, _zero),
-    78: (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9)),
-    79: (_ULL, _zero),
-    80: (_ULL, lambda gpu, scope: int((gpu.capped_seconds + gpu.idle_seconds) * 1e9)),
-    81: (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9)),
-    82: (_UINT, lambda gpu, scope: gpu.memory_celsius),
-    83: (_ULL, lambda gpu, scope: gpu.energy_mj),
-    91: (_UINT, lambda gpu, scope: gpu.nvlinks or None),
-    94: (_UINT, _zero),
-    95: (_UINT, _zero),
-    138: (_ULL, _nvlink_kib),
-    139: (_ULL, _nvlink_kib),
-    **dict.fromkeys(range(142, 146), (_ULL, _REMAPPING)),
-    165: (_UINT, _link_state),
-    **dict.fromkeys(range(173, 184), (_UINT, _zero)),
-    185: (_UINT, lambda gpu, scope: gpu.milliwatts),
-    186: (_UINT, lambda gpu, scope: gpu.milliwatts),
-    187: (_UINT, lambda gpu, scope: gpu.model.power[1] * 1000),
+    **dict.fromkeys((1, 2), (_ULL, _value_where(_HAS_ECC, 1))),
+    **dict.fromkeys(range(3, 7), (_ULL, _value_where(_HAS_ECC))),
+    **dict.fromkeys(range(29, 32), (_ULL, _value_where(lambda gpu: gpu.model.page_retirement))),
+    **dict.fromkeys((38, 45, 52, 59, 160, 161, 162, 163), (_ULL, _value_where(lambda gpu: gpu.nvlinks))),
+    **dict.fromkeys((75, 76, 77, 79), (_ULL, _zero)),
+    **dict.fromkeys((78, 81), (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9))),
+    **dict.fromkeys((83, 191), (_ULL, lambda gpu, scope: gpu.energy_mj)),
+    **dict.fromkeys((94, 95, *range(173, 184), 230), (_UINT, _zero)),
+    **dict.fromkeys((138, 139), (_ULL, _nvlink_kib)),
+    **dict.fromkeys(range(142, 146), (_ULL, _value_where(lambda gpu: gpu.model.row_remapping))),
+    **dict.fromkeys((185, 186), (_UINT, lambda gpu, scope: gpu.milliwatts)),
     **dict.fromkeys((188, 189, 190, 192), (_UINT, lambda gpu, scope: gpu.model.power[2] * 1000)),
-    191: (_ULL, lambda gpu, scope: gpu.energy_mj),
-    197: (_UINT, lambda gpu, scope: _low_word(gpu.meter.busy * PCIE_TX_BYTES)),
-    198: (_UINT, lambda gpu, scope: _low_word(gpu.meter.busy * PCIE_RX_BYTES)),
-    230: (_UINT, _zero),
     **dict.fromkeys(range(269, 272), (_ULL, _zero)),
+    74: (_ULL, lambda gpu, scope: int(gpu.capped_seconds * 1e9)),
+    80: (_ULL, lambda gpu, scope: int((gpu.capped_seconds + gpu.idle_seconds) * 1e9)),
+    82: (_UINT, lambda gpu, scope: gpu.memory_celsius),
+    91: (_UINT, lambda gpu, scope: gpu.nvlinks or None),
+    165: (_UINT, _link_state),
+    187: (_UINT, lambda gpu, scope: gpu.model.power[1] * 1000),
+    # The PCIe byte counters of an H200 are 32-bit numbers.
+    197: (_UINT, lambda gpu, scope: int(gpu.meter.busy * PCIE_TX_BYTES) & 0xFFFFFFFF),
+    198: (_UINT, lambda gpu, scope: int(gpu.meter.busy * PCIE_RX_BYTES) & 0xFFFFFFFF),
 }
 
 

@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from podgpu.errors import UsageError
 
@@ -84,36 +87,15 @@ class GpuModel:
 
 
 def _parse_model(row: dict[str, str]) -> GpuModel:
-    def pair(column: str) -> tuple[int, int]:
-        first, second = row[column].replace(".", "-").split("-")
-        return int(first), int(second)
-
-    idle, low, high = map(int, row["power"].split("-"))
-    profiles = (profile.split(":") for profile in row["profiles"].split())
-    return GpuModel(
-        name=row["name"],
-        compute_capability=pair("compute_capability"),
-        memory=int(float(row["memory_mib"]) * MIB),
-        reserved=int(float(row["reserved_mib"]) * MIB),
-        sm_clock=pair("sm_clock"),
-        memory_clock=pair("memory_clock"),
-        video_clock=pair("video_clock"),
-        power=(idle, low, high),
-        pci_device=int(row["pci_device"], 16),
-        bar1=int(row["bar1_mib"]) * MIB,
-        hbm=row["hbm"] == "1",
-        ecc=row["ecc"] == "1",
-        fan=row["fan"] == "1",
-        architecture=int(row["architecture"]),
-        multiprocessors=int(row["multiprocessors"]),
-        pcie_generation=int(row["pcie_generation"]),
-        idle_pstate=int(row["idle_pstate"]),
-        brand=int(row["brand"]),
-        nvlinks=int(row["nvlinks"]),
-        compute_slices=int(row["compute_slices"]),
-        memory_slices=int(row["memory_slices"]),
-        profiles=tuple(MigProfile(name, int(c), int(m), int(mib)) for name, c, m, mib in profiles),
-    )
+    values: dict[str, Any] = dict(row)
+    for column in ("compute_capability", "sm_clock", "memory_clock", "video_clock", "power"):
+        values[column] = re.split("[-.]", row[column])
+    for column in ("memory", "reserved", "bar1"):
+        values[column] = int(float(row[f"{column}_mib"]) * MIB)
+    values["pci_device"] = int(row["pci_device"], 16)
+    names = ("name", "compute_slices", "memory_slices", "memory_mib")
+    values["profiles"] = [dict(zip(names, profile.split(":"), strict=True)) for profile in row["profiles"].split()]
+    return msgspec.convert(values, GpuModel, strict=False)
 
 
 def _read_models() -> dict[str, GpuModel]:

@@ -11,7 +11,7 @@ from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView
 from podgpu.errors import few_of
 from podgpu.top.feed import FetchedDetails, Sparklines
 from podgpu.top.lines import Line, severity_of
-from podgpu.top.table import Spans, describe_condition
+from podgpu.top.table import Spans, format_condition
 from podgpu.top.text import (
     NO_DATA,
     Glyphs,
@@ -79,7 +79,7 @@ def _title(line: Line, width: int, glyphs: Glyphs) -> Spans:
 
 def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spans]:
     since = condition.since
-    text = describe_condition(condition, None if since is None else max(0.0, now - since))
+    text = format_condition(condition, None if since is None else max(0.0, now - since))
     if since is not None:
         text += f" (since {_format_time(since)})"
     yield from _wrap(text, width, severity_of(condition))

@@ -89,10 +89,10 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
 
 def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
     """One line for each GPU. `now` is Unix time by the clock of the source."""
-    return [_Builder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
+    return [_LineBuilder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
 
 
-class _Builder:
+class _LineBuilder:
     """Makes the lines of one GPU."""
 
     def __init__(self, node: NodeView, gpu: GpuView, now: float, processes: Processes) -> None:
@@ -169,7 +169,7 @@ class _Builder:
                 slot,
                 f"pid {process.pid}",
                 holder=process.owner,
-                remark=f"pid {process.pid}" if process.owner else f"pid {process.pid}, in no known container",
+                remark=_describe_process(process, slot),
                 utilization=process.utilization,
                 memory=process.memory,
             )
@@ -228,6 +228,13 @@ def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
     return "not there" if slot.absent else "-"
+
+
+def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:
+    if process.owner is None:
+        return f"pid {process.pid}, in no known container"
+    is_beneath_owner = any(holder.key == process.owner.key for holder in slot.holders)
+    return f"pid {process.pid}" if is_beneath_owner else f"pid {process.pid}, {name_of(process.owner)}"
 
 
 def _key_of(process: RunningProcess) -> WorkloadKey:

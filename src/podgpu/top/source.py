@@ -21,7 +21,7 @@ from podgpu.cluster.state import ClusterState, build_cluster_state, build_single
 from podgpu.cluster.view import API, GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
 from podgpu.gpu.exposition import UrlExposition
-from podgpu.http_client import MAX_METRICS_BYTES, Access, HttpClient
+from podgpu.http_client import Access, HttpClient
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import NodeState, has_readings
@@ -36,7 +36,7 @@ _SAFE_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")  # it becomes part
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceReading:
     view: View
     processes: Processes = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Source(Protocol):
     def api(self) -> PodgpuApi | None:
         """For history and details. None: the source is no podgpu server."""
 
-    def read(self) -> Reading:
+    def read(self) -> SourceReading:
         """Raises SourceError or StartError."""
 
     def close(self) -> None: ...
@@ -71,7 +71,7 @@ class LocalSource:
         self._allocated_at = float("-inf")
         self.deadline = 4 * agent.settings.deadline  # each turn keeps its own deadline; this one is for their sum
 
-    def read(self) -> Reading:
+    def read(self) -> SourceReading:
         """Raises SourceError if no GPU answers now, StartError if none ever will."""
         agent = self._agent
         agent.read_telemetry()
@@ -88,7 +88,7 @@ class LocalSource:
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
         state = replace(state, node=self._node, sources=())  # the notes have the messages, the sources only the names
         view = make_view(build_single_node_state(state, ViewSettings(), now, agent.clock.wall(), notes=notes))
-        return Reading(view, agent.list_processes() if self._with_processes else {})
+        return SourceReading(view, agent.list_processes() if self._with_processes else {})
 
     def close(self) -> None:
         self._agent.stop()
@@ -168,8 +168,8 @@ class ClusterSource:
         self.api = PodgpuApi(url, "podgpu cluster", CLUSTER_TIMEOUT)
         self.name = self.api.name
 
-    def read(self) -> Reading:
-        return Reading(self.api.view())
+    def read(self) -> SourceReading:
+        return SourceReading(self.api.view())
 
     def close(self) -> None: ...
 
@@ -180,10 +180,10 @@ class ExporterSource:
     has_rates = False
     deadline = 2 * EXPORTER_TIMEOUT + 0.5  # the messages of the two requests say more
 
-    def __init__(self, url: str, max_bytes: int = MAX_METRICS_BYTES) -> None:
+    def __init__(self, url: str) -> None:
         """A URL without a path means /metrics. Raises UsageError."""
         try:
-            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT, max_bytes)
+            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT)
             self._api = PodgpuApi(url, "a podgpu exporter", EXPORTER_TIMEOUT)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error
@@ -196,10 +196,10 @@ class ExporterSource:
     def api(self) -> PodgpuApi | None:
         return self._api if self._has_view else None
 
-    def read(self) -> Reading:
+    def read(self) -> SourceReading:
         view = self._read_view() if self._is_podgpu else None
         self._has_view = view is not None
-        return Reading(view or self._read_metrics())
+        return SourceReading(view or self._read_metrics())
 
     def _read_view(self) -> View | None:
         """None: there is no view, or it has no GPUs. The metrics then have figures, or the reason."""

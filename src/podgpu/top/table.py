@@ -245,7 +245,7 @@ class Table:
     def _render_row(self, at: int) -> Spans:
         depth, line = self.lines[at]
         if line.kind == "condition":
-            text = _INDENT * depth + "! " + printable(describe_condition(line.conditions[0], line.age))
+            text = _INDENT * depth + "! " + printable(format_condition(line.conditions[0], line.age))
             return [(text if self.width is None else fit_start(text, self.width, self.glyphs), line.severity)]
         base = "dim" if line.kind == "process" else ""
         spans: Spans = []
@@ -290,7 +290,7 @@ def _cell(column: Column, line: Line, glyphs: Glyphs) -> str:
     return printable(column.text(line, glyphs)) if line.kind in column.kinds else ""
 
 
-def describe_condition(condition: ConditionView, age: float | None) -> str:
+def format_condition(condition: ConditionView, age: float | None) -> str:
     """`lost for 12m04s: GPU 3 has fallen off the bus`."""
     duration = "" if age is None else f" for {format_duration(age)}"
     return f"{condition.condition.replace('_', ' ')}{duration}: {condition.says or condition.condition}"

@@ -30,6 +30,7 @@ class Owners:
     workloads: Mapping[int, Workload] = field(default_factory=dict)
     untold: Mapping[int, str] = field(default_factory=dict)  # reason why the owner cannot be determined
     mps_servers: frozenset[int] = frozenset()
+    nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
 
 
 class ProcessOwners:
@@ -57,7 +58,7 @@ class ProcessOwners:
         untold |= {pid: place.sight for pid, place in places.items() if place.sight in UNSEEN}
         untold |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # without a UID it is not in a pod
         servers = frozenset(pid for pid, place in self._seen.items() if place.is_mps_server)
-        self._last = Owners(named, untold, servers)
+        self._last = Owners(named, untold, servers, nameless)
         return self._last
 
     def require_sight(self) -> None:

@@ -9,14 +9,16 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import Iterable, Mapping
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from podgpu.errors import SourceError, UsageError
 from podgpu.tls import Pem
 from podgpu.yaml_file import decode_yaml
 
+T = TypeVar("T")
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -208,3 +210,25 @@ class ProblemLog:
         if self._logged:
             _log.info("fixed: %s", self._logged)
         self._logged = ""
+
+
+class LastValid(Generic[T]):
+    """Reads a value again at every access. Keeps the last valid one, and logs why."""
+
+    def __init__(self, read: Callable[[], T], consequence: str) -> None:
+        """`read` raises SourceError. Raises UsageError if the first reading fails."""
+        self._read = read
+        self._problem = ProblemLog(consequence)
+        try:
+            self._last = read()
+        except SourceError as error:
+            raise UsageError(str(error)) from error
+
+    def get(self) -> T:
+        try:
+            self._last = self._read()
+        except SourceError as error:
+            self._problem.report(str(error))
+        else:
+            self._problem.clear()
+        return self._last

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.metrics.fields import Field
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
-from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, fields_named, of_gpu, uuid_of
+from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, of_gpu, uuid_of
 
 
 def refusal(bench: Bench) -> SourceError:
@@ -53,28 +48,6 @@ def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
     bench.double.tick()
     bench.double.speak(0)
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
-
-
-def test_a_call_in_flight_keeps_the_connection(bench: Bench) -> None:
-    gpu = bench.telemetry.inventory().gpus[0]
-    inside, leave = threading.Event(), threading.Event()
-
-    class Slow(tuple[Field, ...]):
-        """Holds whoever reads it up, as a call into the engine does."""
-
-        def __iter__(self) -> Iterator[Field]:
-            inside.set()
-            leave.wait(30)
-            return super().__iter__()
-
-    thread = threading.Thread(target=bench.telemetry.read, args=(gpu, Slow(fields_named(*PLAIN))))
-    thread.start()
-    assert inside.wait(30)
-    assert not bench.telemetry.release(0.1)
-    assert bench.double.told("alive") == 1
-    leave.set()
-    thread.join()
-    assert bench.telemetry.release(1.0)
 
 
 # -- library and versions --------------------------------------------------------------------------------------------
@@ -153,15 +126,6 @@ def test_bad_addresses_are_named(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_address(text)
     assert "-r" in str(caught.value)
-
-
-@given(st.text())
-def test_an_address_is_taken_or_refused(text: str) -> None:
-    try:
-        address = parse_address(text)
-    except UsageError:
-        return
-    assert address.text
 
 
 # -- the driver beside -----------------------------------------------------------------------------------------------

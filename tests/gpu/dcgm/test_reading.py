@@ -31,15 +31,6 @@ from tests.gpu.dcgm.double import (
 )
 
 
-def test_gpus_are_found(bench: Bench) -> None:
-    inventory = bench.telemetry.inventory()
-    assert [g.uuid for g in inventory.gpus] == [uuid_of(0), uuid_of(1)]
-    first = inventory.gpus[0]
-    assert (first.index, first.pci_bus_id, first.model) == (0, "00000000:18:00.0", "NVIDIA H100 80GB HBM3")
-    assert (first.minor, first.mig_enabled) == (4, False)
-    assert bench.telemetry.expected == 2
-
-
 def test_each_lane_is_watched_at_its_own_interval_and_kept_as_long_as_it_says(bench: Bench) -> None:
     known, ids = fields(), (TEMP, POWER, UTIL, FB_USED)
     slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0, 600.0)
@@ -90,11 +81,6 @@ def test_double_blanks_do_not_pass(bench: Bench, blank: float) -> None:
     assert answer.dropped == (POWER,)
 
 
-def test_a_large_double_is_a_value(bench: Bench) -> None:
-    bench.double.double((GPU, 0), POWER, 140737488355332.0)
-    assert of_gpu(bench.read(*PLAIN)).values[POWER] == 140737488355332.0
-
-
 @pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
 def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
     bench.double.text((GPU, 0), 53, blank)
@@ -111,12 +97,6 @@ def test_not_supported_is_told_and_not_counted_as_blank(bench: Bench) -> None:
     assert answer.unsupported == tuple((uuid_of(0), i) for i in (TEMP, POWER, UTIL))
     assert answer.dropped == ()
     assert set(of_gpu(answer).values) == {FB_USED}
-
-
-def test_a_value_with_another_status_is_an_error_once_a_reading(bench: Bench) -> None:
-    bench.double.int((GPU, 0), TEMP, 12, status=-54)
-    bench.double.int((GPU, 0), UTIL, 12, status=-54)
-    assert bench.read(*PLAIN).errors == ("paused",)
 
 
 def test_a_timestamp_that_stands_still_is_no_reading(bench: Bench) -> None:

@@ -84,15 +84,6 @@ def test_a_gpu_that_is_not_there_and_a_node_that_is_missing_are_said() -> None:
         ContextSwitchLog("here", 3, select_layout("580.1"), kernel)
 
 
-def test_closing_lets_go_of_everything() -> None:
-    kernel = FakeKernel()
-    log = open_log(kernel)
-    log.close()
-    log.close()
-    assert kernel.opened == {}
-    assert kernel.allocated == {}
-
-
 @pytest.mark.parametrize(
     ("version", "status", "size"),
     [

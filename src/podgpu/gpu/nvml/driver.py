@@ -60,7 +60,6 @@ _OUT_STRUCTS = {
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
 }
-_WAIT_FOR_EVENT = "nvmlEventSetWait_v2"
 _GREW = f"nvml_{pynvml.NVML_ERROR_INSUFFICIENT_SIZE}"
 _LIST_ATTEMPTS = 4
 _NO_INSTANCE = 0xFFFFFFFF
@@ -128,15 +127,6 @@ class NvmlDriver:
                 if e.reason != _GREW:
                     raise
         return self.call(function, *arguments)
-
-    def wait_for_event(self, event_set: Any, milliseconds: int) -> Any | None:
-        """Returns None on timeout. Does not translate that error, because it would double the cost of the call."""
-        try:
-            return self._find(_WAIT_FOR_EVENT)(event_set, milliseconds)
-        except pynvml.NVMLError as e:
-            if e.value == pynvml.NVML_ERROR_TIMEOUT:
-                return None
-            raise translate(e.value, _WAIT_FOR_EVENT) from e
 
     def _call_older(self, function: str, *arguments: Any) -> Any:
         try:
@@ -268,14 +258,12 @@ class XidWatcher:
             with self._driver.hold(gives_way=True):
                 if event_set is not self._event_set:
                     return False
-                event = self._driver.wait_for_event(event_set, _WAIT_MS)
+                self._record(self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS))
         except DriverGone:
             raise
-        except SourceError:  # a lost GPU makes the wait fail at once; continue for the other GPUs
-            time.sleep(_WAIT_MS / 1000)
-            return True
-        if event is not None:
-            self._record(event)
+        except SourceError as e:
+            if e.reason != "timeout":  # a lost GPU makes the wait fail at once; continue for the other GPUs
+                time.sleep(_WAIT_MS / 1000)
         return True
 
     def _record(self, data: Any) -> None:

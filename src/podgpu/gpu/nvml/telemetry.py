@@ -1,7 +1,7 @@
 """NvmlTelemetry enumerates the GPUs through NVML, reads each one, and reopens the driver when needed.
 
 NVML lists GPUs only at initialisation, and a new initialisation interrupts all readers. So it is done when the PCI bus
-shows other GPUs than before, when no GPU answers, and ever less often while the driver lists fewer GPUs than the bus.
+shows other GPUs than before, when no GPU answers, and every 2 minutes while the driver lists fewer GPUs than the bus.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _QUIET_SECONDS = 0.5
 persistence mode needs a second or two for each GPU."""
 _MAX_WAIT_SECONDS = 4.5
 """Below the usual deadline of an inventory."""
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
+_RETRY_SECONDS = 5.0
+"""Interval of lookups of a GPU that could not be opened."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,6 @@ class _Lookup:
     pending: bool = True
     result: tuple[Any, Device] | None = None
     error: SourceError | StartError | None = None
-    retry_seconds: float = _MIN_RETRY_SECONDS
 
 
 class DeviceEnumerator:
@@ -82,9 +82,8 @@ class DeviceEnumerator:
     def retry_failed(self) -> None:
         now = self._clock()
         for index, lookup in self._lookups.items():
-            if lookup.error is not None and not lookup.pending and now - lookup.began >= lookup.retry_seconds:
+            if lookup.error is not None and not lookup.pending and now - lookup.began >= _RETRY_SECONDS:
                 lookup.began, lookup.pending = now, True
-                lookup.retry_seconds = min(2 * lookup.retry_seconds, _MAX_RETRY_SECONDS)
                 self._start(index, lookup)
 
     @property
@@ -139,8 +138,9 @@ class DeviceEnumerator:
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
 """Time for calls in flight to return, including the wait for XIDs. Below the shortest deadline of an inventory."""
-_MIN_RESTART_SECONDS, _MAX_RESTART_SECONDS = 5.0, 60.0
-_MIN_SEARCH_SECONDS, _MAX_SEARCH_SECONDS, _SEARCH_GROWTH = 30.0, 600.0, 1.25
+_RESTART_SECONDS = 10.0
+"""Least interval of restarts because the bus changed or no GPU answers."""
+_SEARCH_SECONDS = 120.0
 """Interval of restarts that search for GPUs that the bus shows and the driver does not list."""
 _MAX_REMOVED = 64
 
@@ -180,19 +180,14 @@ class NvmlTelemetry:
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
-        self._restart_at = float("-inf")
-        self._restart_seconds = _MIN_RESTART_SECONDS
+        self._restarted_at = float("-inf")
         self._listed = 0
-        self._search_at = float("-inf")
-        self._search_seconds = _MIN_SEARCH_SECONDS
 
     def inventory(self) -> Inventory:
         self._read_bus()
         with self._opening:
             if self._must_restart():
-                self._restart_at = self._clock() + self._restart_seconds
-                self._search_at = self._clock() + self._search_seconds
-                self._restart_seconds = min(2 * self._restart_seconds, _MAX_RESTART_SECONDS)
+                self._restarted_at = self._clock()
                 self._close(_CLOSE_WAIT)  # if a call hangs, all continue with the open driver
             if self._enumerator is None:
                 self._enumerator = self._open()
@@ -214,12 +209,11 @@ class NvmlTelemetry:
         if self._enumerator is None:
             return False
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
-        if any(answers) and not self._bus_changed:
-            self._restart_seconds = _MIN_RESTART_SECONDS
         none_answers = bool(answers or self._enumerator.failed) and not any(answers)
-        if self._listed < (self.expected or 0) and self._clock() >= self._search_at:
+        elapsed = self._clock() - self._restarted_at
+        if self._listed < (self.expected or 0) and elapsed >= _SEARCH_SECONDS:
             return True
-        return (self._bus_changed or none_answers) and self._clock() >= self._restart_at
+        return (self._bus_changed or none_answers) and elapsed >= _RESTART_SECONDS
 
     def _open(self) -> DeviceEnumerator:
         self._driver.open()
@@ -228,10 +222,9 @@ class NvmlTelemetry:
             self._xids.start()
             count = self._driver.call("nvmlDeviceGetCount")
         if count != self._listed:
-            self._listed, self._search_seconds = count, _MIN_SEARCH_SECONDS
+            self._listed = count
             _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
-        self._search_at = self._clock() + self._search_seconds
-        self._search_seconds = min(_SEARCH_GROWTH * self._search_seconds, _MAX_SEARCH_SECONDS)
+        self._restarted_at = self._clock()
         return DeviceEnumerator(self._driver, count, self._clock)
 
     def _add_gpu(self, handle: Any, device: Device) -> NvmlGpu:
