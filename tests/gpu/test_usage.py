@@ -169,7 +169,7 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
 @on("1xH100", "1xB200", "1xA100")
 @pytest.mark.fault(
     "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
-    "the newer call is used instead and per-container use is the same; decided by the driver's answer, not the GPU's name",
+    "the newer call is used instead and per-container use is the same",
 )
 def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: Bench) -> None:
     bench.faults.unsupported(PROCESSES)
