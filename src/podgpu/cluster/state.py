@@ -37,7 +37,6 @@ from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.model import Condition, DeviceState, Holder, MigInstance, NodeState, Slot, Workload, WorkloadOwner
 
 MAX_NOTES = 12
-_MAX_LOST = 64  # of one node: bounds what an exporter costs that reports new UUIDs all the time
 _CLOCK_STEP = 2.0  # seconds; a smaller change of the wall clock does not move moments
 _CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # an exporter's figures are some seconds old, so behind means less than ahead
 _CLOCK_UNSET = 86_400.0  # a clock that is off by a time zone is still a clock
@@ -385,7 +384,7 @@ def _keep_lost(state: NodeState, earlier: NodeState, present: Collection[str], w
         return state
     here = {gpu.uuid for gpu in state.devices}
     lost = tuple(_lost(gpu, wall, step) for gpu in missing if gpu.uuid not in here)
-    return replace(state, devices=(*state.devices, *lost[-_MAX_LOST:]))
+    return replace(state, devices=(*state.devices, *lost))
 
 
 def _lost(gpu: DeviceState, wall: float, step: float) -> DeviceState:
