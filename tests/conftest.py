@@ -29,6 +29,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # `pytest` must find tests.nodes as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.certificates import certificates  # noqa: E402, F401 - a fixture
 from tests.host.guard import NOTES, clear_environment, install_hook, set_node_paths  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"

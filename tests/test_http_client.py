@@ -32,11 +32,10 @@ from podgpu.gpu.exposition import (
 )
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
 from podgpu.top.source import ClusterSource, ExporterSource
+from tests.certificates import Certificates
 from tests.cli.test_option_table import execute
-from tests.kube.conftest import Certificates, certificates
 from tests.nodes.clock import PATIENCE
 
-__all__ = ["certificates"]
 EXPOSITION = b'# TYPE DCGM_FI_DEV_GPU_TEMP gauge\nDCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 33\n'
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -73,18 +73,6 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
     assert tab.evaluate("document.querySelector('#q').value") == "rerank"
 
 
-def test_namespaces_with_hours_and_cost(tab: Tab, page: str) -> None:
-    visited(tab, page)
-    tab.click("#tab-namespaces")
-    tab.wait_for("document.querySelectorAll('tbody tr').length === 4", "four namespaces")
-    assert tab.texts("tbody tr")[0] == "research 10 9 0 3,120.5 2,710.2 87 % 1,881.4 €6,553.05 €5,691.42 €451.54"
-    tab.click("button[name=idle_gpus]")
-    assert tab.texts("tbody th")[0] == "notebooks"
-    assert tab.evaluate("document.querySelector('th[aria-sort]').innerText").startswith("Idle")
-    tab.click("tbody a")
-    tab.wait_for("location.hash === '#ns=notebooks'")
-
-
 # -- live ------------------------------------------------------------------------------------------------------------
 
 

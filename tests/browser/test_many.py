@@ -29,19 +29,3 @@ def test_thousands_are_a_map_of_which_only_what_is_seen_is_drawn(tab: Tab, page:
     tab.press("/")
     tab.type("dev-4-")
     tab.wait_for(f"{TILES} === 4", "few are tiles")
-
-
-def test_a_square_shows_its_gpu(tab: Tab, page: str) -> None:
-    card = "document.querySelector('.card')"
-    visited(tab, page)
-    tab.point_at(".square.is-idle")
-    tab.wait_for(f"!{card}.hidden", "the card")
-    assert "idle" in tab.text(".card")
-    assert "gpu-e-0004" in tab.text(".card")
-    tab.evaluate("document.querySelector('.square').focus()")
-    tab.press("ArrowRight", "ArrowDown")
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("GPU 1 of gpu-b-0009")
-    tab.press("Enter")
-    assert tab.evaluate(f"{card}.contains(document.activeElement)")
-    tab.press("Escape")
-    assert tab.evaluate(f"{card}.hidden && document.activeElement.matches('.square')")

@@ -47,7 +47,9 @@ def wait_for(condition: Callable[[], object], what: str, patience: float = PATIE
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
+def prometheus(
+    folder: Path, points: Iterable[Point] = (), configuration: str = "", options: Iterable[str] = ()
+) -> Iterator[str]:
     """Yields its URL. `points` are stored before it starts; `configuration` is prometheus.yml."""
     store = folder / "prometheus"
     store.mkdir()
@@ -63,7 +65,20 @@ def prometheus(folder: Path, points: Iterable[Point] = (), configuration: str = 
         f"--storage.tsdb.path={store}",
         "--storage.tsdb.retention.time=10y",
         "--log.level=warn",
+        *options,
     ]
+    with _running(lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def alertmanager(folder: Path) -> Iterator[str]:
+    """Yields its URL. Alerts are kept and sent nowhere."""
+    folder.mkdir()
+    configuration = folder / "alertmanager.yml"
+    configuration.write_text("{route: {receiver: none}, receivers: [{name: none}]}", encoding="utf-8")
+    command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}"]
+    command += ["--cluster.listen-address=", "--log.level=error"]
     with _running(lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder) as url:
         yield url
 

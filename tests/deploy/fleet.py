@@ -6,22 +6,17 @@ nodes: see `hasten`.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import shutil
-import subprocess
-import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 import yaml
 
 from podgpu.agent.loop import Agent, Settings
@@ -36,13 +31,12 @@ from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address
+from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
-from tests.net import free_port
 from tests.web.server import running
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
-PROMETHEUS, ALERTMANAGER = shutil.which("prometheus"), shutil.which("prometheus-alertmanager")
 SCRAPE_EVERY = "250ms"
 FASTER = 300
 """How many seconds of the shipped rules pass in one of the test's: five minutes are one second, an hour is twelve."""
@@ -50,10 +44,7 @@ PATIENCE = 120.0
 """Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
 _GIB = 1024**3
 
-needs_servers = pytest.mark.skipif(
-    PROMETHEUS is None or ALERTMANAGER is None,
-    reason="not here; on Debian: apt-get install prometheus prometheus-alertmanager",
-)
+needs_servers = needs("prometheus", "prometheus-alertmanager")
 
 
 def hasten(rules: str, factor: int = FASTER) -> str:
@@ -187,28 +178,15 @@ def _second_tenants(driver: SimulatedNvml) -> list[Tenant]:
 
 
 class Server:
-    """A process with an HTTP API that answers JSON."""
+    """A server with an HTTP API that answers JSON."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def get(self, path: str, **query: str) -> Any:
-        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
-        try:
-            connection.request("GET", f"{path}?{urlencode(query)}" if query else path)
-            answer = connection.getresponse()
+        with urllib.request.urlopen(f"{self.url}{path}?{urlencode(query)}", timeout=PATIENCE) as answer:
             body = answer.read()
-        finally:
-            connection.close()
-        assert answer.status == 200, f"{path} {query}: {body.decode()}"
         return json.loads(body) if body.startswith((b"{", b"[")) else body
-
-    def answers(self) -> bool:
-        try:
-            self.get("/-/ready")
-        except (OSError, AssertionError):
-            return False
-        return True
 
 
 @dataclass(frozen=True)
@@ -239,32 +217,12 @@ class AlertmanagerServer(Server):
 
 @dataclass
 class ThirdNode:
-    """A node without an exporter, as kube-state-metrics tells of it. It has no GPUs unless it is given some."""
+    """A node without an exporter, in the metrics of kube-state-metrics. It has no GPUs at first."""
 
     gpus: int = 0
 
-    @contextmanager
-    def told_of(self) -> Iterator[str]:
-        """The address of kube-state-metrics' exposition."""
-        node = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                labels = 'node="node-3",resource="nvidia_com_gpu",unit="integer"'
-                with suppress(ConnectionError):  # Prometheus does not wait for long
-                    self.send_response(200)
-                    self.end_headers()
-                    self.wfile.write(f"kube_node_status_allocatable{{{labels}}} {node.gpus}\n".encode())
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Not into the tests' output."""
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield f"127.0.0.1:{server.server_address[1]}"
-            finally:
-                server.shutdown()
+    def metrics(self, _path: str) -> str:
+        return f'kube_node_status_allocatable{{node="node-3",resource="nvidia_com_gpu",unit="integer"}} {self.gpus}\n'
 
 
 @dataclass
@@ -325,68 +283,38 @@ def fleet_in(
     folder: Path,
     more_jobs: Sequence[Mapping[str, Any]] = (),
     names: tuple[NameSet, NameSet] = ("4.8", "4.8"),
-    faster: int = FASTER,
 ) -> Iterator[Fleet]:
     """Everything up, every node scraped. `more_jobs`: scrape jobs beside the exporters'. `names`: of each node."""
     nodes = [
         Node("node-1", "4xH100", folder / "node-1", _first_tenants, names[0]),
         Node("node-2", "1xA100,1xH100/2x1g.10gb", folder / "node-2", _second_tenants, names[1]),
     ]
+    third = ThirdNode()
     with ExitStack() as stack:
         for node in nodes:
             stack.enter_context(node.living())
-        alertmanager = AlertmanagerServer(f"127.0.0.1:{free_port()}")
-        stack.enter_context(_alertmanager(alertmanager, folder))
-        prometheus = PrometheusServer(f"127.0.0.1:{free_port()}")
+        alerts = AlertmanagerServer(stack.enter_context(alertmanager(folder / "alertmanager")))
         write_whole(folder / "careless.json", "[]")
         careless: dict[str, Any] = {"job_name": "careless", "honor_labels": True}
         careless["file_sd_configs"] = [{"files": [str(folder / "careless.json")]}]
-        third = ThirdNode()
-        told: dict[str, Any] = {"job_name": "kube-state-metrics", "honor_labels": True}
-        told["static_configs"] = [{"targets": [stack.enter_context(third.told_of())]}]
-        jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, told, *more_jobs]
-        stack.enter_context(_prometheus(prometheus, alertmanager, jobs, folder, faster))
-        fleet = Fleet(nodes, prometheus, alertmanager, folder, third)
-        wait_until(lambda: len(prometheus.ask("podgpu_exporter_build_info")) == len(nodes), "every node is scraped")
-        yield fleet
+        state_metrics: dict[str, Any] = {"job_name": "kube-state-metrics", "honor_labels": True}
+        state_metrics["static_configs"] = [{"targets": [stack.enter_context(expositions_at(third.metrics))]}]
+        jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, state_metrics, *more_jobs]
+        configuration = _configure_prometheus(alerts.url.removeprefix("http://"), jobs, folder)
+        options = ["--rules.alert.resend-delay=1s"]
+        server = PrometheusServer(stack.enter_context(prometheus(folder, (), configuration, options)))
+        wait_until(lambda: len(server.ask("podgpu_exporter_build_info")) == len(nodes), "every node is scraped")
+        yield Fleet(nodes, server, alerts, folder, third)
 
 
-@contextmanager
-def _alertmanager(server: AlertmanagerServer, folder: Path) -> Iterator[None]:
-    configuration = folder / "alertmanager.yml"  # JSON is YAML
-    configuration.write_text(json.dumps({"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}))
-    options = [f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}"]
-    options += [f"--web.listen-address={server.address}", "--cluster.listen-address=", "--log.level=error"]
-    with _process([str(ALERTMANAGER), *options], server, folder / "alertmanager.log"):
-        yield
-
-
-@contextmanager
-def _prometheus(
-    server: PrometheusServer, alertmanager: Server, jobs: Sequence[Mapping[str, Any]], folder: Path, faster: int
-) -> Iterator[None]:
+def _configure_prometheus(alertmanager: str, jobs: Sequence[Mapping[str, Any]], folder: Path) -> str:
     for file in RULES:
-        (folder / file.name).write_text(hasten(file.read_text(encoding="utf-8"), faster), encoding="utf-8")
-    configuration = {
-        "global": {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "250ms"},
-        "rule_files": [str(folder / file.name) for file in RULES],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager.address]}]}]},
-        "scrape_configs": jobs,
-    }
-    file = folder / "prometheus.yml"
-    file.write_text(json.dumps(configuration), encoding="utf-8")
-    options = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-    options += [f"--web.listen-address={server.address}", "--log.level=warn", "--rules.alert.resend-delay=1s"]
-    with _process([str(PROMETHEUS), *options], server, folder / "prometheus.log"):
-        yield
-
-
-@contextmanager
-def _process(command: Sequence[str], server: Server, log: Path) -> Iterator[None]:
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            wait_until(lambda: process.poll() is not None or server.answers(), f"{command[0]} answers")
-            assert process.poll() is None, log.read_text()
-            yield
-        finally:
-            process.kill()  # nothing it could still write matters
+        (folder / file.name).write_text(hasten(file.read_text(encoding="utf-8")), encoding="utf-8")
+    return json.dumps(
+        {
+            "global": {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "250ms"},
+            "rule_files": [str(folder / file.name) for file in RULES],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+            "scrape_configs": jobs,
+        }
+    )

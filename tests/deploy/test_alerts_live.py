@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -277,19 +277,6 @@ def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -
         assert ("pod" in labels) == ("namespace" in labels) == ("container" in labels)
         assert not {"exported_pod", "exported_namespace", "exported_container"} & labels.keys()
     assert fleet.prometheus.ask('podgpu_device_count{pod!=""}') == []
-
-
-@needs_servers
-def test_recorded_averages_are_the_mean_over_gpus_in_use(fleet: Fleet) -> None:
-    """Steady loads: what is recorded is what the driver says of the GPUs that work."""
-    wait_until(lambda: _near(fleet, "podgpu:used_gpu_util:avg5m", {"": (90 + 50 + 50 + 40) / 4}), "of the cluster")
-    by_namespace = {"research": (90 + 40) / 2, "serving": 50, "batch": 50}
-    wait_until(lambda: _near(fleet, "podgpu:namespace_used_gpu_util:avg5m", by_namespace), "by namespace")
-
-
-def _near(fleet: Fleet, record: str, expected: Mapping[str, float]) -> bool:
-    found = {one.labels.get("namespace", ""): one.value for one in fleet.prometheus.ask(record)}
-    return found == {namespace: pytest.approx(value, rel=0.1) for namespace, value in expected.items()}
 
 
 def rules_of(file: Path) -> list[dict[str, object]]:

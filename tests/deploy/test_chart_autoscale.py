@@ -83,12 +83,6 @@ def test_the_apis_own_roles_come_with_the_api() -> None:
 # Whose the APIs are
 
 
-def test_the_external_api_is_behind_its_own_switch() -> None:
-    assert sorted(names("APIService", PLAIN)) == sorted(CUSTOM)
-    assert sorted(names("APIService", ALL)) == sorted([*CUSTOM, EXTERNAL])
-    assert "--external-metrics=true" not in container(PLAIN, "autoscale")["args"]
-
-
 def test_an_apiservice_leads_to_the_service_and_knows_its_authority() -> None:
     given, injected = VARIANTS["autoscale with a given certificate"], VARIANTS["autoscale with cert-manager"]
     own = of_kind("APIService", PLAIN)[0]["spec"]

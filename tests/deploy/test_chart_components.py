@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
+from tests.deploy.chart import VARIANTS, container, env, pod, the
 
 Values = Mapping[str, Any]
 
@@ -49,25 +49,12 @@ def test_nodes_by_one_label(variant: str, label: dict[str, str]) -> None:
 # --- how it sees GPUs
 
 
-def test_by_a_mount() -> None:
-    values = VARIANTS["volume mounts"]
-    assert host_paths(values)["visible-devices"] == "/dev/null"
-    assert mounts(values)["/var/run/nvidia-container-devices/all"] == "visible-devices"
-    assert env(values)["NVIDIA_VISIBLE_DEVICES"] == "void"
-
-
 def test_by_the_hosts_driver() -> None:
     values = VARIANTS["driver root"]
     assert host_paths(values)["driver-root"] == "/home/kubernetes/bin/nvidia"
     assert mounts(values)["/usr/local/nvidia"] == "driver-root"
     assert env(values)["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
     assert container(values)["securityContext"]["privileged"] is True
-
-
-def test_mig_monitoring_is_a_switch_with_its_price() -> None:
-    values = VARIANTS["mig monitoring"]
-    assert env(values)["NVIDIA_MIG_MONITOR_DEVICES"] == "all"
-    assert container(values)["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
 
 
 # --- the exporter
@@ -95,19 +82,6 @@ def test_protected_expositions_have_a_plain_port_for_probes(variant: str, compon
     said = (*(str(value) for value in env(VARIANTS[variant], component).values()), *one.get("args", ()))
     assert any(word.endswith("/etc/podgpu/web/web-config.yml") for word in said)
     assert any(word.endswith(f":{port}") for word in said)
-
-
-def test_pod_settings() -> None:
-    values = VARIANTS["pod settings"]
-    daemonset = the("DaemonSet", values)
-    template, spec = daemonset["spec"]["template"], pod(values)
-    assert template["metadata"]["labels"].items() >= {"a": "b", "team": "platform"}.items()
-    assert template["metadata"]["annotations"]["c"] == "d"
-    assert (spec["priorityClassName"], spec["serviceAccountName"]) == ("system-node-critical", "mine")
-    assert spec["imagePullSecrets"] == [{"name": "pull"}]
-    assert daemonset["spec"]["updateStrategy"] == {"type": "OnDelete"}
-    assert not of_kind("ServiceAccount", values)
-    assert the("Service", values)["spec"]["internalTrafficPolicy"] == "Local"
 
 
 # --- network policies
@@ -185,16 +159,6 @@ def test_seed_000s_daemonset() -> None:
     assert volumes["textfile"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Mi"}
 
 
-def test_enrich_beside_what_is_there() -> None:
-    values = VARIANTS["enrich beside others"]
-    assert [one["name"] for one in pod(values, "enrich")["containers"]] == ["podgpu"]
-    assert host_paths(values, "enrich")["textfile"] == "/var/lib/node_exporter/textfile"
-    assert env(values, "enrich")["HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
-    assert env(values, "enrich")["DCGM_EXPORTER_USE_OLD_NAMESPACE"] == "true"
-    assert env(values, "enrich")["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert not of_kind("PodMonitor", values)
-
-
 # --- the hook
 
 
@@ -209,16 +173,6 @@ def test_the_hook_reaches_the_runtime_and_one_directory_and_nothing_else() -> No
     assert container(values, "hook")["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert env(values, "hook")["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "false"
-
-
-def test_the_exporter_reads_what_the_hook_writes() -> None:
-    """`--allocation auto` finds it beside the kubelet's socket; a list of sources has to name it."""
-    assert "PODGPU_ALLOCATION" not in env(VARIANTS["hook"])
-    labels = {"hook": {"enabled": True}, "exporter": {"kubernetes": {"podLabels": {"enabled": True}}}}
-    assert env(labels)["PODGPU_ALLOCATION"] == "podlist,kubelet,processes"
-    named = VARIANTS["hook with all"]
-    assert env(named)["PODGPU_ALLOCATION"].startswith("podlist:/etc/podgpu/podlist/podlist.json,")
-    assert host_paths(named)["podlist"] == host_paths(named, "hook")["podlist"]
 
 
 # --- history

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import VARIANTS, Object, container, env, level, notes, objects, of_kind, pod
+from tests.deploy.chart import VARIANTS, Object, container, env, notes, objects, of_kind, pod
 
 NO_MAPPING = {"exporter": {"kubernetes": {"enabled": False}}}
 NO_USAGE = {"exporter": {"containerUsage": {"enabled": False}}}
@@ -66,11 +66,6 @@ def test_exact_usage_is_a_switch_with_its_price() -> None:
     assert {**pod(exact), "containers": []} == {**pod(), "containers": []}
     assert container(exact)["volumeMounts"] == container()["volumeMounts"]
     assert "- SYS_ADMIN (exporter.usage.from exact)" in notes(exact)
-
-
-def test_the_least_of_all_is_restricted() -> None:
-    assert level(pod(LEAST)) == "restricted"
-    assert level(pod({"cluster": {"enabled": True}}, "cluster")) == "restricted"
 
 
 # --- the API server
@@ -137,10 +132,3 @@ def test_the_cluster_reads_endpoints_where_its_exporters_are(variant: str, expec
     rules = rules_of(VARIANTS[variant], "cluster")
     assert {kind: [rule["resources"] for rule in some] for kind, some in rules.items()} == expected
     assert pod(VARIANTS[variant], "cluster")["automountServiceAccountToken"] is bool(expected)
-
-
-def test_enrich_asks_for_what_is_switched_on() -> None:
-    assert rules_of(VARIANTS["enrich"], "enrich") == {}
-    assert rules_of(VARIANTS["enrich with all"], "enrich") == {"ClusterRole": [PODS]}
-    assert rules_of(VARIANTS["enrich beside others"], "enrich") == {"ClusterRole": [SLICES, CLAIMS, VERSIONS]}
-    assert env(VARIANTS["enrich beside others"], "enrich")["PODGPU_ALLOCATION"] == "kubelet"

@@ -11,9 +11,10 @@ import pytest
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
+from tests.certificates import Certificates
 from tests.kube.api_server import SimulatedApiServer
 
-from .conftest import HURRY, PODS, Certificates, eventually, name_of, pod
+from .conftest import HURRY, PODS, eventually, name_of, pod
 from .test_client import failure, get
 
 

@@ -16,7 +16,7 @@ from podgpu.simulate.node import SimulatedProc, container_cgroup, stat_line
 from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,
-    Whereabouts,
+    ContainerLookup,
     in_host_pid_namespace,
     parse_started,
 )
@@ -30,34 +30,31 @@ A, B = "a" * 64, "b" * 64
 IN_A, IN_B = container_cgroup(UID, A), container_cgroup(UID, B)
 HOST = "0::/user.slice/user-1000.slice/session-3.scope\n"
 
-FOUND_A = Whereabouts("found", Workload(uid=UID, container_id=A))
-FOUND_B = Whereabouts("found", Workload(uid=UID, container_id=B))
+FOUND_A = ContainerLookup("found", Workload(uid=UID, container_id=A))
+FOUND_B = ContainerLookup("found", Workload(uid=UID, container_id=B))
 
 
 def test_processes_in_containers_and_on_the_host(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     proc.add(42, HOST)
-    assert [finder.find(pid) for pid in (41, 42, 43)] == [
+    assert list(finder.find_all((41, 42, 43)).values()) == [
         FOUND_A,
-        Whereabouts("not_in_container"),
-        Whereabouts("gone"),
+        ContainerLookup("not_in_container"),
+        ContainerLookup("gone"),
     ]
-    finder.forget_others({42})
-    assert finder.remembered == 1
 
 
 def test_an_mps_server_is_recognised(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     stat = proc.root / "41" / "stat"
     stat.write_text("41 (nvidia-cuda-mps) " + stat.read_text().rpartition(") ")[2])
-    assert finder.find(41) == Whereabouts("found", FOUND_A.workload, is_mps_server=True)
+    assert finder.find(41) == ContainerLookup("found", FOUND_A.workload, is_mps_server=True)
 
 
 def test_a_process_that_ends_between_two_reads(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     (proc.root / "41" / "cgroup").unlink()
-    assert finder.find(41) == Whereabouts("gone")
-    assert finder.remembered == 0
+    assert finder.find(41) == ContainerLookup("gone")
 
 
 def test_a_pid_given_again_is_another_process(proc: SimulatedProc, finder: ContainerFinder) -> None:
@@ -65,7 +62,6 @@ def test_a_pid_given_again_is_another_process(proc: SimulatedProc, finder: Conta
     finder.find(41)
     proc.reuse(41, IN_B)
     assert finder.find(41) == FOUND_B
-    assert finder.remembered == 1
 
 
 def test_the_cgroup_is_read_once_while_fresh(proc: SimulatedProc, finder: ContainerFinder, clock: Clock) -> None:
@@ -82,7 +78,7 @@ def test_what_is_not_permitted_is_said_and_asked_again(proc: SimulatedProc, find
     proc.add(41, IN_A)
     proc.forbid(41)
     with without_privilege():
-        assert finder.find(41) == Whereabouts("not_permitted")
+        assert finder.find(41) == ContainerLookup("not_permitted")
     (proc.root / "41" / "cgroup").chmod(0o444)
     assert finder.find(41) == FOUND_A
 
@@ -91,7 +87,7 @@ def test_what_is_not_permitted_is_said_and_asked_again(proc: SimulatedProc, find
 def test_a_stat_that_makes_no_sense(proc: SimulatedProc, finder: ContainerFinder, stat: str) -> None:
     proc.add(41, IN_A)
     (proc.root / "41" / "stat").write_text(stat)
-    assert finder.find(41) == Whereabouts("unreadable")
+    assert finder.find(41) == ContainerLookup("unreadable")
 
 
 @given(st.text(max_size=30), st.integers(0, 2**63))
@@ -108,10 +104,9 @@ def test_no_stat_is_too_much(stat: bytes) -> None:
 @pytest.mark.reads_host("the kernel's own /proc is what it is about")
 def test_the_kernels_own_proc() -> None:
     finder = ContainerFinder()
-    assert finder.find(os.getpid()).sight in ("found", "not_in_container")
-    assert finder.remembered == 1
+    assert finder.find(os.getpid()).outcome in ("found", "not_in_container")
     assert isinstance(in_host_pid_namespace(), bool)
     with subprocess.Popen(["sleep", "60"]) as child:
-        assert finder.find(child.pid).sight == finder.find(os.getpid()).sight
+        assert finder.find(child.pid).outcome == finder.find(os.getpid()).outcome
         child.kill()
-    assert finder.find(child.pid) == Whereabouts("gone")
+    assert finder.find(child.pid) == ContainerLookup("gone")

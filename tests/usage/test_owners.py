@@ -72,12 +72,12 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
         found = owners.find({7, 8}, names.complete, names.learn)
-        assert (found.workloads, found.untold, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
+        assert (found.workloads, found.unknown, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
     assert names.read == 1, "for the second, once"
     start(proc, 9, 2)
     owners.find({7, 8, 9}, names.complete, names.learn)
     assert names.read == 2
-    owners.require_sight()
+    owners.require_permission()
 
 
 def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
@@ -86,7 +86,7 @@ def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
     start(proc, 7, 0)
     owners.find({7}, names.complete, names.learn)
     with pytest.raises(SourceError, match="/var/log"):
-        owners.require_sight()
+        owners.require_permission()
 
 
 @pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
@@ -95,8 +95,8 @@ def test_what_is_in_no_pod_is_nobodys_for_sure(
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
     found = owners.find({7}, nobody, names.learn)
-    assert (found.workloads, found.untold) == ({}, {})
-    owners.require_sight()
+    assert (found.workloads, found.unknown) == ({}, {})
+    owners.require_permission()
 
 
 def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
@@ -122,10 +122,10 @@ def test_what_may_not_be_read_cannot_be_told(
     names.pods[UIDS[0]] = "train"
     with without_privilege():
         assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "not_permitted"})
-        owners.require_sight()
+        owners.require_permission()
         owners.find({8}, names.complete, names.learn)
     with pytest.raises(SourceError, match="runAsUser: 0"):
-        owners.require_sight()
+        owners.require_permission()
 
 
 def test_names_that_disagree_cannot_be_told(proc: SimulatedProc, owners: ProcessOwners) -> None:

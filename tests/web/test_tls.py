@@ -22,20 +22,15 @@ from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import application
 from podgpu.web.protection import Protection, subject_names
 from podgpu.web.sockets import Address
+from tests.certificates import Certificates
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
-from tests.web.certificates import Certificates, make_certificates
 from tests.web.process import EXPORTER, podgpu
 from tests.web.server import LOOPBACK, Client, running
 
 REFUSED = (ssl.SSLError, ConnectionError)
 PAIR = {"cert_file": "tls.crt", "key_file": "tls.key"}
 MUTUAL = PAIR | {"client_ca_file": "ca.crt", "client_auth_type": "RequireAndVerifyClientCert"}
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture
@@ -191,7 +186,7 @@ def test_renewed_certificate(
         open_one = client(certificates.client()).connect()
         open_one.request("GET", "/livez")
         open_one.getresponse().read()
-        assert shown_names(client(certificates.client())) == {"127.0.0.1"}
+        assert shown_names(client(certificates.client())) == {"127.0.0.1", "api.test"}
         certificates.put("renewed", tmp_path)
         assert shown_names(client(certificates.client())) == {"127.0.0.1", "renewed.test"}
         open_one.request("GET", "/livez")

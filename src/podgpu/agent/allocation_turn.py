@@ -52,7 +52,7 @@ class AllocationTurn:
         self,
         sources: Sequence[AllocationSource],
         identities: ReadIdentities | None,
-        isolation: Workers,
+        workers: Workers,
         deadline: float,
         clock: Clock,
         liveness: ReadLiveness | None = None,
@@ -62,7 +62,7 @@ class AllocationTurn:
         had ended; the next turn uses it."""
         self._sources = sources
         self._identities = identities
-        self._isolation = isolation
+        self._workers = workers
         self._deadline = deadline
         self._clock = clock
         self._liveness = liveness
@@ -84,7 +84,7 @@ class AllocationTurn:
 
     def collect(self, devices: Sequence[Device]) -> AllocationPart:
         jobs = {s.name: partial(s.assignments, devices) for s in self._sources}
-        results = self._isolation.run(jobs, self._deadline, self._late)
+        results = self._workers.run(jobs, self._deadline, self._late)
         at = self._clock.wall()
         names_status = self._check_identities()
         statuses = [self._status(name, result) for name, result in results.items()]
@@ -110,7 +110,7 @@ class AllocationTurn:
     def _read_identities(self) -> None:
         if self._identities is None:
             return
-        result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
+        result = self._workers.run({"identities": self._identities}, self._deadline)["identities"]
         if result.value is not None:
             self._known = result.value
         if getattr(result.error, "reason", "") != "hung":  # else another thread waits for the same call
@@ -144,7 +144,7 @@ class AllocationTurn:
     def _read_liveness(self) -> IsAlive:
         if self._liveness is None:
             return unknown_liveness
-        return self._isolation.run({"liveness": self._liveness}, self._deadline)["liveness"].value or unknown_liveness
+        return self._workers.run({"liveness": self._liveness}, self._deadline)["liveness"].value or unknown_liveness
 
     def _status(self, source: str, result: Result[Allocation] | Result[Identities]) -> SourceStatus:
         if result.error is None:

@@ -87,20 +87,20 @@ class Agent:
         self.notes_beside: Callable[[], Sequence[str]] = tuple  # problems of components beside the agent
         deadline = self.settings.deadline
         self._telemetry = telemetry
-        self._isolation = Workers(self.clock.monotonic)
+        self._workers = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
         self._configured = _field_ids(policy.counters)
-        self._counter_watch = CounterWatch(read_counters, self._isolation, deadline)
+        self._counter_watch = CounterWatch(read_counters, self._workers, deadline)
         self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
-            telemetry, self._schedule.lanes, self.settings.selection, self._isolation, deadline
+            telemetry, self._schedule.lanes, self.settings.selection, self._workers, deadline
         )
         self._allocation_turn = AllocationTurn(
-            allocation, identities, self._isolation, DEADLINE, self.clock, liveness, self.reload
+            allocation, identities, self._workers, DEADLINE, self.clock, liveness, self.reload
         )
         self._usage_turn = None
         if containers is not None:
-            self._usage_turn = UsageTurn(telemetry, containers, self._isolation, deadline, self.clock)
+            self._usage_turn = UsageTurn(telemetry, containers, self._workers, deadline, self.clock)
         self._pod_labels = pod_labels
         self._telemetry_part, self._allocation_part, self._usage_part = TelemetryPart(), AllocationPart(), UsagePart()
         self._health = HealthWatch(UnixTime(self.clock).convert)
@@ -365,11 +365,11 @@ class Agent:
         self._allocate_now.set()
         self._release_driver()
         self._allocation_turn.close()
-        self._isolation.close()
+        self._workers.close()
 
     def _release_driver(self) -> bool:
         deadline = self.settings.deadline
-        results = self._isolation.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
+        results = self._workers.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
         return bool(results["release"].value)
 
 

@@ -72,19 +72,18 @@ class TelemetryTurn:
     """Keeps what outlives a turn: the last inventory, the instances of each GPU, GPUs that disappeared, counters."""
 
     def __init__(
-        self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, isolation: Workers, deadline: float
+        self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, workers: Workers, deadline: float
     ) -> None:
         self._telemetry = telemetry
         self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
         self._selection = selection
-        self._isolation = isolation
+        self._workers = workers
         self._deadline = deadline
         self._inventory = Inventory(())
         self._known: dict[str, tuple[Device, ...]] = {}
         self._absent: dict[str, tuple[Device, ...]] = {}  # by UUID: GPUs that disappeared, or that a holder names
         self._absent_lock = threading.Lock()
-        self._forgotten: tuple[str, ...] = ()
-        self._left_out: frozenset[str] = frozenset()  # forgotten UUIDs that the driver still lists
+        self._forgotten: frozenset[str] = frozenset()  # UUIDs that an operator removed, until they answer
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
@@ -113,7 +112,7 @@ class TelemetryTurn:
         if self._others is not None:
             reads[_OTHERS] = self._others.read_others
         jobs = {worker: partial(_read_lanes, read, self._missing(worker, lanes)) for worker, read in reads.items()}
-        results = self._isolation.run(jobs, self._deadline)
+        results = self._workers.run(jobs, self._deadline)
         merged = {worker: self._with_earlier(worker, result) for worker, result in results.items()}
         return self._gather(lanes, inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
 
@@ -132,7 +131,7 @@ class TelemetryTurn:
 
     def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
-        result = self._isolation.run({name: self._telemetry.inventory}, self._deadline)[name]
+        result = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
         if result.value is not None:
             self._update_inventory(result.value)
         return self._status(name, result)
@@ -141,17 +140,14 @@ class TelemetryTurn:
         here = {g.uuid for g in inventory.gpus}
         gone = {g.uuid for g in self._inventory.gpus} - here
         # A GPU whose index changed gets a new worker, too.
-        workers = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
-        self._isolation.forget(workers)
-        for worker in workers:
+        ended = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
+        self._workers.forget(ended)
+        for worker in ended:
             self._answers.pop(worker, None)
-        forgotten = (*self._forgotten, *sorted(self._left_out & gone))[-MAX_ABSENT:]
-        self._forgotten = tuple(uuid for uuid in forgotten if uuid not in here)
         left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
-        self._update_absent(left, here | self._left_out)
-        self._left_out &= here
+        self._update_absent(left, here | self._forgotten)
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
@@ -170,17 +166,14 @@ class TelemetryTurn:
             self._update_absent(new)
 
     def forget(self, part: TelemetryPart, uuid: str, lost: bool) -> TelemetryPart | None:
-        """Returns the part of the last turn without a GPU that disappeared. It stays removed even if a holder names it.
+        """Returns the part of the last turn without a GPU that disappeared, or is `lost` and still listed.
 
-        A `lost` GPU that is still listed is left out until it answers. None: the GPU is neither.
+        It stays removed until it answers, even if a holder names it. None: the GPU is neither.
         """
-        if uuid in self._absent:
-            self._forgotten = (*self._forgotten, uuid)[-MAX_ABSENT:]
-            self._update_absent({}, {uuid})
-        elif lost and uuid in self._known:
-            self._left_out |= {uuid}
-        else:
+        if uuid not in self._absent and not (lost and uuid in self._known):
             return None
+        self._forgotten |= {uuid}
+        self._update_absent({}, {uuid})
         return replace(part.without({uuid}), gpus_lost=self._count_lost(part.gpus_visible))
 
     def _update_absent(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
@@ -195,10 +188,10 @@ class TelemetryTurn:
         lost = max(0, baseline - visible)
         # The PCI bus may still show a forgotten GPU, but one that does not answer counts in any case.
         # Absent, forgotten and unidentified GPUs overlap, so each is counted once.
-        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten))
-        silent = len(self._inventory.gpus) - len(self._left_out) - visible + unlisted
-        forgotten = len(self._forgotten) + len(self._left_out)
-        return max(lost - forgotten, min(lost, silent))
+        listed = {g.uuid for g in self._inventory.gpus}
+        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten - listed))
+        silent = len(listed - self._forgotten) - visible + unlisted
+        return max(lost - len(self._forgotten), min(lost, silent))
 
     # -- result ----------------------------------------------------------------------------------------------------
 
@@ -222,10 +215,11 @@ class TelemetryTurn:
             if result.value is not None:
                 answers[gpu.uuid] = result.value
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
-                self._left_out -= {gpu.uuid}
                 self._dropped.update(result.value.dropped)
                 self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
-        visible = len(self._inventory.gpus) - len(results) + len(answers)
+        silent = {gpu.uuid for gpu in results} - answers.keys()
+        self._forgotten -= {gpu.uuid for gpu in self._inventory.gpus} - silent
+        visible = len(self._inventory.gpus) - len(silent)
         return self._make_part(lanes, tuple(sources), visible, answers, others.value if others is not None else None)
 
     def _make_part(
@@ -255,7 +249,7 @@ class TelemetryTurn:
             links_up={uuid: a.links_up for uuid, a in answers.items() if a.links_up is not None},
             details={uuid: a.details for uuid, a in answers.items() if a.details},
             mute=frozenset(uuid for uuid, a in answers.items() if not a.reports_errors),
-        ).without(self._left_out)
+        ).without(self._forgotten)
 
     def _unreachable(self) -> Iterator[SourceStatus]:
         """GPUs that the driver counts, but does not identify."""

@@ -64,11 +64,11 @@ def _utilization(reading: DeviceUsage, pid: int) -> float | None:
 
 class UsageTurn:
     def __init__(
-        self, telemetry: Telemetry, finder: ContainerFinder, isolation: Workers, deadline: float, clock: Clock
+        self, telemetry: Telemetry, finder: ContainerFinder, workers: Workers, deadline: float, clock: Clock
     ) -> None:
         self._telemetry = telemetry
         self._processes = ProcessOwners(finder)
-        self._isolation = isolation
+        self._workers = workers
         self._deadline = deadline
         self._clock = clock
         self._ledger = Ledger()
@@ -94,11 +94,11 @@ class UsageTurn:
         gpus = [device for device in listed if not device.is_instance]
         self._end_workers(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
-        results = self._isolation.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
+        results = self._workers.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
         usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
         self._count_errors(results)
         owners = self._processes.find(_pids_of(usages), complete, learn)
-        self._errors.update((SOURCE, reason) for reason in owners.untold.values())
+        self._errors.update((SOURCE, reason) for reason in owners.unknown.values())
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
@@ -117,7 +117,7 @@ class UsageTurn:
 
     def _end_workers(self, gpus: Sequence[Device]) -> None:
         now = frozenset(g.uuid for g in gpus)
-        self._isolation.forget(f"usage-{uuid}" for uuid in self._gpus - now)
+        self._workers.forget(f"usage-{uuid}" for uuid in self._gpus - now)
         self._gpus = now
 
     def _count_errors(self, results: Results) -> None:
@@ -149,9 +149,9 @@ class UsageTurn:
     def _status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
         """Outside the host's PID namespace the driver lists no processes. That is an error, not idleness."""
         try:
-            self._processes.require_sight()
+            self._processes.require_permission()
         except SourceError as e:
-            if e.reason not in owners.untold.values():  # those are already counted for each process
+            if e.reason not in owners.unknown.values():  # those are already counted for each process
                 self._errors[SOURCE, e.reason] += 1
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():

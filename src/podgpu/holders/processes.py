@@ -11,11 +11,11 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import sort_allocation
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 from podgpu.usage.containers import (
-    UNSEEN,
+    FAILED_LOOKUPS,
     ContainerFinder,
-    Whereabouts,
+    ContainerLookup,
     require_host_pid_namespace,
-    require_sight,
+    require_permission,
 )
 
 SOURCE = "processes"
@@ -34,24 +34,22 @@ class ProcessHolders(AllocationSource):
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         require_host_pid_namespace(self._finder.proc)
         processes = [process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)]
-        pids = {process.pid for process in processes}
-        self._finder.forget_others(pids)
-        places = {pid: self._finder.find(pid) for pid in pids}
-        require_sight(places, self._finder.proc)
+        places = self._finder.find_all({process.pid for process in processes})
+        require_permission(places, self._finder.proc)
         return map_processes(processes, places, devices)
 
 
 def map_processes(
-    processes: Iterable[ProcessUsage], places: Mapping[int, Whereabouts], devices: Sequence[Device]
+    processes: Iterable[ProcessUsage], places: Mapping[int, ContainerLookup], devices: Sequence[Device]
 ) -> Allocation:
     keys = {device.key for device in devices}
     assignments: set[Assignment] = set()
     unmapped: set[Unmapped] = set()
     for process in processes:
         place = places[process.pid]
-        if place.sight in UNSEEN:
-            unmapped.add(Unmapped(SOURCE, place.sight, process.device, _RESOURCE, Workload()))
-        elif place.sight != "found":
+        if place.outcome in FAILED_LOOKUPS:
+            unmapped.add(Unmapped(SOURCE, place.outcome, process.device, _RESOURCE, Workload()))
+        elif place.outcome != "found":
             continue  # a process of the host, or one that ended
         elif process.device in keys:
             assignments.add(Assignment(process.device, place.workload, SOURCE))

@@ -157,7 +157,7 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
     def find_owner(pid: int) -> Owner:
         user = owners.workloads.get(pid)
         if user is None or not user.key:
-            return "unknown" if pid in owners.untold else "host"
+            return "unknown" if pid in owners.unknown else "host"
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
 

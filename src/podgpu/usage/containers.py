@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from podgpu.errors import SourceError
 from podgpu.model import Workload
 from podgpu.usage.cgroup import parse_cgroup
 
-MAX_CACHED = 4096  # processes; more than run on the GPUs of any node
-MAX_SCANNED = 50_000  # processes; the cgroups of a thousand take about 20 ms
 CACHE_SECONDS = 30.0  # a process can be moved to another cgroup
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
@@ -23,28 +20,28 @@ _STARTED = 22  # field of /proc/<pid>/stat: clock ticks from boot to the process
 _MPS_SERVER = b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, cut to 15 letters by the kernel
 _MAX_BYTES = 64 * 1024
 
-Sight = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-UNSEEN: frozenset[Sight] = frozenset({"not_permitted", "unreadable"})  # the process exists, its container is unknown
+LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # of existing processes
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class ContainerLookup:
     """Result of one lookup. If a container was found, `workload` has its `uid` and `container_id`."""
 
-    sight: Sight
+    outcome: LookupOutcome
     workload: Workload = field(default_factory=Workload)
     is_mps_server: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Cached:
+class _CachedLookup:
     started: int
     read_at: float
-    whereabouts: Whereabouts
+    lookup: ContainerLookup
 
 
 class ContainerFinder:
-    """Looks up processes, with a cache. Thread-safe. `proc` is the mount point of the host's /proc.
+    """Looks up processes, with a cache. Not thread-safe. `proc` is the mount point of the host's /proc.
 
     Pids are reused, so a cached entry is valid only for a process with the same start time.
     """
@@ -52,48 +49,38 @@ class ContainerFinder:
     def __init__(self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic) -> None:
         self.proc = proc
         self._clock = clock
-        self._cache: dict[int, _Cached] = {}
-        self._lock = threading.Lock()
+        self._cache: dict[int, _CachedLookup] = {}
 
-    @property
-    def remembered(self) -> int:
-        return len(self._cache)
+    def find_all(self, pids: Collection[int]) -> dict[int, ContainerLookup]:
+        """Looks up these processes, and evicts all others from the cache."""
+        self._cache = {pid: cached for pid, cached in self._cache.items() if pid in pids}
+        return {pid: self.find(pid) for pid in pids}
 
-    def find(self, pid: int) -> Whereabouts:
+    def find(self, pid: int) -> ContainerLookup:
         try:
             with _open_folder(f"{self.proc}/{pid}") as folder:
                 return self._look_up(pid, folder)
         except (FileNotFoundError, ProcessLookupError):
-            return Whereabouts("gone")
+            return ContainerLookup("gone")
         except PermissionError:
-            return Whereabouts("not_permitted")
+            return ContainerLookup("not_permitted")
         except (OSError, ValueError):
-            return Whereabouts("unreadable")
+            return ContainerLookup("unreadable")
 
-    def forget_others(self, pids: Collection[int]) -> None:
-        """Evicts all processes but these from the cache."""
-        with self._lock:
-            for pid in self._cache.keys() - set(pids):
-                del self._cache[pid]
-
-    def _look_up(self, pid: int, folder: int) -> Whereabouts:
+    def _look_up(self, pid: int, folder: int) -> ContainerLookup:
         stat, now = _read(folder, "stat"), self._clock()
         started, cached = parse_started(stat), self._cache.get(pid)
         if cached is not None and cached.started == started and now - cached.read_at < CACHE_SECONDS:
-            return cached.whereabouts
+            return cached.lookup
         ref = parse_cgroup(_read(folder, "cgroup").decode(errors="replace"))
         is_mps_server = _MPS_SERVER in stat
         if ref is None:
-            whereabouts = Whereabouts("not_in_container", is_mps_server=is_mps_server)
+            lookup = ContainerLookup("not_in_container", is_mps_server=is_mps_server)
         else:
             workload = Workload(uid=ref.uid, container_id=ref.container_id)
-            whereabouts = Whereabouts("found", workload, is_mps_server)
-        with self._lock:
-            self._cache.pop(pid, None)  # moves it to the end
-            self._cache[pid] = _Cached(started, now, whereabouts)
-            if len(self._cache) > MAX_CACHED:
-                del self._cache[next(iter(self._cache))]
-        return whereabouts
+            lookup = ContainerLookup("found", workload, is_mps_server)
+        self._cache[pid] = _CachedLookup(started, now, lookup)
+        return lookup
 
 
 def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
@@ -103,10 +90,8 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     try:
         with os.scandir(proc) as entries:
             pids = [entry.name for entry in entries if entry.name.isdigit()]
-        refs = {parse_cgroup(text) for pid in pids[:MAX_SCANNED] if (text := _read_cgroup(proc, pid))}
+        refs = {parse_cgroup(text) for pid in pids if (text := _read_cgroup(proc, pid))}
     except (OSError, ValueError):
-        return None
-    if len(pids) > MAX_SCANNED:
         return None
     return frozenset(Workload(uid=ref.uid, container_id=ref.container_id) for ref in refs if ref is not None)
 
@@ -154,12 +139,12 @@ def require_host_pid_namespace(proc: str) -> None:
         )
 
 
-def require_sight(seen: Mapping[int, Whereabouts], proc: str) -> None:
+def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> None:
     """Raises SourceError if no process at all can be looked up. Then the permissions of podgpu are wrong."""
-    sights = {place.sight for place in seen.values()} - {"gone"}
-    if sights and sights <= UNSEEN:
+    outcomes = {place.outcome for place in lookups.values()} - {"gone"}
+    if outcomes and outcomes <= FAILED_LOOKUPS:
         raise SourceError(
-            "not_permitted" if "not_permitted" in sights else "unreadable",
+            "not_permitted" if "not_permitted" in outcomes else "unreadable",
             f"{proc}/<pid>/cgroup cannot be read for any process on the GPUs: set securityContext.runAsUser: 0,"
             " and check that neither hidepid on /proc nor an AppArmor or SELinux profile forbids it",
         )

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 from podgpu.usage.containers import (
-    UNSEEN,
+    FAILED_LOOKUPS,
     ContainerFinder,
-    Whereabouts,
+    ContainerLookup,
     require_host_pid_namespace,
-    require_sight,
+    require_permission,
 )
 
 Complete = Callable[[Workload], Workload]  # adds the known names of a container; raises SourceError if they disagree
@@ -25,10 +25,10 @@ NO_NAME = "no_pod_name"
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Owners of processes by pid. A process that is neither in `workloads` nor in `untold` is in no pod."""
+    """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is in no pod."""
 
     workloads: Mapping[int, Workload] = field(default_factory=dict)
-    untold: Mapping[int, str] = field(default_factory=dict)  # reason why the owner cannot be determined
+    unknown: Mapping[int, str] = field(default_factory=dict)  # reason why the owner cannot be determined
     mps_servers: frozenset[int] = frozenset()
     nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
 
@@ -36,7 +36,7 @@ class Owners:
 class ProcessOwners:
     def __init__(self, finder: ContainerFinder) -> None:
         self._finder = finder
-        self._seen: Mapping[int, Whereabouts] = {}
+        self._lookups: Mapping[int, ContainerLookup] = {}
         self._last = Owners()
         self._nameless: frozenset[Workload] = frozenset()
 
@@ -46,37 +46,36 @@ class ProcessOwners:
         `complete` uses the names that were last read, `learn` reads them again. It is called once for each new
         container without a name, because a short job would end before the next regular reading.
         """
-        self._finder.forget_others(pids)
-        self._seen = {pid: self._finder.find(pid) for pid in pids}
-        places = {pid: self._correct(pid, place) for pid, place in self._seen.items()}
-        inside = {pid: place.workload for pid, place in places.items() if place.sight == "found"}
-        named, untold, nameless = _name(inside, complete)
+        self._lookups = self._finder.find_all(pids)
+        places = {pid: self._correct(pid, place) for pid, place in self._lookups.items()}
+        inside = {pid: place.workload for pid, place in places.items() if place.outcome == "found"}
+        named, unknown, nameless = _name(inside, complete)
         if not self._nameless.issuperset(nameless.values()):
             more, conflicts, nameless = _name(nameless, learn())
-            named, untold = named | more, untold | conflicts
+            named, unknown = named | more, unknown | conflicts
         self._nameless = frozenset(nameless.values())
-        untold |= {pid: place.sight for pid, place in places.items() if place.sight in UNSEEN}
-        untold |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # without a UID it is not in a pod
-        servers = frozenset(pid for pid, place in self._seen.items() if place.is_mps_server)
-        self._last = Owners(named, untold, servers, nameless)
+        unknown |= {pid: place.outcome for pid, place in places.items() if place.outcome in FAILED_LOOKUPS}
+        unknown |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # without a UID it is not in a pod
+        servers = frozenset(pid for pid, place in self._lookups.items() if place.is_mps_server)
+        self._last = Owners(named, unknown, servers, nameless)
         return self._last
 
-    def require_sight(self) -> None:
+    def require_permission(self) -> None:
         """Raises SourceError if the last lookup found nothing at all. The message says what to do."""
         require_host_pid_namespace(self._finder.proc)
-        require_sight(self._seen, self._finder.proc)
-        if self._last.untold and not self._last.workloads and NO_NAME in self._last.untold.values():
+        require_permission(self._lookups, self._finder.proc)
+        if self._last.unknown and not self._last.workloads and NO_NAME in self._last.unknown.values():
             raise SourceError(
                 NO_NAME,
                 "podgpu cannot find out which pods the processes on the GPUs belong to: mount the host's /var/log"
                 " read-only (only names of files are read; see --path-varlog), or give podgpu access to the API server",
             )
 
-    def _correct(self, pid: int, seen: Whereabouts) -> Whereabouts:
+    def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
         """Uses the previous owner if the process has just ended, or if the names of its pod were removed first."""
         before = self._last.workloads.get(pid)
-        same = before is not None and before.container_id == seen.workload.container_id
-        return Whereabouts("found", before) if before is not None and (same or seen.sight == "gone") else seen
+        same = before is not None and before.container_id == lookup.workload.container_id
+        return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
 
 
 def _name(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +9,9 @@ import pytest
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.metrics.fields import Field
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
-from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, fields_named, of_gpu, uuid_of
+from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, of_gpu, uuid_of
 
 
 def refusal(bench: Bench) -> SourceError:
@@ -51,28 +48,6 @@ def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
     bench.double.tick()
     bench.double.speak(0)
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
-
-
-def test_a_call_in_flight_keeps_the_connection(bench: Bench) -> None:
-    gpu = bench.telemetry.inventory().gpus[0]
-    inside, leave = threading.Event(), threading.Event()
-
-    class Slow(tuple[Field, ...]):
-        """Holds whoever reads it up, as a call into the engine does."""
-
-        def __iter__(self) -> Iterator[Field]:
-            inside.set()
-            leave.wait(30)
-            return super().__iter__()
-
-    thread = threading.Thread(target=bench.telemetry.read, args=(gpu, Slow(fields_named(*PLAIN))))
-    thread.start()
-    assert inside.wait(30)
-    assert not bench.telemetry.release(0.1)
-    assert bench.double.told("alive") == 1
-    leave.set()
-    thread.join()
-    assert bench.telemetry.release(1.0)
 
 
 # -- library and versions --------------------------------------------------------------------------------------------
@@ -153,10 +128,10 @@ def test_bad_addresses_are_named(text: str) -> None:
     assert "-r" in str(caught.value)
 
 
-# -- the driver beside -----------------------------------------------------------------------------------------------
+# -- companion driver ------------------------------------------------------------------------------------------------
 
 
-def test_processes_and_usage_come_from_the_driver_beside(double: Double) -> None:
+def test_processes_and_usage_come_from_the_companion_driver(double: Double) -> None:
     driver = SimulatedNvml("1xH100", uuids=[uuid_of(0)])
     beside = NvmlTelemetry(driver, count_expected=lambda: 1)
     double.gpu(0)
@@ -168,7 +143,7 @@ def test_processes_and_usage_come_from_the_driver_beside(double: Double) -> None
     assert bench.telemetry.release(2.0)
 
 
-def test_an_xid_is_counted_once_though_the_driver_beside_sees_it_too(double: Double) -> None:
+def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Double) -> None:
     class Sees(NvmlTelemetry):
         asked = 0
 

@@ -6,7 +6,7 @@ import pytest
 
 from podgpu.device_selection import parse_selection
 from podgpu.model import Detail, OtherReading
-from tests.gpu.dcgm.double import CORE, CPU, LINK, PLAIN, SWITCH, Bench, Double, fields_named, of_gpu, uuid_of
+from tests.gpu.dcgm.double import CORE, CPU, LINK, PLAIN, SWITCH, Bench, Double, fields_named, of_gpu
 
 HEALTH, P2P = "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"
 SWITCH_TEMP, SWITCH_LINK_FLIT, LINK_STATE, CPU_POWER, CPU_UTIL = 858, 786, 1508, 1130, 1100
@@ -21,7 +21,7 @@ PCIE, MEM, ALL = 0x1, 0x10, 0xFFFFFFFF
 
 
 def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
-    """The engine is asked for its judgement in the turn after the fields are known."""
+    """Health is read in the turn after the fields are known."""
     bench.read(*PLAIN, name)
     return of_gpu(bench.read(*PLAIN, name, index=index)).details
 
@@ -29,7 +29,7 @@ def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
 # -- health and reach ------------------------------------------------------------------------------------------------
 
 
-def test_incidents_are_told_by_watch_and_gpu_the_worst_first(bench: Bench) -> None:
+def test_the_worst_incident_per_watch_and_gpu_counts(bench: Bench) -> None:
     bench.double.call("incident", 0, PCIE, 20, 3)
     bench.double.call("incident", 0, PCIE, 10, 46)
     bench.double.call("incident", 0, MEM, 10, 10)
@@ -109,18 +109,3 @@ def test_switches_links_and_cpus_have_labels_of_their_own(fabric: Double) -> Non
 def test_they_are_chosen_by_strings(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
     bench = Bench(fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p"))
     assert [o.kind for o in others(bench)] == kinds
-
-
-def test_a_gpus_links_go_with_the_gpu(fabric: Double) -> None:
-    answer = Bench(fabric).read(*PLAIN, *OTHERS)
-    labels = (
-        ("gpu", "0"),
-        ("gpu_uuid", uuid_of(0)),
-        ("pci_bus_id", "00000000:18:00.0"),
-        ("device", "nvidia0"),
-        ("model_name", "NVIDIA H100 80GB HBM3"),
-    )
-    assert answer.others == tuple(
-        OtherReading("LINK", (("nvlink", number), *labels), {LINK_STATE: 1}) for number in ("1", "3")
-    )
-    assert not answer.unsupported

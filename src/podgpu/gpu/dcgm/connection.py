@@ -95,36 +95,6 @@ _REASONS = {
 }
 
 
-class DcgmLibrary:
-    def __init__(self, path: str = "") -> None:
-        """Loads this file, or the newest libdcgm of this machine. Raises DriverGone."""
-        self._dll = _load([path] if path else _find_candidates())
-        info = s.make_struct(s.VersionInfo)
-        self.call("dcgmVersionInfo", byref(info))
-        self.version = parse_version(info.text)
-        if self.version and self.version[0] not in _MAJORS:
-            raise DriverGone(
-                f"libdcgm has version {format_version(self.version)}, and podgpu supports DCGM 3.3 and 4.x: install "
-                "datacenter-gpu-manager-4-core, or use --telemetry nvml, which needs no DCGM",
-                "version_mismatch",
-            )
-
-    @property
-    def major(self) -> int:
-        return self.version[0] if self.version else _MAJORS[-1]
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Raises Unsupported, DeviceLost, DriverGone or SourceError."""
-        try:
-            function = getattr(self._dll, name)
-        except AttributeError:
-            raise Unsupported(f"this libdcgm has no {name}; a newer one may") from None
-        function.argtypes, function.restype = _SIGNATURES[name], c_int
-        code = function(*arguments)
-        if code:
-            raise translate(code, name)
-
-
 def _find_candidates() -> Sequence[str]:
     """The loader's own search ($LD_LIBRARY_PATH, the cache) comes before the folders of packages."""
     return [place for name in SONAMES for place in (name, *(f"{folder}/{name}" for folder in _FOLDERS))]
@@ -212,19 +182,15 @@ def parse_address(text: str) -> EngineAddress:
 
 
 class DcgmConnection:
-    """Connection to DCGM. Reconnects after a loss, with increasing delays."""
+    """Connection to DCGM through libdcgm. `inventory` opens it again after a loss."""
 
-    def __init__(
-        self,
-        address: EngineAddress | None = None,
-        library_path: str = "",
-        log_level: str = "",
-    ) -> None:
+    def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
         """Without an address an engine runs inside this process. Without `log_level` DCGM logs nothing."""
         self._address = address
         self._library_path = library_path
         self._log_level = log_level
-        self._library: DcgmLibrary | None = None
+        self._dll: ctypes.CDLL | None = None
+        self.library_version: Version = ()
         self.engine_version: Version = ()
         self._handle = 0
         self.lost = False
@@ -238,26 +204,64 @@ class DcgmConnection:
         return self._lock.is_open
 
     @property
-    def library(self) -> DcgmLibrary:
-        if self._library is None:
-            raise DriverGone("libdcgm is not loaded", "library_not_found")
-        return self._library
-
-    @property
-    def library_version(self) -> Version:
-        return self._library.version if self._library is not None else ()
+    def major(self) -> int:
+        """Major version of the library."""
+        return self.library_version[0] if self.library_version else _MAJORS[-1]
 
     def open(self) -> None:
         """Connects, or starts the engine. Raises SourceError."""
         self._lock.open(self._connect)
 
+    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+        """Calls `free`, then disconnects. Returns False, and stays open, if a call does not return in time."""
+
+        def stop() -> None:
+            if not self.lost:
+                with suppress(SourceError):
+                    free()
+            self._disconnect()
+            with suppress(SourceError):
+                self._call("dcgmShutdown")
+
+        return self._lock.close(wait, stop)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises Unsupported, DeviceLost, DriverGone or SourceError."""
+        try:
+            self._call(name, self._handle, *arguments)
+        except DriverGone as e:
+            self.lost = self.lost or e.reason == "connection_lost"
+            raise
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self._dll, name, None)
+        if function is None:
+            raise Unsupported(f"this libdcgm has no {name}; a newer one may")
+        function.argtypes, function.restype = _SIGNATURES[name], c_int
+        code = function(*arguments)
+        if code:
+            raise translate(code, name)
+
+    def _load_library(self) -> None:
+        if self._log_level:
+            os.environ.setdefault("__DCGM_DBG_FILE", "-")
+            os.environ["__DCGM_DBG_LVL"] = self._log_level
+        self._dll = _load([self._library_path] if self._library_path else _find_candidates())
+        info = s.make_struct(s.VersionInfo)
+        self._call("dcgmVersionInfo", byref(info))
+        self.library_version = parse_version(info.text)
+        if self.major not in _MAJORS:
+            self._dll = None
+            raise DriverGone(
+                f"libdcgm has version {format_version(self.library_version)}, and podgpu supports DCGM 3.3 and 4.x: "
+                "install datacenter-gpu-manager-4-core, or use --telemetry nvml, which needs no DCGM",
+                "version_mismatch",
+            )
+
     def _connect(self) -> None:
-        if self._library is None:
-            if self._log_level:
-                os.environ.setdefault("__DCGM_DBG_FILE", "-")
-                os.environ["__DCGM_DBG_LVL"] = self._log_level
-            self._library = DcgmLibrary(self._library_path)
-        self._library.call("dcgmInit")
+        if self._dll is None:
+            self._load_library()
+        self._call("dcgmInit")
         try:
             self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
             try:
@@ -267,7 +271,7 @@ class DcgmConnection:
                 raise
         except SourceError as e:
             with suppress(SourceError):
-                self._library.call("dcgmShutdown")
+                self._call("dcgmShutdown")
             if e.reason == "version_mismatch":
                 raise self._make_mismatch_error() from e
             raise
@@ -277,14 +281,14 @@ class DcgmConnection:
         parameters = s.make_struct(s.StartEmbeddedV2Params)
         parameters.opMode = s.MODE_AUTO
         parameters.severity = LOG_LEVELS.index(self._log_level or "NONE")
-        self.library.call("dcgmStartEmbedded_v2", byref(parameters))
+        self._call("dcgmStartEmbedded_v2", byref(parameters))
         return int(parameters.dcgmHandle)
 
     def _connect_to(self, address: EngineAddress) -> int:
         parameters, handle = s.make_struct(s.ConnectV2Params), s.Handle()
         parameters.timeoutMs, parameters.addressIsUnixSocket = _CONNECT_MS, int(not address.host)
         try:
-            self.library.call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
+            self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))
         except SourceError as e:
             if e.reason == "version_mismatch":
                 raise
@@ -298,10 +302,9 @@ class DcgmConnection:
     def _check_versions(self) -> None:
         """Structures differ between major versions. A library older than the engine only lacks new fields."""
         info = s.make_struct(s.VersionInfo)
-        self.library.call("dcgmHostengineVersionInfo", self._handle, byref(info))
+        self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
-        ours = self.library.version
-        if ours and self.engine_version and ours[0] != self.engine_version[0]:
+        if self.library_version and self.engine_version and self.major != self.engine_version[0]:
             raise self._make_mismatch_error()
 
     def _make_mismatch_error(self) -> DriverGone:
@@ -312,28 +315,7 @@ class DcgmConnection:
             "version_mismatch",
         )
 
-    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then disconnects. Returns False, and stays open, if a call does not return in time."""
-
-        def stop() -> None:
-            if not self.lost:
-                with suppress(SourceError):
-                    free()
-            self._disconnect()
-            with suppress(SourceError):
-                self.library.call("dcgmShutdown")
-
-        return self._lock.close(wait, stop)
-
     def _disconnect(self) -> None:
         with suppress(SourceError):
-            self.library.call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
+            self._call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
         self._handle = 0
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Raises Unsupported, DeviceLost, DriverGone or SourceError."""
-        try:
-            self.library.call(name, self._handle, *arguments)
-        except DriverGone as e:
-            self.lost = self.lost or e.reason == "connection_lost"
-            raise

@@ -196,7 +196,7 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Returns links that are up by GPU and by switch. Not with DCGM 3, which has other ids for links."""
     status = s.make_struct(s.NvLinkStatus)
-    if connection.library.major < 4 or not _read_optional(connection, "dcgmGetNvLinkLinkStatus", byref(status)):
+    if connection.major < 4 or not _read_optional(connection, "dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}
     gpus, switches = (
         {owner.entityId: [link for link, state in enumerate(owner.linkState) if state == s.LINK_UP] for owner in owners}

@@ -39,7 +39,7 @@ def check_health(connection: DcgmConnection, groups: Sequence[int], gpu_ids: Seq
     """Returns one detail per watch and GPU. The worst of several incidents counts."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
-        response = s.make_struct(s.HealthResponseV5 if connection.library.major >= 4 else s.HealthResponseV4)
+        response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)
         connection.call("dcgmHealthCheck", group, byref(response))
         for incident in response.incidents[: response.incidentCount]:
             if incident.entity.group == EntityGroup.GPU and incident.system in _WATCHES:

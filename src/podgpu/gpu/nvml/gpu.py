@@ -235,6 +235,7 @@ class NvmlGpu:
         for plan in self._plans.values():
             plan.close()
         self._plans, self._detail_plan = {}, None
+        self._links = LinkCounter(self._driver, self.handle, self._clock)
 
 
 class LinkCounter:
@@ -245,15 +246,12 @@ class LinkCounter:
         self._handle = handle
         self._clock = clock
         self._read_at = float("-inf")
-        self._generation = 0
         self._links = _MAX_LINKS
         """Number of links to read; 0 if the GPU has none."""
         self._up: int | None = None
 
     def read(self) -> int | None:
         """Returns None if the GPU has no links or does not report them. Raises DeviceLost and DriverGone."""
-        if self._generation != self._handle.generation:
-            self._generation, self._links, self._read_at = self._handle.generation, _MAX_LINKS, float("-inf")
         now = self._clock()
         if self._links and now - self._read_at >= _LINK_SECONDS:
             self._read_at = now
