@@ -22,7 +22,7 @@ from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
 from podgpu.metrics.adapter import node_from_text
-from podgpu.model import Holder, NodeState
+from podgpu.model import Holder, NodeState, SlotUsage
 from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics, wait_for
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed
@@ -156,6 +156,11 @@ def read_directly(name: str) -> NodeState:
     return state
 
 
+def queried_usage(usage: SlotUsage | None) -> SlotUsage | None:
+    """Without what the view does not show."""
+    return usage and SlotUsage(memory_used_bytes=usage.memory_used_bytes, energy_mj=usage.energy_mj)
+
+
 def comparable(state: NodeState) -> object:
     """Without members that Prometheus does not provide, in one order."""
     reduced = replace(
@@ -170,12 +175,10 @@ def comparable(state: NodeState) -> object:
                 device,
                 pci_bus_id="",
                 holders=in_order(device.holders),
-                usage=device.usage and replace(device.usage, busy_ns=None),
+                usage=queried_usage(device.usage),
                 last_xid=None,
                 instances=tuple(
-                    replace(
-                        part, holders=in_order(part.holders), usage=part.usage and replace(part.usage, busy_ns=None)
-                    )
+                    replace(part, holders=in_order(part.holders), usage=queried_usage(part.usage))
                     for part in sorted(device.instances, key=lambda part: part.id)
                 ),
             )
@@ -186,7 +189,14 @@ def comparable(state: NodeState) -> object:
 
 
 def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
-    return tuple(sorted((replace(holder, labels={}) for holder in holders), key=lambda holder: holder.key))
+    return tuple(
+        replace(
+            holder,
+            labels={},
+            usage=holder.usage and replace(holder.usage, allocated_ns=None, busy_min_ns=None, busy_max_ns=None),
+        )
+        for holder in sorted(holders, key=lambda holder: holder.key)
+    )
 
 
 def test_the_same_documents_as_from_text(live: Live) -> None:
