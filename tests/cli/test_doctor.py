@@ -23,7 +23,6 @@ from podgpu.doctor.examine import NodeSettings, examine
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
 from podgpu.doctor.gpus import GpuReadings
 from podgpu.doctor.holders import check_mapping
-from podgpu.doctor.host import parse_status
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory
@@ -263,6 +262,10 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 # The driver
 
 
+def test_a_selection_without_gpus(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+    assert "no such GPU here: 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
+
+
 def test_a_hanging_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     driver.faults.hang("nvmlInit")
     findings = examined(driver, clock)
@@ -326,16 +329,12 @@ def test_missing_and_failing_gpus(tree: Tree, driver: SimulatedNvml, clock: Cloc
     tree.pci_gpus(3)
     driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     driver.faults.lose(1)
-    findings = about(examined(driver, clock, selection=Selection("g", (9,))), "GPUs")
+    findings = about(examined(driver, clock), "GPUs")
     assert [(one.level, one.text.partition(":")[0]) for one in findings] == [
         (Level.WRONG, "the PCI bus has 3, the driver lists 2"),
         (Level.WRONG, "GPU 1 does not respond"),
         (Level.NOTE, "GPU 0"),
     ]
-
-
-def test_a_selection_without_gpus(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
-    assert "no such GPU here: 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
 
 
 # The process
@@ -396,25 +395,19 @@ def test_a_mig_layout_that_changed(kubelet: SimulatedKubelet, clock: Clock, exam
     assert all("MIG layout was changed" in f.advice for f in findings)
 
 
-@pytest.mark.parametrize("device_id", [STRANGER, "nvidia5"])
 def test_unknown_ids_while_a_gpu_does_not_respond(
-    device_id: str, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
+    kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
 ) -> None:
     driver.faults.lose(1)
-    kubelet.pods = (pod(device_id),)
+    kubelet.pods = (pod(STRANGER),)
     finding = only(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket)), "mapping")
     assert finding.text.endswith("it may be a GPU that does not respond")
 
 
-@pytest.mark.parametrize("patience", [DEADLINE / 2, 60.0])
-def test_a_hanging_kubelet(
-    patience: float, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
-) -> None:
+def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     kubelet.hang()
-    asked = KubeletAllocation(kubelet.socket, deadline=patience)
-    finding = only(examined(driver, clock, kubelet=asked), "kubelet")
-    assert finding.level is Level.WRONG
-    assert "answer" in finding.text
+    finding = only(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket, deadline=60.0)), "kubelet")
+    assert (finding.level, "answer" in finding.text) == (Level.WRONG, True)
 
 
 @pytest.mark.parametrize(
@@ -549,22 +542,6 @@ def test_options_that_need_the_api_server(
     assert line in capsys.readouterr().out
 
 
-def test_a_forbidden_watch(
-    tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NODE_NAME", "gpu-7")
-    config = Path(kubelet.socket).with_name("kubeconfig")
-    arguments = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
-    with SimulatedApiServer() as api:
-        config.write_text(kubeconfig(api.url))
-        api.refusal = (403, "pods is forbidden")
-        assert run([*arguments, *tree.options, "--kubeconfig", str(config)]) == 1
-        out = capsys.readouterr().out
-        assert "WRONG API server" in out
-        assert "pods" in out
-        assert "ok    kubelet " in out
-
-
 def test_holders_with_unknown_names(
     tree: Tree, clock: Clock, driver: SimulatedNvml, examined: Any, tmp_path: Path
 ) -> None:
@@ -587,8 +564,3 @@ def test_output() -> None:
     assert as_text(findings[:2]).endswith("no problems, 1 note")
     assert as_text(findings[2:]) == "WRONG mapping  id \\x1b[2J\\nx\n               → correct it\n\n1 problem"
     assert as_text(findings[2:] * 2, colour=True).startswith("\x1b[1;31mWRONG\x1b[0m mapping  id")
-
-
-def test_parse_status() -> None:
-    assert parse_status("Uid:\t1\t7\t1\t1\nCapEff:\t00000000a80425fb\n") == (7, 0xA80425FB)
-    assert parse_status("garbage") == (None, None)

@@ -99,20 +99,15 @@ def test_an_invalid_variable_is_named() -> None:
     "arguments",
     [
         ["-a", "nowhere"],
-        ["--probe-address", "x"],
         ["--gpu-manager-address", ":5678"],
         ["--kubernetes-pod-label-allowlist-regex", "("],
         ["-m", "no-colon"],
-        ["-c", "soon"],
-        ["-d", "z"],
         ["--allocation", "oracle"],
         ["--exporter-username", "u", "--telemetry", "exporter:http://h"],
     ],
     ids=" ".join,
 )
-def test_invalid_options_are_rejected_like_by_the_exporter(
-    arguments: list[str],
-) -> None:
+def test_invalid_options_are_rejected_like_by_the_exporter(arguments: list[str]) -> None:
     exporter, doctor = (
         execute([command, "--telemetry", "simulated:1xH100", *arguments]) for command in ("exporter", "doctor")
     )

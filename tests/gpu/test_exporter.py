@@ -93,7 +93,7 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
     }
 
 
-def test_the_driver_beside_knows_more() -> None:
+def test_the_companion_driver_completes_devices() -> None:
     driver = SimulatedNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.gpus[0].uuid

@@ -1,4 +1,4 @@
-"""NvmlTelemetry on the simulated driver: what it finds, what it asks, and how it follows the driver's life."""
+"""NvmlTelemetry on the simulated driver: inventory, readings, and drivers that come and go."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_values_are_in_the_units_dcgm_uses(bench: Bench) -> None:
     assert values[the("DCGM_FI_DRIVER_VERSION")] == "580.159.04"
 
 
-def test_what_is_not_supported_is_not_asked_again(bench: Bench) -> None:
+def test_unsupported_fields_are_not_read_again(bench: Bench) -> None:
     bench.driver.faults.unsupported("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
     energy = the("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
     answer = bench.read()
@@ -105,7 +105,7 @@ def test_one_failing_call_costs_only_its_fields(bench: Bench) -> None:
     assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
     assert answer.errors == ("unknown",)
     bench.driver.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
-    assert the("DCGM_FI_DEV_POWER_USAGE") in bench.read().readings[0].values, "a passing error is asked again"
+    assert the("DCGM_FI_DEV_POWER_USAGE") in bench.read().readings[0].values, "read again after an error"
 
 
 @pytest.mark.parametrize("bench", ["1xH100/7x1g.10gb"], indirect=True)
@@ -137,10 +137,10 @@ def test_a_mig_relayout_is_followed_without_a_restart(bench: Bench) -> None:
     bench.pass_time()
     (gpu,) = bench.read().readings
     assert not gpu.device.mig_enabled
-    assert the("DCGM_FI_DEV_GPU_UTIL") in gpu.values, "what MIG forbade is asked again"
+    assert the("DCGM_FI_DEV_GPU_UTIL") in gpu.values, "read again after MIG was turned off"
 
 
-def test_without_a_driver_it_says_so_and_comes_up_later(bench: Bench) -> None:
+def test_a_driver_that_is_loaded_later(bench: Bench) -> None:
     bench.driver.faults.unload_driver()
     with pytest.raises(DriverGone, match="driver") as caught:
         bench.telemetry.inventory()
@@ -149,7 +149,7 @@ def test_without_a_driver_it_says_so_and_comes_up_later(bench: Bench) -> None:
     assert len(bench.telemetry.inventory().gpus) == 2
 
 
-def test_without_the_library_it_says_what_to_do(bench: Bench) -> None:
+def test_the_message_about_a_missing_library(bench: Bench) -> None:
     bench.driver.faults.remove_library()
     with pytest.raises(DriverGone, match="NVIDIA_DRIVER_CAPABILITIES") as caught:
         bench.telemetry.inventory()

@@ -70,7 +70,7 @@ def test_all_kinds_of_processes_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)])
-def test_who_computes_and_draws_counts_once(compute: int | None, graphics: int | None, both: int) -> None:
+def test_a_process_in_two_lists_counts_once(compute: int | None, graphics: int | None, both: int) -> None:
     bench = Bench()
     bench.faults.answer(COMPUTE + "_v3", [entry(41, compute)])
     bench.faults.answer(GRAPHICS + "_v3", [entry(41, graphics)])
@@ -85,7 +85,7 @@ def test_mps_clients_are_recognised_although_they_also_compute() -> None:
     assert [(process.pid, process.mps) for process in bench.read()] == [(9, False), (41, True)]
 
 
-def test_no_list_at_all_is_not_nobody() -> None:
+def test_without_any_list_processes_are_unsupported() -> None:
     bench = Bench()
     bench.place(41)
     for function in (COMPUTE, MPS, GRAPHICS):
@@ -120,7 +120,7 @@ def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
 
 
 class OnlyParts(Wrapped):
-    """As for a caller who may not see a whole GPU in MIG mode: it refuses, or seems empty."""
+    """Simulates a caller without privilege: a GPU in MIG mode refuses its list, or returns an empty one."""
 
     def __init__(self, spec: str, refuses: bool) -> None:
         super().__init__(spec)
@@ -157,7 +157,7 @@ def test_a_process_in_an_instance_is_the_instances() -> None:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> None:
+def test_without_a_list_of_the_gpu_its_instances_are_read(refuses: bool) -> None:
     nvml = OnlyParts("1xH100/2x3g.40gb", refuses)
     bench = Bench(nvml=nvml)
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
@@ -168,7 +168,7 @@ def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> No
     assert bench.read() == expected
     asked = nvml.on_whole
     assert bench.read() == expected
-    assert (nvml.on_whole == asked) is refuses, "a refusal is not asked for again, an empty list is"
+    assert (nvml.on_whole == asked) is refuses, "a refused list is not read again, an empty one is"
 
 
 # The driver's life

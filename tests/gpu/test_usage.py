@@ -160,25 +160,25 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
     bench.faults.relayout(0, ["3g.40gb"])
     bench.after(1)
     bench.faults.relayout(0, None)
-    assert bench.after(1).process_busy_ns == {}, "asked again after the topology changed"
+    assert bench.after(1).process_busy_ns == {}, "read again after the topology changed"
 
 
-# Where only the newer call tells who ran (some Blackwell parts)
+# GPUs that support only the newer call (some Blackwell parts)
 
 
 @on("1xH100", "1xB200", "1xA100")
 @pytest.mark.fault(
     "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
-    "the newer call is asked instead and per-container use is the same; by the driver's answer, not by the GPU's name",
+    "the newer call is used instead and per-container use is the same",
 )
-def test_the_newer_call_tells_the_same_where_the_old_one_is_refused(bench: Bench) -> None:
+def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: Bench) -> None:
     bench.faults.unsupported(PROCESSES)
     bench.place(41, 0.5)
     bench.place(42, 0.2)
     bench.start()
     for _ in range(3):
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
-    assert bench.driver.calls[PROCESSES] == 1, "the one that is refused is not asked again"
+    assert bench.driver.calls[PROCESSES] == 1, "a refused call is not repeated"
     assert not bench.lacks, "there was a second way"
     assert not bench.flaws.errors
 
@@ -261,7 +261,7 @@ def test_energy_adds_up_to_the_counters_own_difference(bench: Bench) -> None:
     assert bench.driver.calls[ENERGY] < 40
 
 
-def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench: Bench) -> None:
+def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: Bench) -> None:
     bench.place(41, 0.5)
     bench.start()
     bench.after(1)
@@ -270,13 +270,13 @@ def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench
     assert bench.driver.calls[ENERGY] == asked + 3
     assert [energy is not None for energy in told] == [turn % 5 == 4 for turn in range(15)]
     bench.place(42, 0.2)
-    assert bench.after(1).energy_mj is not None, "who came pays from now on"
+    assert bench.after(1).energy_mj is not None, "a new process pays from now on"
     bench.driver.remove(42)
-    assert bench.after(1).energy_mj is not None, "who left has paid"
+    assert bench.after(1).energy_mj is not None, "a process that ended has paid"
     assert bench.after(1).energy_mj is None
 
 
-def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
+def test_an_energy_counter_that_was_reset(bench: Bench) -> None:
     bench.start()
     bench.after(10)
     bench.driver.gpus[0].energy = 0.0
@@ -290,7 +290,7 @@ def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("spec", ["1xH100", "1xH100/2x3g.40gb"])
-def test_where_processes_cannot_be_seen_nothing_is_asked_about_them(spec: str) -> None:
+def test_processes_that_are_not_visible_are_not_read(spec: str) -> None:
     bench = Bench(spec, sees_processes=False)
     for _ in range(3):
         bench.now += 1
@@ -309,7 +309,7 @@ def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
     bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
-    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "one sample tells nothing"
+    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "one sample is not enough"
     moments, begin = random.Random(3), bench.now
     window, busy = {first: 0, second: 0}, {first: 0, second: 0}
     while bench.now < begin + 60:
@@ -359,7 +359,7 @@ def test_a_new_layout_is_followed(bench: Bench) -> None:
 
 @on("1xH100/7x1g.10gb")
 def test_two_workers_at_once(bench: Bench) -> None:
-    """One reads, one asks for usage, while the layout changes under both; pytest fails on what ends a thread."""
+    """Telemetry and usage are read while the layout changes. pytest fails if an exception ends a thread."""
 
     def work(call: Callable[..., Any], *arguments: Any) -> None:
         for _ in range(100):

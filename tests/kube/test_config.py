@@ -104,7 +104,7 @@ def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
     found = load_config(write(tmp_path / "config", kubeconfig(cluster, {"exec": plugin}))).plugin
     assert found is not None
     assert (found.command, found.args) == (f"{tmp_path}/./bin/login", ("--cluster", "lab"))
-    assert (found.env, found.install_hint) == ((("PROFILE", "ops"),), "get it from us")
+    assert [(variable.name, variable.value) for variable in found.env or ()] == [("PROFILE", "ops")]
     assert found.cluster == {
         "server": "https://10.0.0.1:6443",
         "certificate-authority-data": PEM64,

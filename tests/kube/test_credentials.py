@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.kube.config import ApiConfig, ExecPlugin
+from podgpu.kube.config import ApiConfig, ExecPlugin, ExecVariable
 from podgpu.kube.credentials import Credentials, parse_credential, run_plugin
 from tests.nodes.clock import PATIENCE
 
@@ -101,7 +101,7 @@ def test_a_plugin_is_told_the_cluster_its_variables_and_that_nobody_is_there(tmp
     told = tmp_path / "told"
     code = f"import os, sys\nopen({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])\n"
     code += printing("{'token': os.environ['PROFILE'] + repr(len(os.read(0, 9)))}")
-    made = run(plugin(tmp_path, code, env=(("PROFILE", "ops"),), cluster={"server": "https://h"}))
+    made = run(plugin(tmp_path, code, env=(ExecVariable("PROFILE", "ops"),), cluster={"server": "https://h"}))
     assert made.token == "ops0"
     assert json.loads(told.read_text()) == {
         "apiVersion": V1,

@@ -50,7 +50,7 @@ _FROM_VIEW = ("node-label", "interval", "stale-after", "used-field")
 
 
 def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = AUTOSCALING) -> Option:
-    return Option(flag, env=_variable(flag), default=default, help=text, kind=kind, ours=True, group=group)
+    return Option(flag, env=_variable(flag), default=default, help=text, kind=kind, group=group)
 
 
 def _variable(flag: str) -> str:

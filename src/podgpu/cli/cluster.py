@@ -44,7 +44,7 @@ _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = COMMON, **more: Any) -> Option:
     env = f"PODGPU_CLUSTER_{flag.replace('-', '_').upper()}"
-    return Option(flag, env=env, default=default, help=text, kind=kind, ours=True, group=group, **more)
+    return Option(flag, env=env, default=default, help=text, kind=kind, group=group, **more)
 
 
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
@@ -118,12 +118,7 @@ VIEW_OPTIONS: tuple[Option, ...] = (
         group=KUBERNETES,
     ),
     _option(
-        "legacy-map-metrics",
-        "false",
-        "Also export POD_GPU_MAP_INFO_<n>.",
-        "bool",
-        group=COMPATIBILITY,
-        common=False,
+        "legacy-map-metrics", "false", "Also export POD_GPU_MAP_INFO_<n>.", "bool", group=COMPATIBILITY, common=False
     ),
 )
 _LIFECYCLE_HELP = "Accept POST /-/forget from this machine (docs/security.md)."

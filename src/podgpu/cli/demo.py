@@ -48,11 +48,11 @@ CLUSTER_OPTION = "--cluster-address"
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # of the nodes after the first
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 DEMO_OPTIONS = (
-    Option("address", "a", default=":9400", help="Address of the first node's exporter.", ours=True),
-    Option("cluster-address", default=":9401", help="Address of the cluster view.", ours=True),
-    Option("gpus", default="8xH100", help="GPUs of the first node, such as 2xA100,1xH100/7x1g.10gb.", ours=True),
-    Option("calm", help="No faults, and no pods that start or end.", kind="flag", ours=True),
-    Option("prices", default=EXAMPLE, help=PRICES_HELP, ours=True),
+    Option("address", "a", default=":9400", help="Address of the first node's exporter."),
+    Option("cluster-address", default=":9401", help="Address of the cluster view."),
+    Option("gpus", default="8xH100", help="GPUs of the first node, such as 2xA100,1xH100/7x1g.10gb."),
+    Option("calm", help="No faults, and no pods that start or end.", kind="flag"),
+    Option("prices", default=EXAMPLE, help=PRICES_HELP),
 )
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 _PODS_PER_NODE = 8

@@ -27,9 +27,8 @@ DOCTOR_OPTIONS = (
         help="Check autoscaling instead: the value of every podgpu metric that HPAs and ScaledObjects use, or the"
         " reason why there is none. Needs the API server.",
         kind="bool",
-        ours=True,
     ),
-    Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
+    Option("json", default="false", help="Print the findings as JSON.", kind="bool"),
 )
 
 

@@ -60,23 +60,22 @@ _CHANGES = {
 
 
 ENRICH_OPTIONS = (
-    Option("in", help="dcgm-exporter's metrics: HOST:9400, a URL, or the path of its file.", ours=True),
-    Option("out", help="The file to write, in node_exporter's textfile directory; its name ends in .prom.", ours=True),
+    Option("in", help="dcgm-exporter's metrics: HOST:9400, a URL, or the path of its file."),
+    Option("out", help="The file to write, in node_exporter's textfile directory; its name ends in .prom."),
     Option(
         "once",
         default="false",
         help="Write once and exit. The exit code is 1 if nothing was written, or no source of holders could be read.",
         kind="bool",
     ),
-    Option("interval", default="15s", help="How often the file is written.", kind="duration", ours=True),
+    Option("interval", default="15s", help="How often the file is written.", kind="duration"),
     Option(
         "stale-after",
         default="75s",
         help="Remove figures that could not be renewed for this long. Default: 5 intervals; never with --once.",
         kind="duration",
-        ours=True,
     ),
-    Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
+    Option("mode", default="0644", help="Permissions of the file, in octal."),
     *pick_options(_SHARED, _CHANGES),
     *EXPORTER_ACCESS_OPTIONS,
 )

@@ -31,7 +31,6 @@ def _read_options() -> tuple[Option, ...]:
             default=row["default"],
             help=row["help"].replace("{sources}", describe_sources()),
             kind=row["kind"],
-            ours=not row["env"] or row["env"].startswith("PODGPU_"),
             group=_GROUPS[row["group"]],
             common=row["shown"] == "help",
         )

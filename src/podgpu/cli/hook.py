@@ -25,14 +25,13 @@ _SHARED = ("path-proc", "debug", "log-format")
 _CHANGES = {"path-proc": {"help": "The host's /proc, whose driver/nvidia maps GPU numbers to UUIDs."}}
 
 HOOK_OPTIONS = (
-    Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "The runtime's NRI socket.", ours=True),
+    Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "The runtime's NRI socket."),
     Option(
         "podlist",
         "",
         "PODGPU_HOOK_PODLIST",
         DEFAULT_PATHS[0],
         "The file to maintain. Mount its directory, not the file.",
-        ours=True,
     ),
     Option(
         "inject",
@@ -42,15 +41,9 @@ HOOK_OPTIONS = (
         "Set NVIDIA_VISIBLE_DEVICES of new containers from koordinator's annotation. Without it the hook changes"
         " nothing.",
         "bool",
-        ours=True,
     ),
     Option(
-        "address",
-        "a",
-        "PODGPU_HOOK_LISTEN",
-        "",
-        "Address of its own metrics and probes, such as :9403. Default: none.",
-        ours=True,
+        "address", "a", "PODGPU_HOOK_LISTEN", "", "Address of its own metrics and probes, such as :9403. Default: none."
     ),
     *pick_options(_SHARED, _CHANGES),
 )

@@ -27,26 +27,12 @@ _YAML = (".yaml", ".yml", ".rules")
 
 MIGRATE_OPTIONS = (
     Option(
-        "to",
-        default="4.9",
-        help="Names and units to convert to: dcgm-exporter 4.9's or 4.8's.",
-        kind="choice:4.9|4.8",
-        ours=True,
+        "to", default="4.9", help="Names and units to convert to: dcgm-exporter 4.9's or 4.8's.", kind="choice:4.9|4.8"
     ),
-    Option("expr", help="Convert one PromQL expression instead of a file.", ours=True),
-    Option("in-place", help="Overwrite the files instead of printing them.", kind="flag", ours=True),
-    Option(
-        "force",
-        help="Write even if some queries cannot be converted; those stay unchanged.",
-        kind="flag",
-        ours=True,
-    ),
-    Option(
-        "list",
-        help="List renamed metrics with unit and factor; arguments filter by name.",
-        kind="flag",
-        ours=True,
-    ),
+    Option("expr", help="Convert one PromQL expression instead of a file."),
+    Option("in-place", help="Overwrite the files instead of printing them.", kind="flag"),
+    Option("force", help="Write even if some queries cannot be converted; those stay unchanged.", kind="flag"),
+    Option("list", help="List renamed metrics with unit and factor; arguments filter by name.", kind="flag"),
 )
 _EXAMPLES = (
     ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),

@@ -36,8 +36,6 @@ class Option:
     kind: str = "text"
     """text, flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
     milliseconds), age (Go's format), whole:LOW-HIGH or choice:a|b."""
-    ours: bool = False
-    """dcgm-exporter does not have it."""
     group: str = COMMON
     common: bool = True
     """Shown by --help; others only by --help-all."""
@@ -45,6 +43,11 @@ class Option:
     @property
     def parameter(self) -> str:
         return self.flag.replace("-", "_")
+
+    @property
+    def ours(self) -> bool:
+        """dcgm-exporter does not have it."""
+        return not self.env or self.env.startswith("PODGPU_")
 
     @property
     def works(self) -> bool:

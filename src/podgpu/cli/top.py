@@ -49,13 +49,13 @@ _CHANGES = {"kubernetes": {"help": "Show pods. Default: if the kubelet's socket 
 
 
 TOP_OPTIONS = (
-    Option("url", help="Show an exporter, podgpu's or dcgm-exporter's: HOST:9400 or a URL.", ours=True),
-    Option("cluster", help="Show all nodes of podgpu cluster: HOST:9401 or a URL.", ours=True),
-    Option("once", default="false", help="Print one table and exit.", kind="bool", ours=True),
-    Option("sort", default="gpu", help="Sort order.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
-    Option("filter", help="Show only lines with this text in namespace, pod, container, node or model.", ours=True),
-    Option("interval", default="1s", help="How often to read.", kind="duration", ours=True),
-    Option("processes", default="false", help="Show processes (only with the local driver).", kind="bool", ours=True),
+    Option("url", help="Show an exporter, podgpu's or dcgm-exporter's: HOST:9400 or a URL."),
+    Option("cluster", help="Show all nodes of podgpu cluster: HOST:9401 or a URL."),
+    Option("once", default="false", help="Print one table and exit.", kind="bool"),
+    Option("sort", default="gpu", help="Sort order.", kind=f"choice:{'|'.join(ORDERS)}"),
+    Option("filter", help="Show only lines with this text in namespace, pod, container, node or model."),
+    Option("interval", default="1s", help="How often to read.", kind="duration"),
+    Option("processes", default="false", help="Show processes (only with the local driver).", kind="bool"),
     *hide(pick_options(_LOCAL, _CHANGES)),
 )
 

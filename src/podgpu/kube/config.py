@@ -35,16 +35,26 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ExecPlugin:
+class ExecVariable(msgspec.Struct, frozen=True):
+    name: str = ""
+    value: str | None = None
+
+
+class ExecPlugin(msgspec.Struct, rename="camel", frozen=True):
     """A command that prints a credential (`users[].user.exec` of a kubeconfig)."""
 
-    command: str
-    api_version: str
-    args: tuple[str, ...] = field(default=(), repr=False)
-    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    install_hint: str = ""
-    cluster: Mapping[str, Any] | None = field(default=None, repr=False)  # passed if `provideClusterInfo` is set
+    command: str | None = None
+    api_version: str | None = None
+    args: tuple[str, ...] | None = None
+    env: tuple[ExecVariable, ...] | None = None
+    install_hint: str | None = None
+    interactive_mode: str | None = None
+    provide_cluster_info: bool | None = None
+    cluster: Mapping[str, Any] | None = None  # passed to the command if `provideClusterInfo` is set
+
+    def __repr__(self) -> str:
+        """Without arguments and variables, which may be secrets."""
+        return f"ExecPlugin({self.command!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +165,6 @@ class _Cluster(_Section):
     extensions: list[_Extension] | None = None
 
 
-class _Variable(_Section):
-    name: str = ""
-    value: str | None = None
-
-
-class _Exec(msgspec.Struct, rename="camel"):
-    api_version: str | None = None
-    command: str | None = None
-    args: list[str] | None = None
-    env: list[_Variable] | None = None
-    install_hint: str | None = None
-    interactive_mode: str | None = None
-    provide_cluster_info: bool | None = None
-
-
 class _User(_Section):
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
@@ -177,7 +172,7 @@ class _User(_Section):
     client_certificate_data: str | None = None
     client_key: str | None = None
     client_key_data: str | None = None
-    exec: _Exec | None = None
+    exec: ExecPlugin | None = None
     username: Any = None
     password: Any = None
     auth_provider: Any = None
@@ -328,7 +323,7 @@ def _check_server(cluster: _Entry[_Cluster]) -> str:
     return url
 
 
-def _make_plugin(user: _Entry[_User], plugin: _Exec, cluster: _Entry[_Cluster]) -> ExecPlugin:
+def _make_plugin(user: _Entry[_User], plugin: ExecPlugin, cluster: _Entry[_Cluster]) -> ExecPlugin:
     if plugin.api_version not in EXEC_VERSIONS:
         versions = " or ".join(EXEC_VERSIONS)
         raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its entry here")
@@ -339,15 +334,10 @@ def _make_plugin(user: _Entry[_User], plugin: _Exec, cluster: _Entry[_Cluster]) 
     for number, variable in enumerate(plugin.env or ()):
         if not variable.name or "=" in variable.name:
             raise user.error(f"exec.env[{number}].name", "is not the name of a variable")
-    return ExecPlugin(
-        # A bare name is searched in $PATH; a path is relative to the kubeconfig.
-        command=user.path(plugin.command) if os.sep in plugin.command else plugin.command,
-        api_version=plugin.api_version,
-        args=tuple(plugin.args or ()),
-        env=tuple((variable.name, variable.value or "") for variable in plugin.env or ()),
-        install_hint=" ".join((plugin.install_hint or "").split()),
-        cluster=_cluster_info(cluster) if plugin.provide_cluster_info else None,
-    )
+    # A bare name is searched in $PATH; a path is relative to the kubeconfig.
+    command = user.path(plugin.command) if os.sep in plugin.command else plugin.command
+    info = _cluster_info(cluster) if plugin.provide_cluster_info else None
+    return msgspec.structs.replace(plugin, command=command, cluster=info)
 
 
 def _cluster_info(cluster: _Entry[_Cluster]) -> Mapping[str, Any]:

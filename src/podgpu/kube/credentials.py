@@ -72,13 +72,16 @@ class Credentials:
             lifetime = float("inf") if credential.expires is None else credential.expires - self._clock()
             max_age = lifetime - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
         try:
-            self._current = credential.token or self._read_token(), self._load_tls(credential)
+            self._current = await asyncio.to_thread(self._load, credential)  # the disk may be slow
         except SourceError as error:
             if self._current is None:
                 raise
             # The files may be about to be replaced.
             _log.warning("%s; the previous credentials are kept", error)
         self._max_age, self._renewed_at = max_age, self._clock()
+
+    def _load(self, credential: Credential) -> tuple[str, ssl.SSLContext | None]:
+        return credential.token or self._read_token(), self._load_tls(credential)
 
     def _read_token(self) -> str:
         config = self._config
@@ -130,12 +133,16 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
     if plugin.cluster is not None:
         spec["cluster"] = plugin.cluster
     info = msgspec.json.encode({"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}).decode()
-    environment = {**os.environ, "KUBERNETES_EXEC_INFO": info, **dict(plugin.env)}
+    environment = {
+        **os.environ,
+        "KUBERNETES_EXEC_INFO": info,
+        **{each.name: each.value or "" for each in plugin.env or ()},
+    }
     with tempfile.TemporaryFile() as errors:  # not a pipe: a background process of the plugin may keep it open
         try:
             process = await asyncio.create_subprocess_exec(
-                plugin.command,
-                *plugin.args,
+                plugin.command or "",
+                *(plugin.args or ()),
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=errors,
@@ -143,8 +150,11 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
                 start_new_session=True,  # killpg then reaches its children
             )
         except (OSError, ValueError) as problem:
-            hint = plugin.install_hint or "install it, or put its full path into the kubeconfig"
-            raise error(f"cannot be run ({getattr(problem, 'strerror', None) or problem}): {hint}") from problem
+            hint = (
+                " ".join((plugin.install_hint or "").split()) or "install it, or put its full path into the kubeconfig"
+            )
+            reason = getattr(problem, "strerror", None) or problem
+            raise error(f"cannot be run ({reason}): {' '.join(hint.split())}") from problem
         try:
             output, _ = await asyncio.wait_for(process.communicate(), seconds)
         except TimeoutError:

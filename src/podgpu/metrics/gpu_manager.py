@@ -17,8 +17,6 @@ from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import part_of_gpu
 from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
 
-FB_TOTAL_FIELD = 250
-"""Read for the memory that a share of a card is."""
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _MIB = 1024 * 1024

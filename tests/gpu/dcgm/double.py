@@ -1,4 +1,4 @@
-"""The double of libdcgm: compiled once, told what the node looks like, and read through podgpu's own ctypes code."""
+"""The double of libdcgm: compiled once, set up by a test, and read through podgpu's own ctypes code."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Double:
         return int(self.call("told", what))  # type: ignore[call-overload]
 
     def tick(self) -> None:
-        """The engine's own time goes on: what is said from now on is newer."""
+        """Advances the engine's time: later values are newer."""
         self.now += 1_000_000
 
     def int(self, entity: tuple[int, int], field: int, value: int, status: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""`podgpu exporter` and `podgpu doctor` on the double: which options lead to DCGM, and what is said of its versions."""
+"""`podgpu exporter` and `podgpu doctor` on the double: options that select DCGM, and its versions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def findings(capfd: pytest.CaptureFixture[str], double: Double) -> dict[str, lis
     return found
 
 
-def test_the_doctor_tells_the_versions(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_shows_the_versions(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
     double.gpu(0)
     double.speak(0)
     double.text((GPU, 0), 1, "580.105.08")

@@ -128,10 +128,10 @@ def test_bad_addresses_are_named(text: str) -> None:
     assert "-r" in str(caught.value)
 
 
-# -- the driver beside -----------------------------------------------------------------------------------------------
+# -- companion driver ------------------------------------------------------------------------------------------------
 
 
-def test_processes_and_usage_come_from_the_driver_beside(double: Double) -> None:
+def test_processes_and_usage_come_from_the_companion_driver(double: Double) -> None:
     driver = SimulatedNvml("1xH100", uuids=[uuid_of(0)])
     beside = NvmlTelemetry(driver, count_expected=lambda: 1)
     double.gpu(0)
@@ -143,7 +143,7 @@ def test_processes_and_usage_come_from_the_driver_beside(double: Double) -> None
     assert bench.telemetry.release(2.0)
 
 
-def test_an_xid_is_counted_once_though_the_driver_beside_sees_it_too(double: Double) -> None:
+def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Double) -> None:
     class Sees(NvmlTelemetry):
         asked = 0
 

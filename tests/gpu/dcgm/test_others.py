@@ -21,7 +21,7 @@ PCIE, MEM, ALL = 0x1, 0x10, 0xFFFFFFFF
 
 
 def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
-    """The engine is asked for its judgement in the turn after the fields are known."""
+    """Health is read in the turn after the fields are known."""
     bench.read(*PLAIN, name)
     return of_gpu(bench.read(*PLAIN, name, index=index)).details
 
@@ -29,7 +29,7 @@ def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
 # -- health and reach ------------------------------------------------------------------------------------------------
 
 
-def test_incidents_are_told_by_watch_and_gpu_the_worst_first(bench: Bench) -> None:
+def test_the_worst_incident_per_watch_and_gpu_counts(bench: Bench) -> None:
     bench.double.call("incident", 0, PCIE, 20, 3)
     bench.double.call("incident", 0, PCIE, 10, 46)
     bench.double.call("incident", 0, MEM, 10, 10)

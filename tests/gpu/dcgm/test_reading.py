@@ -31,7 +31,7 @@ from tests.gpu.dcgm.double import (
 )
 
 
-def test_each_lane_is_watched_at_its_own_interval_and_kept_as_long_as_it_says(bench: Bench) -> None:
+def test_each_lane_has_its_own_interval_and_retention(bench: Bench) -> None:
     known, ids = fields(), (TEMP, POWER, UTIL, FB_USED)
     slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0, 600.0)
     quick = Lane((known[POWER],), 2.0, 0.0, 2)
@@ -89,7 +89,7 @@ def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
     assert answer.dropped == (53,)
 
 
-def test_not_supported_is_told_and_not_counted_as_blank(bench: Bench) -> None:
+def test_unsupported_values_are_not_counted_as_blank(bench: Bench) -> None:
     bench.double.int((GPU, 0), TEMP, 0x7FFFFFFFFFFFFFF2)
     bench.double.double((GPU, 0), POWER, 140737488355330.0)
     bench.double.int((GPU, 0), UTIL, 0, status=-6)

@@ -1,4 +1,4 @@
-"""Which of two fields with one figure an engine is asked for, by its version, and what becomes of the answer."""
+"""Fields in base units: read by their own id or computed from older fields, by the engine's version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def speak(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("version", ["4.7.0", "4.7.1", "4.8.0"])
-def test_an_engine_that_knows_the_new_ids_is_asked_for_them(bench: Bench, version: str) -> None:
+def test_a_newer_engine_reads_the_new_fields(bench: Bench, version: str) -> None:
     bench.double.call("versions", version, version)
     speak(bench)
     found = values(bench, NEW)
@@ -40,7 +40,7 @@ def test_an_engine_that_knows_the_new_ids_is_asked_for_them(bench: Bench, versio
 
 
 @pytest.mark.parametrize("version", ["3.3.9", "4.2.3", "4.5.3", "4.6.0"])
-def test_an_older_engine_is_asked_for_the_old_ones(bench: Bench, version: str) -> None:
+def test_an_older_engine_reads_the_old_fields(bench: Bench, version: str) -> None:
     bench.double.call("versions", version, version)
     speak(bench)
     found = values(bench, NEW)

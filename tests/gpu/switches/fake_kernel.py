@@ -43,7 +43,7 @@ class FakeKernel(KernelCalls):
     mapped: dict[int, mmap.mmap] = field(default_factory=dict)
     """Memory handle -> what is mapped of it."""
     register_reads: list[tuple[int, int, int]] = field(default_factory=list)
-    """Operation, type and offset of every register that was asked for."""
+    """Operation, type and offset of every register that was read."""
     _next: int = 2
     _mapping: dict[int, int] = field(default_factory=dict)
 

@@ -80,7 +80,7 @@ def test_short_stays_and_long_ones_of_a_process_have_their_own_habits() -> None:
     ],
 )
 @pytest.mark.parametrize("estimate", [estimate_without_samples, Habits().estimate], ids=["switches", "exact"])
-def test_saving_what_was_stopped_in_the_middle_of_its_work_is_nobodys_work(
+def test_saving_a_context_in_the_middle_of_its_work_is_not_work(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
     """An H200's figures: a kernel is stopped 2.1 ms after the switch-in, and how long it takes to save is its own."""
@@ -89,7 +89,7 @@ def test_saving_what_was_stopped_in_the_middle_of_its_work_is_nobodys_work(
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
 
 
-def test_a_long_stay_is_told_by_its_own_samples_and_not_by_habits() -> None:
+def test_a_long_stay_uses_its_own_samples() -> None:
     """A process that usually rests after 10 ms works for all of a long stay; another that usually works does not."""
     habits = Habits()
     usual = residency((1, 0, 500), (2, 500, 1000))
@@ -105,9 +105,8 @@ def test_a_long_stay_is_told_by_its_own_samples_and_not_by_habits() -> None:
 
 
 @pytest.mark.parametrize("work", [5, 30, 60, 250])
-def test_samples_speak_for_the_time_around_them_without_bias(work: int) -> None:
-    """One works for so long in each of its stays of 400 ms, the other for 320: over many what is told too much of one
-    is told too little of it elsewhere, and not taken from the other."""
+def test_samples_of_long_stays_are_unbiased(work: int) -> None:
+    """One process works for `work` of each stay of 400 ms, the other for 320. Errors cancel out over many stays."""
     length, count = 400, 1800
     stays = [Stay(1 + n % 2, *(2 * [n * length * MS]), (n + 1) * length * MS) for n in range(count)]
     at, chance, looks = 0.0, random.Random(1), []
@@ -127,7 +126,7 @@ def test_samples_speak_for_the_time_around_them_without_bias(work: int) -> None:
     samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
     busy=st.floats(0, 1.2),
 )
-def test_nobody_runs_longer_than_resident_and_all_together_no_longer_than_the_device(
+def test_no_process_exceeds_its_residency_and_the_sum_does_not_exceed_the_device(
     lengths: list[tuple[int, int]], samples: list[tuple[float, bool]], busy: float
 ) -> None:
     at, stays = 0, []

@@ -1,4 +1,4 @@
-"""When a listener does what it does: its log is emptied on time, whoever else empties it in between."""
+"""A listener drains its log in time, also if windows drain it in between."""
 
 from __future__ import annotations
 

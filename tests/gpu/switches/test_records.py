@@ -1,4 +1,4 @@
-"""From bytes to who was resident: everything adds up to the window, and what does not fit is doubted."""
+"""From records to residency: everything adds up to the window, and inconsistent records are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_stay_is_cut_at_the_window_and_goes_on_in_the_next() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
     assert (first.sum_by_process(), first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
     assert second.sum_by_process() == {1: 5 * MS}
-    assert second.unknown == 5 * MS  # saved, and nobody came: after a millisecond nobody is resident
+    assert second.unknown == 5 * MS  # saved, and no context was switched in: after a millisecond none is resident
 
 
 def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
@@ -65,10 +65,10 @@ def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
     ],
     ids=["part of a record", "another tag", "a number missing", "two in a row", "saved another", "backwards"],
 )
-def test_what_does_not_fit_is_doubted(data: bytes, reason: str) -> None:
-    with pytest.raises(SwitchLogError) as doubt:
+def test_inconsistent_records_are_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(SwitchLogError) as caught:
         read(data)
-    assert doubt.value.reason == reason
+    assert caught.value.reason == reason
 
 
 def test_numbers_go_on_after_65535_and_over_chunks() -> None:
@@ -102,6 +102,6 @@ def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
 
 
 @given(data=st.binary(max_size=320))
-def test_garbage_is_doubted_or_read_and_nothing_else(data: bytes) -> None:
+def test_garbage_is_read_or_refused(data: bytes) -> None:
     with suppress(SwitchLogError):
         read(data).take_window(10**18)

@@ -1,4 +1,4 @@
-"""The ioctls, byte by byte: what is sent is what the facts say, and what would harm a kernel cannot be sent."""
+"""The ioctls, byte by byte, as in the facts; parameters that could harm the kernel are never sent."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def test_the_only_register_ever_read_is_the_busy_bit_and_none_is_written() -> No
 
 
 @pytest.mark.parametrize("refused", [0x41, 0x80, 0x2080, 0x90CE, 0x90CD, 0x201, 0x20801238, 0x90CD0101])
-def test_any_refusal_is_a_doubt_and_leaves_nothing_open(refused: int) -> None:
+def test_after_any_refusal_nothing_stays_open(refused: int) -> None:
     kernel = FakeKernel(refuse={refused: 0x1F})
-    with pytest.raises(SwitchLogError, match="status 0x1f") as doubt:
+    with pytest.raises(SwitchLogError, match="status 0x1f") as caught:
         open_log(kernel)
-    assert doubt.value.reason == "rm_error"
+    assert caught.value.reason == "rm_error"
     assert kernel.opened == {}
 
 
-def test_a_gpu_that_is_not_there_and_a_node_that_is_missing_are_said() -> None:
+def test_a_missing_gpu_and_a_missing_device_node() -> None:
     kernel = FakeKernel()
     with pytest.raises(SwitchLogError, match=r"no GPU at 00000000:41:00\.0 attached"):
         ContextSwitchLog("00000000:41:00.0", 3, select_layout("580.1"), kernel)

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -51,10 +51,11 @@ _REASONS = {
     pynvml.NVML_ERROR_NOT_READY: "not_ready",
     pynvml.NVML_ERROR_UNKNOWN: "unknown",
 }
-_OLDER: Mapping[str, Callable[[Any], Callable[..., Any]]] = {
-    "nvmlDeviceGetMemoryInfo": lambda nvml: lambda device, _version: nvml.nvmlDeviceGetMemoryInfo(device),
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda nvml: nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+_OLDER = {
+    ("nvmlDeviceGetMemoryInfo", 2): "nvmlDeviceGetMemoryInfo",
+    ("nvmlDeviceGetCurrentClocksEventReasons", 1): "nvmlDeviceGetCurrentClocksThrottleReasons",
 }
+"""Function and number of arguments -> function of older drivers, which takes the device only."""
 _OUT_STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
@@ -112,10 +113,11 @@ class NvmlDriver:
         """Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
         given = [a.handle if isinstance(a, DeviceHandle) else a for a in arguments]
         try:
-            return self._find(function)(*given)
+            return self._call(function, *given)
         except pynvml.NVMLError as e:
-            if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and function in _OLDER:
-                return self._call_older(function, *given)
+            older = _OLDER.get((function, len(given)))
+            if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and older is not None:
+                return self.call(older, given[0])
             raise translate(e.value, function) from e
 
     def call_list(self, function: str, *arguments: Any) -> Any:
@@ -128,31 +130,21 @@ class NvmlDriver:
                     raise
         return self.call(function, *arguments)
 
-    def _call_older(self, function: str, *arguments: Any) -> Any:
-        try:
-            return _OLDER[function](self._nvml)(*arguments)
-        except pynvml.NVMLError as e:
-            raise translate(e.value, function) from e
-
-    def _find(self, name: str) -> Callable[..., Any]:
+    def _call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self._nvml, name, None)
+        if function is None:
+            raise Unsupported(f"this nvidia-ml-py has no {name}; install a newer one")
         if name in _OUT_STRUCTS:
-            return partial(self._call_with_struct, name)
+            struct = getattr(self._nvml, _OUT_STRUCTS[name])()
+            function(*arguments, ctypes.byref(struct))
+            return struct
         if name == "nvmlDeviceValidateInforom":
-            return self._validate_inforom
-        try:
-            function: Callable[..., Any] = getattr(self._nvml, name)
-        except AttributeError:
-            raise Unsupported(f"this nvidia-ml-py has no {name}; install a newer one") from None
-        return function
+            return self._validate_inforom(function, *arguments)
+        return function(*arguments)
 
-    def _call_with_struct(self, name: str, device: Any) -> Any:
-        struct = getattr(self._nvml, _OUT_STRUCTS[name])()
-        getattr(self._nvml, name)(device, ctypes.byref(struct))
-        return struct
-
-    def _validate_inforom(self, device: Any) -> int:
+    def _validate_inforom(self, function: Callable[..., None], device: Any) -> int:
         try:
-            self._nvml.nvmlDeviceValidateInforom(device)
+            function(device)
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_CORRUPTED_INFOROM:
                 return 0
