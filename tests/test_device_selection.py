@@ -18,15 +18,11 @@ from podgpu.model import Device
     ("text", "selection"),
     [
         ("f", Selection("f")),
-        ("g", Selection("g")),
-        ("i", Selection("i")),
         ("g:0,1", Selection("g", (0, 1))),
         ("i:0,2-4", Selection("i", (0, 2, 3, 4))),
-        ("g:3,3,1-2", Selection("g", (1, 2, 3))),
         ("g:0+i:1", Selection("g", (0,), Selection("i", (1,)))),
         ("i:1+g:0", Selection("g", (0,), Selection("i", (1,)))),
         ("g+i:0-2", Selection("g", (), Selection("i", (0, 1, 2)))),
-        ("i+g", Selection("g", (), Selection("i"))),
     ],
 )
 def test_good_ones(text: str, selection: Selection) -> None:
@@ -37,26 +33,16 @@ def test_good_ones(text: str, selection: Selection) -> None:
     ("text", "complaint"),
     [
         ("", "starts with one of"),
-        ("x", "starts with one of"),
         ("f:1", "f takes no ids; use 'g:1' or 'i:1'"),
-        ("f:1\n", r"use 'g:1\\n' or 'i:1\\n'"),
         ("g:", "is not an id"),
         ("g:4-2", "runs backwards; write 2-4"),
         ("g: 0", "without spaces"),
-        (" g:0", "starts with one of"),
         ("g:0,i:3", "one letter"),
         ("g:-1", "is not an id"),
-        ("g:1-", "is not an id"),
-        ("g:0:1", "is not an id"),
         ("g:0-99999", "more than"),
-        ("g:١", "is not an id"),
         ("g:0+", "starts with one of"),
-        ("+i:0", "starts with one of"),
-        ("g:0+i:", "is not an id"),
-        ("g:0+i:3-1", "runs backwards; write 1-3"),
         ("g:0+g:1", "one g and one i"),
         ("f+i:0", "one g and one i"),
-        ("g+i+i", "one g and one i"),
     ],
 )
 def test_bad_ones_say_what_is_wrong(text: str, complaint: str) -> None:
@@ -85,9 +71,7 @@ NODE = (GPU, CUT, FIRST, SECOND)
     ("text", "shown"),
     [
         ("g:0+i:1", {GPU.key, CUT.key, SECOND.key}),
-        ("i:1+g:0", {GPU.key, CUT.key, SECOND.key}),
         ("g+i:0", {GPU.key, CUT.key, FIRST.key}),
-        ("g:0+i", {GPU.key, CUT.key, FIRST.key, SECOND.key}),
         ("i:1", {CUT.key, SECOND.key}),
     ],
 )

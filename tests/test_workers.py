@@ -102,36 +102,6 @@ def test_a_bug_in_one_source_is_contained(isolation: Workers, caplog: pytest.Log
     assert "please report" in caplog.text
 
 
-def test_workers_are_daemons_so_a_hang_never_keeps_the_process(isolation: Workers) -> None:
-    isolation.run({"one": lambda: None}, 5.0)
-    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("read-"))
-
-
-def test_closing_while_others_begin_and_end_workers_raises_nothing_and_leaves_no_thread() -> None:
-    raised: list[Exception] = []
-    for _ in range(20):
-        isolation, begin = Workers(), threading.Barrier(5)
-
-        def churn(number: int, isolation: Workers = isolation, begin: threading.Barrier = begin) -> None:
-            begin.wait(30)
-            try:
-                for turn in range(60):
-                    isolation.run({f"w{number}-{turn}-{n}": int for n in range(3)}, 5.0)
-                    isolation.forget(f"w{number}-{turn}-{n}" for n in range(2))
-            except Exception as e:  # noqa: BLE001 - what the test is about
-                raised.append(e)
-
-        threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        begin.wait(30)
-        isolation.close()
-        for thread in threads:
-            thread.join(30)
-        assert not raised
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("read-w")], "all workers have ended")
-
-
 def test_who_asks_after_the_end_is_told_so(isolation: Workers) -> None:
     isolation.close()
     error = isolation.run({"late": lambda: 1}, 5.0)["late"].error

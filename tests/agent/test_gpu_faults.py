@@ -147,25 +147,6 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    "The driver is unloaded and loaded again",
-    "No figures meanwhile; all of them again within seconds, and podgpu's counters go on where they were",
-)
-def test_a_reloaded_driver(tmp_path: Path) -> None:
-    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
-        bench.faults.unload_driver()
-        for _ in range(30):
-            bench.turn()
-            assert not bench.shown(0)
-        assert bench.client.ask("/ready").status == 503
-        bench.faults.load_driver()
-        for _ in range(MINUTE):
-            bench.turn()
-        assert bench.shown(0)
-        assert bench.shown(1)
-        assert bench.client.ask("/ready").status == 200
-
-
-@pytest.mark.fault(
     "A GPU's MIG instances are laid out anew",
     "The new instances have figures with the next reading; the other GPUs notice nothing",
 )

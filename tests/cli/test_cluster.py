@@ -41,7 +41,6 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--scrape", "htp://a"], "--scrape 'htp://a': is not a URL of an HTTP server; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
         (["--prometheus", "nowhere"], "--prometheus 'nowhere': is not a URL of an HTTP server; write HOST:PORT"),
-        (["--prometheus", "http://b", "--match", "a="], "--match: not understood"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label is empty"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
         (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "cannot be sent in one line"),

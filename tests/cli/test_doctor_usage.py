@@ -30,7 +30,7 @@ def examined() -> Iterator[Examine]:
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
     ) -> list[tuple[Level, str, str]]:
-        driver = SimulatedNvml(spec, unrest=0, driver_version=version)
+        driver = SimulatedNvml(spec, jitter=0, driver_version=version)
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:

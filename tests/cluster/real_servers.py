@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.net import free_port
-
-PATIENCE = 90.0
-"""Seconds. Reached only when something is broken."""
+from tests.nodes.clock import PATIENCE, wait_until
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,6 @@ class Point:
 def needs(*binaries: str) -> pytest.MarkDecorator:
     missing = [name for name in binaries if shutil.which(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"not installed here: {', '.join(missing)}")
-
-
-def wait_for(condition: Callable[[], object], what: str, patience: float = PATIENCE, every: float = 0.05) -> None:
-    give_up_at = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > give_up_at:
-            raise AssertionError(f"still not after {patience:.0f} s: {what}")
-        time.sleep(every)
 
 
 @contextlib.contextmanager
@@ -155,7 +144,7 @@ def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -
             process = subprocess.Popen(command_on(port), stdout=out, stderr=subprocess.STDOUT)
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_for(lambda: process.poll() is not None or _answers(url + ready), f"{url} is ready")  # noqa: B023
+            wait_until(lambda: process.poll() is not None or _answers(url + ready), f"{url} is ready")  # noqa: B023
             if process.poll() is None:
                 yield url
                 return

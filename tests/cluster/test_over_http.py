@@ -143,16 +143,6 @@ def test_the_cluster_says_what_the_node_says(bench: ClusterBench) -> None:
     assert (view["totals"]["gpus"], view["totals"]["broken"], view["totals"]["allocated"]) == (4, 3, 4)
 
 
-def test_a_node_without_its_driver_keeps_its_gpus(bench: ClusterBench) -> None:
-    bench.node.faults.unload_driver()
-    for _ in range(4):
-        bench.node.turn(seconds=5.0)
-    bench.round()
-    (text,) = assert_same_words(bench)
-    assert "no driver answers for its 4 GPUs" in text
-    assert [[c["condition"] for c in bench.gpu(n)["conditions"]] for n in range(4)] == [["driver_away"]] * 4
-
-
 @pytest.mark.fault(
     "A node dies, with its exporter",
     "After --stale-after podgpu cluster says that it is gone and how many GPUs went with it; they stay, with"
@@ -229,12 +219,6 @@ def test_a_gpu_s_own_view_is_asked_of_its_exporter(bench: ClusterBench) -> None:
     assert values["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"] == 700
     assert values["nvlinks_up"] == 18
     assert bench.client.ask("/api/v1/gpus/GPU-nobody").status == 404
-
-
-def test_a_gpu_s_own_view_without_its_exporter(bench: ClusterBench) -> None:
-    bench.round()
     bench.unplug()
-    found = json.loads(bench.client.ask(f"/api/v1/gpus/{bench.node.uuid(0)}").body)
-    assert found["gpu"]["index"] == 0
-    (source,) = found["sources"]
+    (source,) = json.loads(bench.client.ask(f"/api/v1/gpus/{uuid}").body)["sources"]
     assert (source["source"], source["ok"]) == ("exporter", False)

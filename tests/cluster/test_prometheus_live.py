@@ -22,15 +22,15 @@ from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
 from podgpu.metrics.adapter import node_from_text
-from podgpu.model import Holder, NodeState
-from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics, wait_for
+from podgpu.model import Holder, NodeState, SlotUsage
+from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics
+from tests.nodes.clock import wait_until
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed
 
 NODES = FIXTURES.parent / "nodes"
 SETTINGS = ViewSettings(interval=1.0, window=5.0)
 USED = "DCGM_FI_DEV_MEM_COPY_UTIL"
-WAIT_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Live:
             readings[:] = [self.run_round()]
             return holds(readings[0])
 
-        wait_for(check, what, every=WAIT_SECONDS)
+        wait_until(check, what)
         return readings[0]
 
 
@@ -170,12 +170,10 @@ def comparable(state: NodeState) -> object:
                 device,
                 pci_bus_id="",
                 holders=in_order(device.holders),
-                usage=device.usage and replace(device.usage, busy_ns=None),
+                usage=comparable_usage(device.usage),
                 last_xid=None,
                 instances=tuple(
-                    replace(
-                        part, holders=in_order(part.holders), usage=part.usage and replace(part.usage, busy_ns=None)
-                    )
+                    replace(part, holders=in_order(part.holders), usage=comparable_usage(part.usage))
                     for part in sorted(device.instances, key=lambda part: part.id)
                 ),
             )
@@ -185,8 +183,18 @@ def comparable(state: NodeState) -> object:
     return to_builtins(reduced)
 
 
+def comparable_usage(usage: SlotUsage | None) -> SlotUsage | None:
+    reduced = usage and SlotUsage(memory_used_bytes=usage.memory_used_bytes, energy_mj=usage.energy_mj)
+    return None if reduced == SlotUsage() else reduced
+
+
 def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
-    return tuple(sorted((replace(holder, labels={}) for holder in holders), key=lambda holder: holder.key))
+    return tuple(sorted(map(comparable_holder, holders), key=lambda holder: holder.key))
+
+
+def comparable_holder(holder: Holder) -> Holder:
+    usage = holder.usage and replace(holder.usage, allocated_ns=None, busy_min_ns=None, busy_max_ns=None)
+    return replace(holder, labels={}, usage=usage)
 
 
 def test_the_same_documents_as_from_text(live: Live) -> None:

@@ -45,13 +45,11 @@ class PublishedState:
     def __init__(
         self,
         state: ClusterState,
-        read_at: float = float("-inf"),
         rolling: Mapping[Scope, float] | None = None,
         bills: BillTotals | None = None,
         counting_since: float | None = None,
     ) -> None:
         self.state = state
-        self.read_at = read_at  # monotonic
         self._rolling = rolling or {}
         self._bills = bills or BillTotals()
         self._counting_since = counting_since
@@ -140,7 +138,7 @@ class Cluster:
         if self._on_round is not None:
             if whole_round:
                 self._on_round(state)
-            self.published = PublishedState(state, now)
+            self.published = PublishedState(state)
             return
         if self._counting_since is None:
             self._counting_since = now
@@ -148,7 +146,7 @@ class Cluster:
         if whole_round:
             self._rolling.add(now, self.settings, state.used)
         since = self._counting_since + state.clock_offset
-        self.published = PublishedState(state, now, self._rolling.means(), self._bills.totals(), since)
+        self.published = PublishedState(state, self._rolling.means(), self._bills.totals(), since)
 
     def page(self) -> PageState:
         """The JSON of the web page."""

@@ -26,7 +26,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     share: float  # of the GPU or MIG instance it holds
     use: Use
     idle_since: float | None = None  # Unix time; None: it runs something, or that is not known
-    active_at: float | None = None  # Unix time of the last reading in which it was not idle, or of the first one
+    active_at: float | None = None  # monotonic time of the last reading in which it was not idle, or of the first one
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
 

@@ -76,7 +76,6 @@ class PrometheusCollector:
         self._idle = IdleDevices(self._client, self._match, settings.idle_after)
         self._owners = PodOwners(self._client, self._match, find_owners)
         self._errors: Counter[tuple[str, str]] = Counter()
-        self._succeeded_at = -math.inf
         self._reading = ClusterReading()
 
     def reading(self) -> ClusterReading:
@@ -96,8 +95,6 @@ class PrometheusCollector:
         except SourceError as error:
             failures = [("", error)]
             self._reading = replace(self._reading, notes=())
-            if self._clock.monotonic() - self._succeeded_at > self._settings.stale_after:
-                self._reading = replace(self._reading, idle_for={})
         first = failures[0][1] if failures else None
         self._errors.update((self._client.name, failure.reason) for _, failure in failures)
         outcome = TargetOutcome(
@@ -118,7 +115,7 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
-        queries = [*series_queries(self._match, self._node_labels, self._keep_fields)]
+        queries = series_queries(self._match, self._node_labels, self._keep_fields)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
         for what, error in failures:
@@ -126,7 +123,6 @@ class PrometheusCollector:
                 raise error
         found = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
         nodes = [self._make_reading(target, now, monotonic) for target in found.states]
-        self._succeeded_at = monotonic
         self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, HOLDER_LABELS, POWER, TEMPERATURE, UTIL
 from podgpu.cluster.promql import (
@@ -19,7 +19,6 @@ from podgpu.cluster.promql import (
     quote,
     select,
 )
-from podgpu.errors import SourceError
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
@@ -42,7 +41,6 @@ from podgpu.model import Workload
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # seconds, as in the SQLite store
 _MAX_GAP_SECONDS = 300  # a holder is assumed to stay while nothing is known of its GPU for this long
-_CACHE_SIZE = 64
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
@@ -67,7 +65,7 @@ class Window(NamedTuple):
 
 
 class PrometheusHistory:
-    """Implements `HistorySource`. Equal requests within 15 s share one answer."""
+    """Implements `HistorySource`. Answers are cached for 15 s."""
 
     def __init__(self, server: PrometheusServer, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises UsageError."""
@@ -76,47 +74,36 @@ class PrometheusHistory:
         self._match = server.match
         self._node_labels = server.node_labels
         self._clock = clock
-        self._cache: dict[tuple[object, ...], tuple[float, asyncio.Future[Any]]] = {}
+        self._cache: dict[tuple[object, ...], tuple[float, JSON | None]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def sparklines(self, points: int) -> JSON:
-        answer: JSON = await self._read_cached(("sparklines", points), lambda: self._read_sparklines(points))
-        return answer
+        answer = await self._read_cached(("sparklines", points), lambda: self._read_sparklines(points))
+        return answer or {}
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
         key = "gpu", uuid, instance, seconds
-        answer: JSON | None = await self._read_cached(key, lambda: self._read_gpu((uuid, instance), seconds))
-        return answer
+        return await self._read_cached(key, lambda: self._read_gpu((uuid, instance), seconds))
 
     async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
         key = "pod", namespace, pod, seconds
-        answer: JSON | None = await self._read_cached(key, lambda: self._read_pod((namespace, pod), seconds))
-        return answer
+        return await self._read_cached(key, lambda: self._read_pod((namespace, pod), seconds))
 
-    async def _read_cached(self, key: tuple[object, ...], read: Callable[[], Awaitable[Any]]) -> Any:
-        cached = self._cache.pop(key, None)
-        if cached is None or self._clock() - cached[0] > CACHE_SECONDS:
-            future = asyncio.ensure_future(read())
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
-            cached = self._clock(), future
-        self._cache[key] = cached
-        if len(self._cache) > _CACHE_SIZE:
-            del self._cache[next(iter(self._cache))]
-        try:
-            return await asyncio.shield(cached[1])
-        except SourceError:
-            if self._cache.get(key) is cached:
-                del self._cache[key]
-            raise
+    async def _read_cached(self, key: tuple[object, ...], read: Callable[[], Awaitable[JSON | None]]) -> JSON | None:
+        async with self._slots:
+            now = self._clock()
+            self._cache = {k: cached for k, cached in self._cache.items() if now - cached[0] <= CACHE_SECONDS}
+            if key not in self._cache:
+                self._cache[key] = now, await read()
+            return self._cache[key][1]
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[PrometheusClient]:
-        async with self._slots:
-            client = PrometheusClient(self._server)
-            try:
-                yield client
-            finally:
-                await client.close()
+        client = PrometheusClient(self._server)
+        try:
+            yield client
+        finally:
+            await client.close()
 
     async def _read_sparklines(self, points: int) -> JSON:
         async with self._open() as client:

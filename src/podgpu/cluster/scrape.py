@@ -28,7 +28,7 @@ from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, dec
 
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
 _CONCURRENCY = 256  # more than the exporters that usually die at the same time: a dead one waits for its timeout
-_ROUNDS_UNTIL_PROBE = 40  # text targets are asked again for a document, in case the exporter was upgraded
+_ROUNDS_UNTIL_PROBE = 40  # a document is requested again from text targets, in case the exporter was upgraded
 _MAX_FILES = 65_536
 _PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 S = TypeVar("S", DeviceState, MigInstance)

@@ -34,10 +34,19 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import UsedMean, mean_by_scope
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import LOST, NODE_GONE
-from podgpu.model import Condition, DeviceState, Holder, MigInstance, NodeState, Slot, Workload, WorkloadOwner
+from podgpu.model import (
+    Condition,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NodeState,
+    Slot,
+    Workload,
+    WorkloadOwner,
+)
 
 MAX_NOTES = 12
-_MAX_LOST = 64  # of one node: bounds what an exporter costs that reports new UUIDs all the time
 _CLOCK_STEP = 2.0  # seconds; a smaller change of the wall clock does not move moments
 _CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # an exporter's figures are some seconds old, so behind means less than ahead
 _CLOCK_UNSET = 86_400.0  # a clock that is off by a time zone is still a clock
@@ -115,23 +124,21 @@ def build_cluster_state(
     notes: Sequence[str] = (),
 ) -> ClusterState:
     """`now` is monotonic, `wall` is Unix time. `forgotten`: UUIDs that are left out while they are away."""
-    offset, step = wall - now, 0.0
-    if previous is not None:
-        step = offset - previous.clock_offset
-        if abs(step) < _CLOCK_STEP:
-            offset, step = previous.clock_offset, 0.0
+    offset = wall - now
+    if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
+        offset = previous.clock_offset
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     before = {node.name: node for node in previous.nodes} if previous else {}
     chosen = _choose_readings(reading.nodes, before, outcomes, settings, now)
     _resolve_gpus(chosen, before, settings, now)
-    round_ = _Round(settings, offset, step, reading.owners, prices, reading.idle_for)
+    round_ = _Round(settings, offset, reading.owners, prices, reading.idle_for)
     present = {gpu.uuid for node in chosen.values() for gpu in node.state.devices if not is_lost(gpu)}
     nodes = []
     for node in chosen.values():
         earlier = before.get(node.name)
         state = node.state
         if earlier is not None and state.producer == "dcgm-exporter":
-            state = _keep_lost(state, earlier.state, present, wall, step)
+            state = _keep_lost(state, earlier.state, present, wall)
         if forgotten:
             state = _leave_out(state, forgotten, node.gone)
             if node.gone and node.state.devices and not state.devices:
@@ -165,7 +172,7 @@ def build_single_node_state(
     notes: Sequence[str] = (),
 ) -> ClusterState:
     """State of an exporter's own page. Figures that are not fresh are left out; the first note then is the alert."""
-    round_ = _Round(settings, wall - now, 0.0, {}, prices, {}, watched=False)
+    round_ = _Round(settings, wall - now, {}, prices, {}, watched=False)
     shown = state if fresh else replace(state, devices=(), namespaces=())
     reading = NodeReading("", shown, read_at=now)
     node = round_.complete(_Candidate(state.node, reading, stale=not fresh, state=shown), shown, None, now)
@@ -378,17 +385,17 @@ def _describe_unread(outcomes: Mapping[str, TargetOutcome], nodes: Iterable[_Can
 # GPUs that disappeared
 
 
-def _keep_lost(state: NodeState, earlier: NodeState, present: Collection[str], wall: float, step: float) -> NodeState:
+def _keep_lost(state: NodeState, earlier: NodeState, present: Collection[str], wall: float) -> NodeState:
     """Adds the GPUs that a dcgm-exporter reported before: it leaves lost GPUs out without a word."""
     missing = [gpu for gpu in earlier.devices if gpu.uuid and gpu.uuid not in present]
     if not missing:
         return state
     here = {gpu.uuid for gpu in state.devices}
-    lost = tuple(_lost(gpu, wall, step) for gpu in missing if gpu.uuid not in here)
-    return replace(state, devices=(*state.devices, *lost[-_MAX_LOST:]))
+    lost = tuple(_lost(gpu, wall) for gpu in missing if gpu.uuid not in here)
+    return replace(state, devices=(*state.devices, *lost))
 
 
-def _lost(gpu: DeviceState, wall: float, step: float) -> DeviceState:
+def _lost(gpu: DeviceState, wall: float) -> DeviceState:
     since = next((c.since for c in gpu.conditions if c.name == LOST), None)
     holders: list[Workload] = [Workload(*_identity(h)) for slot in (gpu, *gpu.instances) for h in slot.holders]
     return DeviceState(
@@ -396,7 +403,7 @@ def _lost(gpu: DeviceState, wall: float, step: float) -> DeviceState:
         index=gpu.index,
         model=gpu.model,
         memory_total_bytes=gpu.memory_total_bytes,
-        conditions=(Condition(LOST, round(wall, 3) if since is None else since + step),),
+        conditions=(Condition(LOST, round(wall, 3) if since is None else since),),
         last_holders=gpu.last_holders or tuple(holders),
         instances=tuple(MigInstance(id=i.id, profile=i.profile) for i in gpu.instances),
     )
@@ -428,8 +435,7 @@ class _Round:
     """What all nodes of a round share."""
 
     settings: ViewSettings
-    offset: float
-    step: float
+    offset: float  # Unix time minus monotonic time
     owners: Mapping[Pod, WorkloadOwner]
     prices: Prices
     idle_for: Mapping[tuple[str, str], float]
@@ -492,11 +498,11 @@ class _IdleTimes:
 
     def __init__(self, round_: _Round, reading: NodeReading, state: NodeState, earlier: NodeEntry | None) -> None:
         self._watched = round_.watched
-        self._at = reading.read_at + round_.offset
+        self._read_at = reading.read_at
+        self._offset = round_.offset
         self._reported = bool(state.exporter_id)
         skew = reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > _CLOCK_AHEAD else 0.0
-        self._step = round_.step
         self._idle_for = round_.idle_for
         self._is_new = earlier is None
         self._same = earlier is not None and reading.read_at <= earlier.read_at + _SAME_READING
@@ -513,25 +519,23 @@ class _IdleTimes:
         before = self._before.get(_key(gpu, instance, holder)) if self._before else None
         if self._reported and usage is not None:
             return self._reported_since(usage.idle_since, before), None
-        idle = runs_nothing(instance or gpu, holder)
+        is_idle = runs_nothing(instance or gpu, holder)
         if before is None or before.active_at is None:
-            active_at = self._at - (self._known_idle(gpu, instance, holder) if self._is_new else 0.0)
-            return active_at if idle else None, active_at
-        active_at = before.active_at + self._step
-        if self._same:
-            return active_at if before.idle_since is not None else None, active_at
-        busy = None if usage is None else usage.busy_ns
-        known = None if before.holder.usage is None else before.holder.usage.busy_ns
-        if idle and (busy is None or known is None or busy <= known):
-            return active_at, active_at
-        return None, self._at
+            active_at = self._read_at - (self._known_idle(gpu, instance, holder) if self._is_new else 0.0)
+        elif self._same:
+            active_at, is_idle = before.active_at, before.idle_since is not None
+        elif is_idle and not _has_worked(usage, before.holder.usage):
+            active_at = before.active_at
+        else:
+            active_at, is_idle = self._read_at, False
+        return active_at + self._offset if is_idle else None, active_at
 
     def _reported_since(self, since: float | None, before: HeldPart | None) -> float | None:
         if since is None:
             return None
         since -= self._skew
         if before is not None and before.idle_since is not None:
-            return min(since, before.idle_since + self._step)  # the exporter was restarted, the holder stayed idle
+            return min(since, before.idle_since)  # the exporter was restarted, the holder stayed idle
         return since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float:
@@ -542,6 +546,12 @@ class _IdleTimes:
             return counted
         known = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
         return known if counted is None else min(known, counted)
+
+
+def _has_worked(usage: HolderUsage | None, before: HolderUsage | None) -> bool:
+    busy = None if usage is None else usage.busy_ns
+    known = None if before is None else before.busy_ns
+    return busy is not None and known is not None and busy > known
 
 
 def _lacks_usage(node: NodeEntry) -> bool:

@@ -72,13 +72,16 @@ class Credentials:
             lifetime = float("inf") if credential.expires is None else credential.expires - self._clock()
             max_age = lifetime - min(_RENEW_BEFORE_SECONDS, lifetime / 2)
         try:
-            self._current = credential.token or self._read_token(), self._load_tls(credential)
+            self._current = await asyncio.to_thread(self._load, credential)  # the disk may be slow
         except SourceError as error:
             if self._current is None:
                 raise
             # The files may be about to be replaced.
             _log.warning("%s; the previous credentials are kept", error)
         self._max_age, self._renewed_at = max_age, self._clock()
+
+    def _load(self, credential: Credential) -> tuple[str, ssl.SSLContext | None]:
+        return credential.token or self._read_token(), self._load_tls(credential)
 
     def _read_token(self) -> str:
         config = self._config

@@ -56,7 +56,7 @@ class SimulatedNvml:
     """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
     `uuids` and `minors` are by GPU number, `mig_uuids` by (GPU number, MIG slot). Missing ones are derived from the
-    seed and the node's name, so that GPUs of different nodes differ. `unrest`: relative variation of the activity.
+    seed and the node's name, so that GPUs of different nodes differ. `jitter`: relative variation of the activity.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SimulatedNvml:
         uuids: Sequence[str] = (),
         mig_uuids: Mapping[tuple[int, int], str] | None = None,
         minors: Sequence[int] = (),
-        unrest: float = 0.04,
+        jitter: float = 0.04,
         driver_version: str = "580.159.04",
         node: str = "",
     ) -> None:
@@ -97,7 +97,7 @@ class SimulatedNvml:
                 uuid=uuids[number] if number < len(uuids) else f"GPU-{self._make_uuid('gpu', number)}",
                 minor=minors[number] if number < len(minors) else number,
                 seed=seed,
-                unrest=unrest,
+                jitter=jitter,
                 at=clock(),
                 epoch=epoch,
             )

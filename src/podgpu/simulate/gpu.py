@@ -205,7 +205,7 @@ class SimulatedGpu:
     uuid: str
     minor: int
     seed: int
-    unrest: float  # relative variation of the activity
+    jitter: float  # relative variation of the activity
     at: float  # monotonic time up to which the state is computed
     epoch: float  # Unix time at monotonic zero
     mig_enabled: bool = False
@@ -291,7 +291,7 @@ class SimulatedGpu:
         return self._activity_between(bucket, bucket + 1.0, self._factor(bucket))
 
     def _factor(self, bucket: int) -> float:
-        return 1.0 + self.unrest * wobble(self.seed, self.number, bucket)
+        return 1.0 + self.jitter * wobble(self.seed, self.number, bucket)
 
     def _activity_between(self, start: float, end: float, factor: float) -> Activity:
         device, instances = Share(), []
