@@ -13,7 +13,7 @@ from typing import Self
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import SimulatedProc, Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
+from podgpu.simulate.node import SimulatedProc, Tenant, create_files, make_load, make_pid, pods, remove_files, tenants
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
 """Namespace -> relative variation of its loads. Training is steady, services vary."""
@@ -77,8 +77,8 @@ class StageNode:
 
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:
-            pid = self._pids[tenant] = pid_of(next(self._numbers))
-            furnish_one(self.root, self._proc, tenant, pid)
+            pid = self._pids[tenant] = make_pid(next(self._numbers))
+            create_files(self.root, self._proc, tenant, pid)
             self._start(tenant, pid)
         self.kubelet.pods = tuple(pods(self._pids))
 
@@ -89,14 +89,14 @@ class StageNode:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
-            clear_one(self.root, self._proc, tenant, pid)
+            remove_files(self.root, self._proc, tenant, pid)
         self.kubelet.pods = tuple(pods(self._pids))
         return leaving
 
     def _start(self, tenant: Tenant, pid: int) -> None:
         if tenant.duty:
             sway = _SWAY.get(tenant.namespace, 0.0)
-            self.driver.place(load_of(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
+            self.driver.place(make_load(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
 
     def reset(self, gpu: int) -> None:
         """Resets the GPU and restarts its processes."""
@@ -106,7 +106,7 @@ class StageNode:
                 self._start(tenant, pid)
 
 
-def owner_of(pod: str) -> tuple[str, str] | None:
+def find_pod_owner(pod: str) -> tuple[str, str] | None:
     """Returns kind and name of a pod's owner, None if the pod has none."""
     for prefix, kind in _OWNERS.items():
         if pod.startswith(f"{prefix}-"):
@@ -117,7 +117,7 @@ def owner_of(pod: str) -> tuple[str, str] | None:
 @dataclass(frozen=True, slots=True)
 class Act:
     at: float  # seconds since the start of the cycle
-    says: str
+    message: str
     do: Callable[[], object]
 
 
@@ -173,7 +173,7 @@ class Play:
         """Seconds from the start to the next act; infinite without acts."""
         return math.inf if self._next is None else self._next[0]
 
-    def go_on(self, now: float) -> list[Act]:
+    def run_due(self, now: float) -> list[Act]:
         """Executes and returns the acts that are due. `now`: seconds since the start."""
         done = []
         while self._next is not None and self._next[0] <= now:

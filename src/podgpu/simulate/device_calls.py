@@ -45,13 +45,13 @@ def address_in(handle: Any) -> int:
         return 0
 
 
-def refuse(code: int) -> NoReturn:
+def raise_error(code: int) -> NoReturn:
     """Raises NVMLError. Lambdas can call a function, but cannot raise."""
     raise pynvml.NVMLError(code)
 
 
 def _not_supported() -> NoReturn:
-    refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _fill(struct: Any, **members: Any) -> Any:
@@ -102,7 +102,7 @@ def _codec(loads: Iterable[float]) -> list[int]:
 
 def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
     """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
-    return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
@@ -162,7 +162,7 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
         sample = _fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
         sample.sampleValue.uiVal = round(100 * seen.busy)
         samples.append(sample)
-    return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+    return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
@@ -179,7 +179,7 @@ def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> A
         )
         for mean in gpu.process_means(since_us)
     ]
-    return entries or refuse(pynvml.NVML_ERROR_NOT_FOUND)
+    return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,7 +231,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
     "nvmlDeviceGetTemperature": lambda gpu, sensor: (
-        round(gpu.celsius) if sensor == 0 else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        round(gpu.celsius) if sensor == 0 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     ),
     "nvmlDeviceGetTemperatureThreshold": _threshold,
     "nvmlDeviceGetMarginTemperature": _where(
@@ -267,7 +267,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetProcessesUtilizationInfo": _without_mig(
         partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t)
     ),
-    "nvmlDeviceGetGpuInstanceId": lambda gpu: refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetGpuInstanceId": lambda gpu: raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     "nvmlGpmQueryDeviceSupport": lambda gpu: _fill(
         pynvml.c_nvmlGpmSupport_t(), version=1, isSupportedDevice=int(gpu.model.gpm)
@@ -403,7 +403,7 @@ class GpmSample:
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample, answer_for: Callable[[str, int], Any]) -> Any:
     """Fills in a c_nvmlGpmMetricsGet_t. `answer_for("gpm <metric>", gpu)` returns an injected value."""
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):
         metric = request.metrics[index]
         injected = answer_for(f"gpm {metric.metricId}", second.gpu)

@@ -30,8 +30,8 @@ from podgpu.simulate.device_calls import (
     list_processes,
     pci_bus_id,
     pointer_to,
+    raise_error,
     read_field_values,
-    refuse,
 )
 from podgpu.simulate.engine import Engine, SimulatedSwitchLog
 from podgpu.simulate.gpu import Meter, SimulatedGpu, SimulatedInstance, SimulatedLoad, lay_out
@@ -149,22 +149,22 @@ class SimulatedNvml:
         gpu = self._find_gpu(name, arguments)
         with self.lock:
             self.calls[name] += 1
-        self.faults.wait_out(name, gpu)
+        self.faults.wait_for_release(name, gpu)
         with self.lock:
             if name not in ("nvmlInit", "nvmlShutdown"):
                 self._check_session()
             is_device_call = name not in self._functions and name.startswith(("nvmlDevice", "nvmlGpm"))
             if is_device_call:
                 # Looked up again, because the device may have been removed while the call hung.
-                target = self._targets.get(address_in(arguments[0])) or refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                target = self._targets.get(address_in(arguments[0])) or raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
                 _check_present(target[0])
             injected = self.faults.answer_for(name, gpu)
             if injected is not None:
-                return refuse(injected.error) if injected.error else injected.value
+                return raise_error(injected.error) if injected.error else injected.value
             if is_device_call:
                 return self._call_device(name, self._advance(target[0]), target[1], *arguments[1:], **named)
             function = self._functions.get(name)
-            return function(*arguments) if function else refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return function(*arguments) if function else raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _find_gpu(self, name: str, arguments: Sequence[Any]) -> int | None:
         """Returns the number of the GPU that a call refers to, for the selection of injected faults."""
@@ -184,7 +184,7 @@ class SimulatedNvml:
             gi_id = None if instance is None else instance.gi_id
             return [] if self.faults.processes_hidden else list_processes(gpu.running(gi_id), name)
         if instance is not None:
-            function = MIG_CALLS.get(name) or refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            function = MIG_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
             return function(gpu, instance, *arguments, **named)
         match name:
             case "nvmlDeviceGetIndex":
@@ -199,7 +199,7 @@ class SimulatedNvml:
                 return self._fill_gpm_sample(gpu, None, *arguments)
             case "nvmlGpmMigSampleGet":
                 return self._fill_gpm_sample(gpu, *arguments)
-        function = GPU_CALLS.get(name) or refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        function = GPU_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return function(gpu, *arguments, **named)
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
@@ -226,7 +226,7 @@ class SimulatedNvml:
 
     def _init(self) -> None:
         if self.faults.init_error:
-            refuse(self.faults.init_error)
+            raise_error(self.faults.init_error)
         if not self._sessions:
             # A session that was opened before a reload fails until it is shut down.
             self._session_epoch = self.faults.driver_epoch
@@ -234,7 +234,7 @@ class SimulatedNvml:
 
     def _shutdown(self) -> None:
         if not self._sessions:
-            refuse(pynvml.NVML_ERROR_UNINITIALIZED)
+            raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
         self._sessions -= 1
         if not self._sessions:
             self._gpm_samples.clear()
@@ -243,9 +243,9 @@ class SimulatedNvml:
 
     def _check_session(self) -> None:
         if not self._sessions:
-            refuse(pynvml.NVML_ERROR_UNINITIALIZED)
+            raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
         if self._session_epoch != self.faults.driver_epoch:
-            refuse(self.faults.session_error)
+            raise_error(self.faults.session_error)
 
     def reload(self) -> None:
         """Invalidates all handles and event sets."""
@@ -274,7 +274,7 @@ class SimulatedNvml:
 
     def _find_by_index(self, index: int) -> Any:
         gpus = self._list_gpus()
-        return self._find_handle(gpus[index]) if index < len(gpus) else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._find_handle(gpus[index]) if index < len(gpus) else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def _find_by_uuid(self, wanted: str) -> Any:
         for gpu in self._list_gpus():
@@ -283,17 +283,17 @@ class SimulatedNvml:
             for instance in gpu.instances:
                 if instance.uuid == wanted:
                     return self._find_handle(gpu, instance)
-        refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _find_by_pci_bus_id(self, wanted: str) -> Any:
         gpu = next((gpu for gpu in self._list_gpus() if _is_at(gpu, wanted)), None)
-        return self._find_handle(gpu) if gpu else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._find_handle(gpu) if gpu else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
-            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         instance = next((instance for instance in gpu.instances if instance.slot == index), None)
-        return self._find_handle(gpu, instance) if instance else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._find_handle(gpu, instance) if instance else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def reset(self, gpu: SimulatedGpu) -> None:
         """Resets the counters, ends processes, invalidates handles and restores a lost GPU."""
@@ -337,7 +337,7 @@ class SimulatedNvml:
 
     def _find(self, objects: Mapping[int, Any], pointer: Any) -> Any:
         found = objects.get(address_in(pointer))
-        return refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
+        return raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
 
     def _free(self, objects: dict[int, Any], pointer: Any) -> None:
         self._find(objects, pointer)
@@ -353,7 +353,7 @@ class SimulatedNvml:
                 return waiting.popleft()
             left = deadline - time.monotonic()
             if left <= 0:
-                refuse(pynvml.NVML_ERROR_TIMEOUT)
+                raise_error(pynvml.NVML_ERROR_TIMEOUT)
             self._changed.wait(left)
 
     def raise_xid(self, gpu: SimulatedGpu, xid: int, gi_id: int | None) -> None:
@@ -375,10 +375,10 @@ class SimulatedNvml:
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
-            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
         if meter is None:
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         sample = self._find(self._gpm_samples, pointer)
         sample.gpu, sample.gi_id, sample.at, sample.nvlinks = gpu.number, gi_id, gpu.at, gpu.nvlinks
         sample.meter = Meter(meter.busy, meter.tensor, meter.dram)
@@ -397,7 +397,7 @@ def _is_at(gpu: SimulatedGpu, bus_id: str) -> bool:
 
 def _check_present(gpu: SimulatedGpu) -> None:
     if gpu.lost:
-        refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
+        raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 # Faults
@@ -513,7 +513,7 @@ class FaultInjector:
             self.session_error = error
             self._driver.reload()
 
-    def wait_out(self, function: str, gpu: int | None) -> None:
+    def wait_for_release(self, function: str, gpu: int | None) -> None:
         """Blocks while there is a hang for this function and GPU. Call without holding the lock."""
         for hang in self._hangs:
             if hang.function == function and hang.gpu in (None, gpu):

@@ -96,7 +96,7 @@ def split_busy(loads: Sequence[SimulatedLoad], start: float, end: float, factor:
     return [part / total for part in wanted] if total > 1 else wanted
 
 
-def share_of(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
+def sum_shares(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
     """Adds up the loads with these busy shares."""
     total = tensor = dram = 0.0
     for load, part in zip(loads, busy, strict=True):
@@ -108,7 +108,7 @@ def share_of(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
     return Share(total, tensor, dram)
 
 
-def wobble(seed: int, gpu: int, bucket: int) -> float:
+def make_noise(seed: int, gpu: int, bucket: int) -> float:
     """Returns deterministic pseudo-random noise between -1 and 1."""
     mixed = (seed * 0x9E3779B97F4A7C15 + gpu * 0xD1B54A32D192ED03 + bucket * 0x8CB92BA72F3D8DD7) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -291,12 +291,12 @@ class SimulatedGpu:
         return self._activity_between(bucket, bucket + 1.0, self._factor(bucket))
 
     def _factor(self, bucket: int) -> float:
-        return 1.0 + self.jitter * wobble(self.seed, self.number, bucket)
+        return 1.0 + self.jitter * make_noise(self.seed, self.number, bucket)
 
     def _activity_between(self, start: float, end: float, factor: float) -> Activity:
         device, instances = Share(), []
         for gi_id, loads in self._groups.items():
-            share = share_of(loads, split_busy(loads, start, end, factor))
+            share = sum_shares(loads, split_busy(loads, start, end, factor))
             if gi_id is None:
                 device = share
             else:

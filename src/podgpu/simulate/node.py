@@ -108,10 +108,10 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     for number, tenant in enumerate(on):
         if tenant.duty:
-            driver.place(load_of(tenant, driver, pid_of(number), phase=number * 0.013))
+            driver.place(make_load(tenant, driver, make_pid(number), phase=number * 0.013))
 
 
-def load_of(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
+def make_load(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
     room = driver.gpus[tenant.gpu].model.memory // 2
     return SimulatedLoad(
         gpu=tenant.gpu,
@@ -129,10 +129,10 @@ def furnish(root: Path, of: list[Tenant]) -> None:
     """Creates the host's files: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
-        furnish_one(root, proc, tenant, pid_of(number))
+        create_files(root, proc, tenant, make_pid(number))
 
 
-def furnish_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
     if tenant.duty:
         proc.add(pid, container_cgroup(_uid(tenant), _container_id(tenant)), "python3")
     pod, container = _log_paths(root, tenant)
@@ -141,7 +141,7 @@ def furnish_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> No
     container.touch()
 
 
-def clear_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+def remove_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
     if tenant.duty:
         proc.remove(pid)
     pod, container = _log_paths(root, tenant)
@@ -155,7 +155,7 @@ def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
 
 
-def pid_of(number: int) -> int:
+def make_pid(number: int) -> int:
     return _FIRST_PID + number
 
 

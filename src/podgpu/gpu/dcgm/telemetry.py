@@ -186,7 +186,7 @@ class DcgmTelemetry(UsageFromCompanion):
             dropped=tuple(latest.dropped),
             errors=_deduplicate([*latest.errors, *errors]),
             others=tuple(_make_link_readings(devices[gpu.entity], gpu.links, latest.values)),
-            reports_errors=not self._watches.find(_XID_WATCHES[0]).refused,
+            reports_errors=not self._watches.find(_XID_WATCHES[0]).rejected,
             links_up=len(gpu.links) or None,
         )
 
@@ -195,9 +195,9 @@ class DcgmTelemetry(UsageFromCompanion):
         substitution = self._substitute(lane)
         for kind in dict.fromkeys(kinds.values()):
             entities = [e for e, k in kinds.items() if k == kind]
-            refused = self._watches.find((kind, id(lane))).refused
-            latest.unsupported += [(entity, i) for entity in entities for i in refused]
-            watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in refused]
+            rejected = self._watches.find((kind, id(lane))).rejected
+            latest.unsupported += [(entity, i) for entity in entities for i in rejected]
+            watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in rejected]
             if watched:
                 self._values.read(entities, watched, _STALE_INTERVALS * lane.interval, latest)
         substitution.apply(latest)

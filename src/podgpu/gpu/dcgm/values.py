@@ -60,7 +60,7 @@ class ActiveWatch:
     groups: list[int] = field(default_factory=list)
     """Groups of entities."""
     field_groups: list[int] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
     """Id of a field that the engine does not watch -> reason word."""
 
 
@@ -76,7 +76,7 @@ class Watches:
         self._active: dict[Hashable, ActiveWatch] = {}
 
     def update(self, watches: Mapping[Hashable, Watch]) -> None:
-        """Replaces all watches. Adds fields that the engine rejects to `ActiveWatch.refused`. Raises SourceError."""
+        """Replaces all watches. Adds fields that the engine rejects to `ActiveWatch.rejected`. Raises SourceError."""
         if watches == self._watches:
             return
         self.close()
@@ -87,7 +87,7 @@ class Watches:
             self.close()
             raise
         self._watches = watches
-        self._log_refused()
+        self._log_rejected()
         self._connection.call("dcgmUpdateAllFields", 1)
 
     def find(self, name: Hashable) -> ActiveWatch:
@@ -102,10 +102,10 @@ class Watches:
                     self._connection.call("dcgmGroupDestroy", group)
         self._watches, self._active = {}, {}
 
-    def _log_refused(self) -> None:
+    def _log_rejected(self) -> None:
         reasons: dict[str, set[int]] = {}
         for active in self._active.values():
-            for field_id, reason in active.refused.items():
+            for field_id, reason in active.rejected.items():
                 reasons.setdefault(reason, set()).add(field_id)
         for reason, ids in sorted(reasons.items()):
             _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
@@ -141,7 +141,7 @@ class Watches:
             if e.reason in _NOT_CAUSED_BY_A_FIELD:
                 raise
             if len(ids) == 1:
-                active.refused[ids[0]] = e.reason
+                active.rejected[ids[0]] = e.reason
                 return
             middle = len(ids) // 2
             self._watch_fields(watch, active, ids[:middle])
