@@ -56,7 +56,7 @@ def _logging_as_it_was() -> Iterator[None]:
         ([*SCRAPE, "--api-service", "a/b"], "needs --api-address"),
         ([*SCRAPE, "--longest-window", "24h", "--interval", "1s"], "--longest-window"),
         ([*SCRAPE, "--kubeconfig", "/nowhere"], "/nowhere"),
-        ([*SCRAPE, "--probe-address", "9410"], "not an address"),
+        ([*SCRAPE, "--probe-address", "9410"], "must be HOST:PORT"),
         (["--unregister"], "--api-service"),
     ],
 )

@@ -1,7 +1,7 @@
 """A simulated driver: an object with the functions, constants and structures of the pynvml module.
 
-Functions that are not simulated are not supported. The real driver is never called. One lock guards everything; it is
-never held while a call hangs.
+Functions that are not simulated return "not supported". The real driver is never called. One lock protects all state.
+It is not held while a call hangs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles, parse_sp
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
-"""Functions of pynvml that call no driver."""
-_GPU_CLOCK_LAG_NS = 1_000_000  # lag of the GPU's clock behind the machine's; on an H200 it drifts by 7 µs a second
+"""Functions of pynvml that do not call the driver."""
+_GPU_CLOCK_LAG_NS = 1_000_000  # how far the GPU's clock is behind the system clock; on an H200 it drifts by 7 µs/s
 _MAX_WAIT_SECONDS = 0.025
-"""For events, in real time, because an injected clock may stand still. Closing the driver waits for it."""
+"""Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
+waits for the end of this wait."""
 _FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
 
 
@@ -55,8 +56,9 @@ class EventSet:
 class SimulatedNvml:
     """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
-    `uuids` and `minors` are by GPU number, `mig_uuids` by (GPU number, MIG slot). Missing ones are derived from the
-    seed and the node's name, so that GPUs of different nodes differ. `jitter`: relative variation of the activity.
+    `uuids` and `minors` are indexed by GPU number, `mig_uuids` by (GPU number, MIG slot). Missing values are derived
+    from the seed and the node's name, so that GPUs of different nodes differ. `jitter`: relative variation of the
+    activity.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class SimulatedNvml:
     ) -> None:
         self.calls: Counter[str] = Counter()  # number of calls per function
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)  # notified of events and of the end of sessions
+        self._changed = threading.Condition(self.lock)  # notified when an event occurs or a session ends
         self._clock = clock
         self._seed = seed
         self._node = node
@@ -105,7 +107,7 @@ class SimulatedNvml:
                 self._cut(gpu, one.profiles, mig_uuids or {})
             self.gpus.append(gpu)
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
-        for gpu in linked:  # a single GPU has no NVLink, as measured on an H200
+        for gpu in linked:  # a single GPU has no active NVLink, as measured on an H200
             gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
         self._functions = self._make_functions()
 
@@ -134,7 +136,7 @@ class SimulatedNvml:
     # Calls
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for names that are not attributes yet; the functions created here become attributes.
+        # Python calls this only for missing attributes. Functions are stored as attributes when they are first used.
         if not name.startswith(_PYNVML_NAMES):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         known = getattr(pynvml, name)
@@ -165,7 +167,7 @@ class SimulatedNvml:
             return function(*arguments) if function else refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _find_gpu(self, name: str, arguments: Sequence[Any]) -> int | None:
-        """Returns the number of the GPU that a call is about, so that faults can apply to it."""
+        """Returns the number of the GPU that a call refers to, for the selection of injected faults."""
         with self.lock:
             listed = self._list_gpus()
             if name == "nvmlDeviceGetHandleByIndex":
@@ -201,7 +203,7 @@ class SimulatedNvml:
         return function(gpu, *arguments, **named)
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
-        """Functions without a device."""
+        """Returns the functions whose first argument is not a device."""
         return {
             "nvmlInit": self._init,
             "nvmlShutdown": self._shutdown,
@@ -226,7 +228,7 @@ class SimulatedNvml:
         if self.faults.init_error:
             refuse(self.faults.init_error)
         if not self._sessions:
-            # A session from before a reload stays broken until it is shut down.
+            # A session that was opened before a reload fails until it is shut down.
             self._session_epoch = self.faults.driver_epoch
         self._sessions += 1
 
@@ -246,7 +248,7 @@ class SimulatedNvml:
             refuse(self.faults.session_error)
 
     def reload(self) -> None:
-        """Makes all handles and event sets stale."""
+        """Invalidates all handles and event sets."""
         self._targets.clear()
         self._event_sets.clear()
         self._changed.notify_all()
@@ -261,7 +263,7 @@ class SimulatedNvml:
         return [gpu for gpu in self.gpus if gpu.enumerated]
 
     def _find_handle(self, gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> Any:
-        """Returns the same handle for the same device until it becomes stale."""
+        """Returns the handle of a device, which stays the same until it is invalidated."""
         _check_present(gpu)
         target = (gpu, instance)
         address = next((address for address, known in self._targets.items() if known == target), None)
@@ -294,14 +296,14 @@ class SimulatedNvml:
         return self._find_handle(gpu, instance) if instance else refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
     def reset(self, gpu: SimulatedGpu) -> None:
-        """Resets the counters, ends processes, makes handles stale and restores a lost GPU."""
+        """Resets the counters, ends processes, invalidates handles and restores a lost GPU."""
         with self.lock:
             gpu.lost, gpu.enumerated = False, True
             self._advance(gpu).reset()
             self._targets = {address: target for address, target in self._targets.items() if target[0] is not gpu}
 
     def relayout(self, gpu: SimulatedGpu, profiles: Sequence[str] | None) -> list[str]:
-        """Changes the MIG layout (None: MIG off) and returns the UUIDs of the new MIG devices."""
+        """Changes the MIG layout and returns the UUIDs of the new MIG devices. `profiles`: None disables MIG."""
         with self.lock:
             chosen = None if profiles is None else parse_profiles(gpu.model, profiles)
             self._targets = {a: t for a, t in self._targets.items() if t[0] is not gpu or t[1] is None}
@@ -388,7 +390,7 @@ class SimulatedNvml:
 
 
 def _is_at(gpu: SimulatedGpu, bus_id: str) -> bool:
-    """Accepts a domain of eight digits, of four digits (Linux), or none."""
+    """Compares PCI addresses. The domain may have eight digits, four digits (Linux), or be missing."""
     known = pci_bus_id(gpu)
     return bus_id.upper() in (known, known[4:], known[9:])
 
@@ -405,7 +407,7 @@ Subject = str | int  # name of a function, number of a field value, or `gpm <met
 
 @dataclass(frozen=True, slots=True)
 class InjectedAnswer:
-    """Overrides a result: a value or an error code."""
+    """A value or an error code that is returned instead of the real result."""
 
     value: Any = None
     error: int = 0
@@ -416,7 +418,7 @@ class Hang:
     function: str
     gpu: int | None
     released: threading.Event = field(default_factory=threading.Event)
-    entered: threading.Event = field(default_factory=threading.Event)  # set once a call hangs here
+    entered: threading.Event = field(default_factory=threading.Event)  # set when the first call hangs
 
     def release(self) -> None:
         self.released.set()
@@ -430,12 +432,12 @@ class FaultInjector:
         self._hangs: list[Hang] = []
         self._answers: dict[tuple[Subject, int | None], InjectedAnswer] = {}
         self.init_error = 0
-        self.session_error = 0  # error of calls in sessions from before the last reload
+        self.session_error = 0  # error code of calls in sessions that were opened before the last reload
         self.driver_epoch = 0
         self.processes_hidden = False
 
     def hang(self, function: str, gpu: int | None = None) -> Hang:
-        """Blocks calls of the function until released."""
+        """Blocks calls of the function until the hang is released."""
         hang = Hang(function, gpu)
         self._hangs = [*self._hangs, hang]
         return hang
@@ -460,11 +462,11 @@ class FaultInjector:
         self._answers.pop((subject, gpu), None)
 
     def hide_processes(self) -> None:
-        """Simulates a separate PID namespace: process lists are empty, process utilisation is not."""
+        """Simulates a separate PID namespace: process lists are empty, but process utilization is still returned."""
         self.processes_hidden = True
 
     def lose(self, gpu: int, *, enumerated: bool = True) -> None:
-        """Makes a GPU fall off the bus. Without `enumerated` it is no longer counted."""
+        """Makes a GPU fall off the bus. With `enumerated=False` the driver does not list it any more."""
         with self._driver.lock:
             lost = self._driver.gpus[gpu]
             lost.lost, lost.enumerated = True, enumerated
@@ -494,7 +496,7 @@ class FaultInjector:
         self._take_driver_away(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     def mismatch_versions(self) -> None:
-        """Simulates a driver upgrade while the library stays."""
+        """Simulates an upgrade of the kernel driver without the library."""
         self._take_driver_away(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     def _take_driver_away(self, init_error: int) -> None:
@@ -505,14 +507,14 @@ class FaultInjector:
         self.init_error = 0
 
     def reload_driver(self, error: int = pynvml.NVML_ERROR_UNKNOWN) -> None:
-        """Makes all handles stale. Open sessions fail with `error` until they are shut down and opened again."""
+        """Invalidates all handles. Open sessions fail with `error` until they are shut down and opened again."""
         with self._driver.lock:
             self.driver_epoch += 1
             self.session_error = error
             self._driver.reload()
 
     def wait_out(self, function: str, gpu: int | None) -> None:
-        """Blocks while a hang matches. Call without the lock."""
+        """Blocks while there is a hang for this function and GPU. Call without holding the lock."""
         for hang in self._hangs:
             if hang.function == function and hang.gpu in (None, gpu):
                 hang.entered.set()
