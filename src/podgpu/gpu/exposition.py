@@ -55,7 +55,7 @@ def open_exposition_source(
     timeout: float = DEFAULT_TIMEOUT,
     max_bytes: int = MAX_METRICS_BYTES,
 ) -> ExpositionSource:
-    """Opens a URL, HOST:PORT or a file. The path of a file whose name looks like HOST:PORT must start with ./
+    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it.
 
     Raises UsageError.
     """
@@ -204,7 +204,7 @@ def _first(labels: LabelSet, names: Iterable[str]) -> str:
 
 
 def select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Selects one of several series that differ only in their pod labels, so that they are copies of one figure.
+    """Selects one of several series that differ only in their pod labels. Such series are copies of one figure.
 
     Returns the copy without pod labels if there is one, else the first. Returns None if their values differ.
     """
