@@ -75,7 +75,7 @@ def test_the_capability_is_missing(examined: Examine) -> None:
 @pytest.mark.parametrize("spec", ["1xB200", "1xH200/2x1g.18gb"])
 def test_gpus_that_were_not_measured(examined: Examine, spec: str) -> None:
     ((level, text, _),) = examined(spec)
-    assert (level, "not exact: the busy register was not measured" in text) == (Level.NOTE, True)
+    assert (level, "not exact: the busy register" in text) == (Level.NOTE, True)
 
 
 def test_the_log_cannot_be_read(examined: Examine) -> None:

@@ -105,7 +105,7 @@ class NvmlGpu:
             self._drop_plans()
             self._read_generation = self.handle.generation
         self._follow_layout()
-        if len(self._plans) > _MAX_PLANS:  # the counters were changed many times
+        if len(self._plans) > _MAX_PLANS:  # the selected fields were changed many times
             self._drop_plans()
         targets: dict[Device, Any] = {self.device: self.handle}
         targets |= {i.make_device(self.device): i.handle for i in self._instances}

@@ -325,7 +325,7 @@ class BusyShareModel:
 
 
 def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Stay | None]:
-    """Yields the stay of each sample, or None for a sample that was taken during a switch."""
+    """Yields the stay that contains each sample, or None if the sample was taken during a switch."""
     begins = [stay.since for stay in residency.stays]
     for moment, _ in samples:
         place = bisect_right(begins, moment) - 1

@@ -280,7 +280,7 @@ class SwitchLogFactory:
             return f"--usage-from is {self.wanted}"
         if architecture not in MEASURED_ARCHITECTURES:
             measured = ", ".join(known.name for known in MEASURED_ARCHITECTURES.values())
-            return f"the busy register is only supported on these architectures: {measured}"
+            return f"the busy register is only read on {measured} without MIG"
         # Without CAP_SYS_ADMIN each read fails and writes a line to the kernel log.
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
 

@@ -189,7 +189,7 @@ class NvmlTelemetry:
         with self._opening:
             if self._must_restart():
                 self._restarted_at = self._clock()
-                self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open and is used further
+                self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open and in use
             if self._enumerator is None:
                 self._enumerator = self._open()
             self._enumerator.retry_failed()
@@ -249,7 +249,7 @@ class NvmlTelemetry:
 
     def _close(self, wait: float) -> bool:
         if not self._driver.close(wait, self._free):
-            _log.warning("the driver cannot be released: a call has not returned")
+            _log.warning("the driver cannot be closed: a call has not returned")
             return False
         self._removed |= self._gpus
         for uuid in list(self._removed)[:-_MAX_REMOVED]:
