@@ -118,10 +118,10 @@ def forget_on_node(agent: Agent) -> Forget:
 
 def forget_in_cluster(cluster: Cluster) -> Forget:
     def forget(uuid: str) -> tuple[int, str]:
-        found = cluster.forget(uuid)
-        if found == "unknown":
+        presence = cluster.forget(uuid)
+        if presence == "unknown":
             return 404, f"no node has a GPU {uuid}, nor had one"
-        if found == "here":
+        if presence == "present":
             return 409, f"{uuid} is here, and so is its node: there is nothing to forget"
         return 200, f"{uuid} is forgotten here until it is back; its exporter forgets it by POST /-/forget there"
 
