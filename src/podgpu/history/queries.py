@@ -92,7 +92,7 @@ def read_usage(db: sqlite3.Connection) -> list[UsageRow]:
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Returns the Unix time at which stored usage starts, rounded down to a day if there are no samples of that time."""
+    """Returns the Unix time at which stored usage starts, rounded down to a day if that time has no samples."""
     sql = "SELECT (SELECT min(time) FROM usage), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
