@@ -211,8 +211,8 @@ def test_a_configmap_is_checked(doctor: Doctor, api: SimulatedApiServer) -> None
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ((), "the API server has no pods on the node 'gpu-7', and this node's kubelet has 7 pods"),
-        (("web", "db"), "the API server has 2 pods on the node 'gpu-7', and this node's kubelet has 7 pods, none of"),
+        ((), "the API server has no pods on the node 'gpu-7', this node's kubelet has 7 pods"),
+        (("web", "db"), "the API server has 2 pods on the node 'gpu-7', this node's kubelet has 7 pods, and none is"),
     ],
 )
 @pytest.mark.parametrize("option", [["--allocation", "auto"], ["--kubernetes-enable-pod-labels"]], ids=" ".join)

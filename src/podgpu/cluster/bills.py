@@ -80,21 +80,21 @@ class BillLedger:
 
     def _charge(self, node: NodeEntry, prices: Prices) -> None:
         key, counters = _exporter_key(node.state, node.name, node.target), counters_of(node.state)
-        known = self._exporters.get(key)
-        if known is None:
+        exporter = self._exporters.get(key)
+        if exporter is None:
             self._exporters[key] = _Exporter(counters, node.read_at, node.state.taken_at)
             baseline = counters if self._ran_before(node, counters) else {}
             self._grow(counters, baseline, prices)
             return
-        if node.read_at <= known.read_at or _is_older(node.state, known):
+        if node.read_at <= exporter.read_at or _is_older(node.state, exporter):
             return
-        restarted = any(_decreased(now, known.series.get(series, _ZERO)) for series, now in counters.items())
-        baseline = known.series
-        if restarted or not known.series:
+        restarted = any(_decreased(now, exporter.series.get(series, _ZERO)) for series, now in counters.items())
+        baseline = exporter.series
+        if restarted or not exporter.series:
             baseline = counters if self._ran_before(node, counters) else {}
         self._grow(counters, baseline, prices)
-        known.series = {**baseline, **counters}
-        known.read_at, known.taken_at = node.read_at, node.state.taken_at
+        exporter.series = {**baseline, **counters}
+        exporter.read_at, exporter.taken_at = node.read_at, node.state.taken_at
 
     def _ran_before(self, node: NodeEntry, counters: Mapping[BillKey, Counters]) -> bool:
         """Returns True if the node is new, or its counters are too large to have started after the last reading."""
@@ -108,8 +108,8 @@ class BillLedger:
         for key, now in counters.items():
             before = baseline.get(key, _ZERO)
             growth = tuple(None if a is None else max(0, a - (b or 0)) for a, b in zip(now, before, strict=True))
-            known = self._amounts.get(key, (None, None, None))
-            allocated, busy, energy = (a if b is None else (a or 0) + b for a, b in zip(known, growth, strict=True))
+            total = self._amounts.get(key, (None, None, None))
+            allocated, busy, energy = (a if b is None else (a or 0) + b for a, b in zip(total, growth, strict=True))
             self._amounts[key] = allocated, busy, energy
             if prices.currency:
                 self._price(key, growth, prices.of(key.model), prices.currency)
@@ -129,7 +129,7 @@ class BillLedger:
 
     def _forget(self, now: float) -> None:
         oldest = now - _FORGET_SECONDS
-        self._exporters = {key: known for key, known in self._exporters.items() if known.read_at >= oldest}
+        self._exporters = {key: exporter for key, exporter in self._exporters.items() if exporter.read_at >= oldest}
         self._nodes = {name: at for name, at in self._nodes.items() if at >= oldest}
 
 
@@ -153,6 +153,6 @@ def _decreased(now: Counters, before: Counters) -> bool:
     return any(a is not None and b is not None and a < b for a, b in zip(now, before, strict=True))
 
 
-def _is_older(state: NodeState, known: _Exporter) -> bool:
+def _is_older(state: NodeState, exporter: _Exporter) -> bool:
     """Two servers may share one address, and one of them may return an older state than the other."""
-    return state.taken_at is not None and known.taken_at is not None and state.taken_at < known.taken_at
+    return state.taken_at is not None and exporter.taken_at is not None and state.taken_at < exporter.taken_at

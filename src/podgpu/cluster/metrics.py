@@ -153,7 +153,7 @@ def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
 
 def _idle_samples(state: ClusterState) -> list[Sample]:
     """Returns samples of the holders that have been idle for longer than --idle-after."""
-    found: dict[tuple[tuple[str, str], ...], float] = {}
+    idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:
             if part.idle_since is not None and is_wasteful(part.idle_since, state):
@@ -161,8 +161,8 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
                 key = (*labels, *_holder_labels(part.holder))
-                found[key] = min(part.idle_since, found.get(key, part.idle_since))
-    return [Sample(Labels(pairs), round(since, 3)) for pairs, since in found.items()]
+                idle_since[key] = min(part.idle_since, idle_since.get(key, part.idle_since))
+    return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
 def is_wasteful(idle_since: float, state: ClusterState) -> bool:
@@ -243,8 +243,8 @@ def is_in_use(gpu: DeviceState, instance: MigInstance | None, settings: ViewSett
     if value is not None:
         return value > 0
     ratios = (slot.utilization_ratio, *(h.usage.utilization_ratio for h in slot.holders if h.usage is not None))
-    known = [ratio for ratio in ratios if ratio is not None]
-    return any(known) if known else None
+    measured = [ratio for ratio in ratios if ratio is not None]
+    return any(measured) if measured else None
 
 
 def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
@@ -260,10 +260,10 @@ def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: Famil
 
 def _namespace_counts(counts: Mapping[tuple[str, str], _NamespaceCount]) -> list[Family]:
     rows = [(_labels(f.NAMESPACE_ALLOCATED_GPUS, key), counts[key]) for key in sorted(counts)]
-    known = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
+    measured = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
     return [
         f.NAMESPACE_ALLOCATED_GPUS.of([Sample(labels, round(count.allocated, 9)) for labels, count in rows]),
-        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in known]),
+        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in measured]),
         f.NAMESPACE_IDLE_GPUS.of([Sample(labels, round(count.wasteful, 9)) for labels, count in rows]),
     ]
 

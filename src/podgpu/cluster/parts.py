@@ -129,23 +129,23 @@ def slot_utilization(slot: Slot) -> float | None:
     If the window has no figures, as with metrics text, returns at least the sum of the holders.
     """
     ratios = [h.usage.utilization_ratio for h in slot.holders if h.usage is not None]
-    known = [ratio for ratio in ratios if ratio is not None]
-    if not known:
+    reported = [ratio for ratio in ratios if ratio is not None]
+    if not reported:
         return slot.utilization_ratio
     window = None if slot.usage is None else slot.usage.utilization_ratio
     whole = slot.utilization_ratio if window is None else window
-    return None if whole is None else max(whole, sum(known))
+    return None if whole is None else max(whole, sum(reported))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:
     """Returns the utilisation. In MIG mode the driver reports none, so it is the mean over the instances, by size."""
-    known = [
+    weighted = [
         (ratio, slices_of_profile(instance.profile) or 1)
         for instance in gpu.instances
         if not instance.hidden and (ratio := slot_utilization(instance)) is not None
     ]
-    if known:
-        return sum(ratio * size for ratio, size in known) / sum(size for _, size in known)
+    if weighted:
+        return sum(ratio * size for ratio, size in weighted) / sum(size for _, size in weighted)
     return None if gpu.hidden else slot_utilization(gpu)
 
 
@@ -193,7 +193,7 @@ def sum_held(parts: Iterable[HeldPart], priced: bool) -> HeldSums:
             cost += part.cost_per_hour
             if part.use == "idle":
                 wasted += part.cost_per_hour
-    known = priced and (has_price or not held)
+    has_cost = priced and (has_price or not held)
     allocated = round(sum(uses.values()), _DIGITS)
     rounded = {use: round(amount, _DIGITS) for use, amount in uses.items()}
     largest = max(rounded, key=lambda use: rounded[use])  # absorbs the rounding error
@@ -203,8 +203,8 @@ def sum_held(parts: Iterable[HeldPart], priced: bool) -> HeldSums:
         used=rounded["used"],
         idle=rounded["idle"],
         unknown=rounded["unknown"],
-        cost_per_hour=round(cost, _DIGITS) if known else None,
-        wasted_per_hour=round(wasted, _DIGITS) if known else None,
+        cost_per_hour=round(cost, _DIGITS) if has_cost else None,
+        wasted_per_hour=round(wasted, _DIGITS) if has_cost else None,
     )
 
 

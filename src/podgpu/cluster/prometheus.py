@@ -121,8 +121,8 @@ class PrometheusCollector:
         for what, error in failures:
             if what in required:
                 raise error
-        found = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
-        nodes = [self._make_reading(target, now, monotonic) for target in found.states]
+        result = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
+        nodes = [self._make_reading(target, now, monotonic) for target in result.states]
         self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
@@ -132,10 +132,10 @@ class PrometheusCollector:
                 await work
             except SourceError as error:
                 failures.append((what, error))
-        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(found.errors.items())[:3])]
+        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(result.errors.items())[:3])]
         self._reading = replace(
             self._reading,
-            owners=self._owners.known(),
+            owners=self._owners.all(),
             idle_for=self._idle.seconds(now),
             notes=(*notes, *self._describe_gaps(failures)),
         )
@@ -190,7 +190,7 @@ class SeriesQuery(NamedTuple):
 
 def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = ()) -> list[SeriesQuery]:
     """Returns the queries for `nodes_from_vectors`. `max by` drops all other labels, to keep the responses small."""
-    kept = [known.field.id for name in sorted(keep_fields) if (known := meaning(name))]
+    kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
 
     def query(
@@ -336,7 +336,7 @@ class PodOwners:
     def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
         return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
 
-    def known(self) -> dict[Pod, WorkloadOwner]:
+    def all(self) -> dict[Pod, WorkloadOwner]:
         missing = self._pods - self._known.keys()
         return {**(self._find_owners(missing) if self._find_owners and missing else {}), **self._known}
 

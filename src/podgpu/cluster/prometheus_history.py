@@ -175,17 +175,17 @@ class _RangeReader:
             for labels, points in lines:
                 device = _read_device(labels)
                 if device[0]:
-                    found = devices.setdefault(device, _DeviceLines(device, self._window))
+                    device_lines = devices.setdefault(device, _DeviceLines(device, self._window))
                     holder = read_workload(labels, exporter_pods[_read_target(labels)])
-                    yield found, labels, _read_values(points, self._window), holder
+                    yield device_lines, labels, _read_values(points, self._window), holder
 
         for device, labels, values, holder in read(held):
             device.add_presence(labels, values, holder, self._node_labels)
-        for name, found in zip(figures, lines, strict=True):
-            for device, _, values, _ in read(found):
+        for name, series in zip(figures, lines, strict=True):
+            for device, _, values, _ in read(series):
                 device.add_figures(name, values)
-        for name, found in (("utilization", ratios), ("memory", memory)):
-            for device, _, values, holder in read(found):
+        for name, series in (("utilization", ratios), ("memory", memory)):
+            for device, _, values, holder in read(series):
                 if holder is not None:
                     device.add_figures(name, values, holder)
         for device, labels, values, _ in read(health):

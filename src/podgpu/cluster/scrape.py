@@ -302,10 +302,10 @@ class ScrapeCollector:
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
-        found = next((t for t in self._targets.values() if t.name == target), None)
-        if found is None:
+        scrape_target = next((t for t in self._targets.values() if t.name == target), None)
+        if scrape_target is None:
             raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
-        return await found.fetch(self._open_session(), path)
+        return await scrape_target.fetch(self._open_session(), path)
 
     async def close(self) -> None:
         self._source.close()

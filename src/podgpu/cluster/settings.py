@@ -39,8 +39,8 @@ class ViewSettings:
     @cached_property
     def used_field_name(self) -> str:
         """Name of --used-field in `NodeState`."""
-        known = meaning(self.used_field)
-        return known.field.name if known else self.used_field
+        spec = meaning(self.used_field)
+        return spec.field.name if spec else self.used_field
 
 
 def check_settings(settings: ViewSettings) -> ViewSettings:
@@ -56,13 +56,13 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
 
 def full_scale(field: str) -> float:
     """Returns the value of a fully busy device. Raises UsageError for a field that is not a utilisation."""
-    known = meaning(field)
-    if known is None:
+    spec = meaning(field)
+    if spec is None:
         near = nearest_names(field)
         raise UsageError(f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}")
-    if known.field.unit.startswith("%"):
+    if spec.field.unit.startswith("%"):
         return 100.0
-    if known.field.unit.startswith("ratio"):
+    if spec.field.unit.startswith("ratio"):
         return 1.0
     raise UsageError(
         f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL"

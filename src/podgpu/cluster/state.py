@@ -74,10 +74,10 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
 
     def held_by_slot(self) -> dict[tuple[str, int | None], list[HeldPart]]:
         """Groups the held parts by GPU (`gpu_id`) and MIG instance."""
-        found: dict[tuple[str, int | None], list[HeldPart]] = {}
+        by_slot: dict[tuple[str, int | None], list[HeldPart]] = {}
         for part in self.held:
-            found.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
-        return found
+            by_slot.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+        return by_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,14 +547,14 @@ class _IdleTimes:
         counted = None if usage is None or usage.idle_ns is None else usage.idle_ns / _NS
         if counted is not None and usage is not None and usage.busy_ns == 0:
             return counted
-        known = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
-        return known if counted is None else min(known, counted)
+        observed = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        return observed if counted is None else min(observed, counted)
 
 
 def _has_worked(usage: HolderUsage | None, before: HolderUsage | None) -> bool:
     busy = None if usage is None else usage.busy_ns
-    known = None if before is None else before.busy_ns
-    return busy is not None and known is not None and busy > known
+    busy_before = None if before is None else before.busy_ns
+    return busy is not None and busy_before is not None and busy > busy_before
 
 
 def _lacks_usage(node: NodeEntry) -> bool:

@@ -62,10 +62,10 @@ def measured_devices(
     """Yields devices that have --used-field. Skips a GPU if its MIG instances have the field."""
     for gpu in node.gpus:
         instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
-        known = [(instance, value) for instance, value in instances if value is not None]
-        for instance, value in known:
+        measured = [(instance, value) for instance, value in instances if value is not None]
+        for instance, value in measured:
             yield gpu, instance, value
-        own = None if known or gpu.hidden else used_value(gpu, settings)
+        own = None if measured or gpu.hidden else used_value(gpu, settings)
         if own is not None:
             yield gpu, None, own
 

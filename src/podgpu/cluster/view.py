@@ -289,12 +289,12 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
         for n, amount in enumerate(amounts):
             if amount is not None:
                 sums[n] = (sums[n] or 0.0) + amount
-    found = []
+    views = []
     for name in sorted((parts.keys() | hours.keys()) - {""}):
         held = sum_held(parts.get(name, ()), priced)
         allocated_hours, busy_hours, energy_kwh = hours.get(name, (None, None, None))
         costs = {kind: bills.costs.get(CostKey(name, kind, state.prices.currency)) for kind in COST_KINDS}
-        found.append(
+        views.append(
             NamespaceView(
                 namespace=name,
                 allocated_gpus=held.allocated,
@@ -309,7 +309,7 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
                 cost={kind: round(cost, 4) for kind, cost in costs.items() if cost is not None},
             )
         )
-    return found
+    return views
 
 
 def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
@@ -506,19 +506,19 @@ def _all_xids(gpu: DeviceState) -> list[XidCount]:
 def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
     helps = detail_helps()
     order = {number: place for place, number in enumerate(helps)}
-    known = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
-    found = []
-    for field, value in sorted(known, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
+    known_fields = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
+    views = []
+    for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
-        found.append(
+        views.append(
             FieldView(name=field.name, help=helps.get(field.id, ""), unit=field.unit, value=value, source=source)
         )
     if links_up is not None:
-        found.append(
+        views.append(
             FieldView(name="nvlinks_up", help="NVLinks that are up.", unit="links", value=links_up, source=source)
         )
-    return found
+    return views
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:

@@ -338,7 +338,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def find_selectors(node: Node) -> Iterator[VectorSelector]:
-    return (found for found in walk(node) if isinstance(found, VectorSelector))
+    return (child for child in walk(node) if isinstance(child, VectorSelector))
 
 
 def find_labels(tree: Node) -> Iterator[str]:

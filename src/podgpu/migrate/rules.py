@@ -67,18 +67,18 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
 
 
 def _find_scalars(text: str, origin: str) -> list[_Scalar]:
-    found: list[_Scalar] = []
+    scalars: list[_Scalar] = []
     try:
         for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if document is not None:
-                found += _walk(document)
+                scalars += _walk(document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
         raise UsageError(f"{origin}{place}: not YAML: {' '.join(str(error.problem).split())}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise UsageError(f"{origin}: cannot be parsed as YAML ({type(error).__name__})") from None
-    return found
+    return scalars
 
 
 def _walk(root: yaml.Node) -> Iterator[_Scalar]:
@@ -119,10 +119,12 @@ def _find_recorded(scalars: Sequence[_Scalar]) -> frozenset[str]:
         if scalar.use in _USES:
             rules.setdefault(scalar.rule, {})[scalar.use] = str(scalar.node.value)
     reads = {rule["record"]: _find_metrics(rule.get("expr", "")) for rule in rules.values() if "record" in rule}
-    found: set[str] = set()
+    recorded: set[str] = set()
     for _ in reads:  # recording rules may use recording rules
-        found |= {record for record, names in reads.items() if any(n in found or has_exporter_labels(n) for n in names)}
-    return frozenset(found)
+        recorded |= {
+            record for record, names in reads.items() if any(n in recorded or has_exporter_labels(n) for n in names)
+        }
+    return frozenset(recorded)
 
 
 def _find_metrics(expression: str) -> set[str]:
@@ -202,17 +204,17 @@ def _edit_in_place(source: str, value: str, rewritten: RewriteResult) -> str:
     def following(at: int) -> int:
         return next((of_letter[n] for n in range(at, len(value)) if n in of_letter), len(source))
 
-    def behind(at: int) -> int:
+    def preceding(at: int) -> int:
         return next((of_letter[n] + 1 for n in range(at - 1, -1, -1) if n in of_letter), 0)
 
     moved: list[Edit] = []
     for start, end, new in rewritten.edits:
         if start == end:
-            place = following(start) if new.startswith("(") else behind(start)
+            place = following(start) if new.startswith("(") else preceding(start)
             moved.append((place, place, new))
         else:
-            first = following(start) if start in of_letter else behind(start)
-            last = behind(end) if end - 1 in of_letter else following(end)
+            first = following(start) if start in of_letter else preceding(start)
+            last = preceding(end) if end - 1 in of_letter else following(end)
             moved.append((first, max(first, last), new))
     return apply_edits(source, moved)
 
