@@ -314,7 +314,7 @@ def test_what_is_no_such_file_is_said(
         (["a", "b"], "--in-place"),
         (["--in-place", "a", "./a"], "named twice"),
         (["--to", "5.0", "a"], "--to"),
-        (["/nowhere/rules.yaml"], "is not there"),
+        (["/nowhere/rules.yaml"], "does not exist"),
         (["/"], "is a directory"),
         (["--expr", "sum("], "not PromQL"),
     ],
