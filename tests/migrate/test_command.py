@@ -288,7 +288,7 @@ def test_an_expression_and_standard_input(capsys: pytest.CaptureFixture[str], mo
         (b"a: b\n", "has no rules"),
         (b"- [" * 2000, "not YAML"),
         (b"groups: " + b"[" * 2000, "file: not YAML that podgpu can read"),
-        (b"x" * (8 * 1024 * 1024 + 1), "bytes, the limit"),
+        (b"x" * (8 * 1024 * 1024 + 1), "larger than the limit of"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else "",
 )
