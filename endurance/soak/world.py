@@ -88,7 +88,7 @@ class World:
         self.clock = clock
         self.random = random
         self.truth = Truth(clock)
-        self.driver = SimulatedNvml(GPUS, clock=clock.monotonic, wall=clock.wall, unrest=0)
+        self.driver = SimulatedNvml(GPUS, clock=clock.monotonic, wall=clock.wall, jitter=0)
         self.kubelet = SimulatedKubelet(str(folder / "kubelet.sock"))
         self.proc = SimulatedProc(folder / "proc")
         self.log = folder / "log"

@@ -14,7 +14,8 @@ T = TypeVar("T")
 def shorten_path(error: Exception) -> str:
     """Returns the message of a msgspec error with the path first: "users[0].name: expected `str`, got `int`"."""
     message, _, path = str(error).partition(" - at `$")
-    message = message[:1].lower() + message[1:]
+    if message[1:2].islower():
+        message = message[:1].lower() + message[1:]
     return f"{path.rstrip('`').lstrip('.')}: {message}" if path else message
 
 

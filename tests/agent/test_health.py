@@ -128,7 +128,7 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> Non
     path = f"/-/forget?gpu={bench.uuid(1)}"
     assert bench.client.ask(path, "POST").status == 403, "it has to be meant"
     answer = bench.client.ask(path, "POST", **FORGET)
-    assert (answer.status, answer.text) == (200, f"{bench.uuid(1)} is forgotten\n")
+    assert (answer.status, answer.text) == (200, f"removed {bench.uuid(1)}\n")
     assert [g["index"] for g in view(bench)["nodes"][0]["gpus"]] == [0, 1, 2]
     for _ in range(3):
         bench.turn(seconds=5.0)
@@ -272,7 +272,7 @@ def test_an_operator_forgets_an_xid(bench: GpuBench) -> None:
     raise_xid(bench, 1, 79)
     assert broken(bench, 1) == ["xid"]
     answer = bench.client.ask(f"/-/forget?gpu={bench.uuid(1)}", "POST", **FORGET)
-    assert (answer.status, answer.text) == (200, f"the XIDs of {bench.uuid(1)} are forgotten\n")
+    assert (answer.status, answer.text) == (200, f"removed the XIDs of {bench.uuid(1)}\n")
     assert "conditions" not in gpu(bench, 1)
     raise_xid(bench, 1, 95)
     assert broken(bench, 1) == ["xid"], "another is another"

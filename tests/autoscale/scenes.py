@@ -12,7 +12,7 @@ from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.metrics import find_metric
 from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.requests import Aggregation, PodSelector
+from podgpu.autoscale.requests import AggregationOptions, PodSelector
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading
@@ -173,7 +173,7 @@ def figure(
     stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
 ) -> float:
     """The value of the last round, unless a window is given."""
-    how = Aggregation(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
+    how = AggregationOptions(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
     return compute_value(stage.snapshot(), selector, find_metric(metric), how).value
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from podgpu.autoscale.answers import compute_pod_values, compute_scope_value, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import Aggregation, PodSelector
+from podgpu.autoscale.requests import AggregationOptions, PodSelector
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
 from podgpu.model import DeviceState, MigInstance
@@ -20,7 +20,7 @@ def node_value(stage: Stage, metric: str, node: str = "n1", window: float = INTE
 
 
 def pod_values(stage: Stage, metric: str = "gpu_utilization", **aggregation: float) -> dict[str, float]:
-    how = Aggregation(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
+    how = AggregationOptions(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
     values = compute_pod_values(stage.snapshot(), stage.pods, find_metric(metric), how)
     return {name: value.value for name, value in values.items()}
 
@@ -50,7 +50,7 @@ def test_the_window_is_over_each_pods_rounds() -> None:
     assert figure(stage, window=15.0) == pytest.approx(10)
     assert figure(stage, window=30.0) == pytest.approx(30)
     assert figure(stage, window=60.0) == pytest.approx(40)
-    value = compute_value(stage.snapshot(), INFERENCE, find_metric("gpu_utilization"), Aggregation(window=90.0))
+    value = compute_value(stage.snapshot(), INFERENCE, find_metric("gpu_utilization"), AggregationOptions(window=90.0))
     assert (value.window, value.at) == (4 * INTERVAL, BEGIN + 4 * INTERVAL)
 
 

@@ -160,10 +160,10 @@ def test_the_aggregator_without_a_group_is_authenticated(site: Site) -> None:
         ("", {}, "unknown caller"),
         ("other-proxy", FROM_HPA, "requestheader-allowed-names"),
         ("other-proxy", {}, "no longer trusts the CA"),
-        ("alice", FROM_HPA, "only a front proxy may"),
-        ("alice", {"X-Remote-Uid": "0"}, "only a front proxy may"),
-        ("aggregator-of-clients", FROM_AGGREGATOR, "only a front proxy may"),
-        ("aggregator", {}, "names no user"),
+        ("alice", FROM_HPA, "without a certificate of the front proxy's CA"),
+        ("alice", {"X-Remote-Uid": "0"}, "without a certificate of the front proxy's CA"),
+        ("aggregator-of-clients", FROM_AGGREGATOR, "without a certificate of the front proxy's CA"),
+        ("aggregator", {}, "has no user header"),
     ],
 )
 def test_unknown_callers_are_rejected(site: Site, shows: str, headers: dict[str, str], text: str) -> None:

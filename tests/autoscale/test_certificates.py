@@ -128,7 +128,7 @@ def test_an_apiservice_of_another_service_is_not_changed(caplog: pytest.LogCaptu
     api.services[NAMES[1]] = api_service("monitoring", "prometheus-adapter")
     assert Replica(api).update(0.0, 30.0)[1]
     assert [name for name, _ in api.patches] == [NAMES[0]]
-    assert caplog.text.count("belongs to monitoring/prometheus-adapter") == 1
+    assert caplog.text.count("points to monitoring/prometheus-adapter") == 1
 
 
 def test_two_replicas_are_both_in_the_bundle_after_a_conflict() -> None:

@@ -56,7 +56,7 @@ def _logging_as_it_was() -> Iterator[None]:
         ([*SCRAPE, "--api-service", "a/b"], "needs --api-address"),
         ([*SCRAPE, "--longest-window", "24h", "--interval", "1s"], "--longest-window"),
         ([*SCRAPE, "--kubeconfig", "/nowhere"], "/nowhere"),
-        ([*SCRAPE, "--probe-address", "9410"], "not an address"),
+        ([*SCRAPE, "--probe-address", "9410"], "must be HOST:PORT"),
         (["--unregister"], "--api-service"),
     ],
 )
@@ -111,7 +111,7 @@ def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_go
         log = tmp_path / "log"
         with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
             try:
-                eventually(lambda: process.poll() is not None or "probes and own metrics" in log.read_text(), 30)
+                eventually(lambda: process.poll() is not None or "own metrics on" in log.read_text(), 30)
                 (keda,) = re.findall(r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text())
                 (plain,) = re.findall(r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text())
                 check_answers(keda, plain, scraped)

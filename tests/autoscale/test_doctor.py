@@ -116,5 +116,5 @@ def test_unregister_removes_ours_and_leaves_others() -> None:
             served = ServiceName("podgpu", "podgpu-autoscale")
             return [await remove_api_service(client, name, served) for name in (V2, V1, "none")]
 
-    assert asyncio.run(run()) == ["removed", "belongs to another Service and was not changed", "does not exist"]
+    assert asyncio.run(run()) == ["removed", "points to another Service and was not changed", "does not exist"]
     assert api.removed == [V2]

@@ -61,7 +61,7 @@ def test_the_list_of_pods_is_used_for_a_minute_without_the_api_server() -> None:
             seconds[0] = 60.0
             assert watcher.current().trouble == ""
             seconds[0] = 61.0
-            assert "the running pods have not been known for 61 s" in watcher.current().trouble
+            assert "the list of running pods could not be updated for 61 s" in watcher.current().trouble
             server.start()
             eventually(lambda: watcher.current().by_key and not watcher.current().trouble)
         finally:

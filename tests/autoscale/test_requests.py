@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podgpu.autoscale.metrics import Aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import Aggregation, PodSelector, Trigger, parse_trigger
+from podgpu.autoscale.requests import AggregationOptions, PodSelector, Trigger, parse_trigger
 from podgpu.autoscale.selectors import parse_selector
 
 GOOD = {"scalerAddress": "podgpu:9411", "owner": "Deployment/inference", "target": "60"}
@@ -29,7 +29,7 @@ def refusal(metadata: dict[str, str], namespace: str = "serving") -> str:
 
 def test_a_trigger_with_defaults() -> None:
     found = trigger()
-    assert (found.metric.name, found.target, found.aggregation) == ("gpu_utilization", 60.0, Aggregation())
+    assert (found.metric.name, found.target, found.aggregation) == ("gpu_utilization", 60.0, AggregationOptions())
     assert found.pods == PodSelector("serving", owner=("Deployment", "inference"))
 
 
@@ -37,7 +37,7 @@ def test_a_trigger_with_all_keys() -> None:
     keys = {"aggregate": "p90", "idleFor": "600", "missing": "leave-out", "enableTLS": "true"}
     found = trigger(metric="gpu_busy", target="12.5", window="5m", **keys)
     assert (found.metric.name, found.target) == ("gpu_busy", 12.5)
-    assert found.aggregation == Aggregation(300, Aggregate("p90", 0.9), skip_missing=True, idle_for=600)
+    assert found.aggregation == AggregationOptions(300, Aggregate("p90", 0.9), skip_missing=True, idle_for=600)
 
 
 def test_pods_of_a_trigger() -> None:

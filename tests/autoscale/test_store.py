@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.metrics import COLUMNS, find_metric
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import Aggregation
+from podgpu.autoscale.requests import AggregationOptions
 from podgpu.autoscale.store import SampleRings
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, pod
 
 
 def answer(stage: Stage, later: float) -> tuple[float, float]:
-    found = compute_value(stage.snapshot(later), INFERENCE, find_metric("gpu_utilization"), Aggregation(window=60.0))
+    found = compute_value(
+        stage.snapshot(later), INFERENCE, find_metric("gpu_utilization"), AggregationOptions(window=60.0)
+    )
     return found.value, found.at
 
 

@@ -53,7 +53,7 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is not a utilisation"),
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
         (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere does not exist"),
-        (["--scrape", "http://a", "-a", "9401"], "not an address"),
+        (["--scrape", "http://a", "-a", "9401"], "must be HOST:PORT"),
         (["--discover-kubernetes", "app=podgpu", "--kubeconfig", "/nowhere"], "/nowhere"),
         (["--scrape", "http://a", "--owners", "api", "--kubeconfig", "/nowhere"], "/nowhere"),
     ],

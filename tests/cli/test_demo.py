@@ -82,7 +82,7 @@ class Demo:
     def step(self, seconds: float) -> None:
         self.at += seconds
         self.time.advance(seconds)
-        self.done += self.play.go_on(self.at)
+        self.done += self.play.run_due(self.at)
         for exporter in self.exporters:
             exporter.agent.read_telemetry()
             exporter.agent.read_allocation()
@@ -223,7 +223,7 @@ def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:
     done: list[float] = []
     told: queue.Queue[str] = queue.Queue()
     script = [Act(at, f"act {at:g}", partial(done.append, at)) for at in (0.0, 0.01)]
-    director = Director(Play(script), lambda act: told.put(act.says))
+    director = Director(Play(script), lambda act: told.put(act.message))
     director.start(on_fatal=lambda: None)
     try:
         assert [told.get(timeout=30.0) for _ in script] == ["act 0", "act 0.01"]

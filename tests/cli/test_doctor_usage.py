@@ -30,7 +30,7 @@ def examined() -> Iterator[Examine]:
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
     ) -> list[tuple[Level, str, str]]:
-        driver = SimulatedNvml(spec, unrest=0, driver_version=version)
+        driver = SimulatedNvml(spec, jitter=0, driver_version=version)
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:
@@ -75,7 +75,7 @@ def test_the_capability_is_missing(examined: Examine) -> None:
 @pytest.mark.parametrize("spec", ["1xB200", "1xH200/2x1g.18gb"])
 def test_gpus_that_were_not_measured(examined: Examine, spec: str) -> None:
     ((level, text, _),) = examined(spec)
-    assert (level, "not exact: the busy register was not measured" in text) == (Level.NOTE, True)
+    assert (level, "not exact: the busy register" in text) == (Level.NOTE, True)
 
 
 def test_the_log_cannot_be_read(examined: Examine) -> None:

@@ -187,7 +187,7 @@ def test_forgetting_on_the_cluster(bench: ClusterBench) -> None:
     node.turn()
     bench.round()
     answer = ask(f"/-/forget?gpu={uuid}", "POST", **FORGET)
-    assert (answer.status, answer.text.split(";")[0]) == (200, f"{uuid} is forgotten here until it is back")
+    assert (answer.status, answer.text.split(".")[0]) == (200, f"{uuid} is removed from this page until it reappears")
     view = bench.round()
     assert [g["index"] for g in view["nodes"][0]["gpus"]] == [0, 2, 3]
     assert view["alerts"] == []

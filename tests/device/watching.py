@@ -206,15 +206,11 @@ def as_exporter() -> None:
     from podgpu.gpu.nvml.driver import NvmlDriver
 
     calls: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    plain, wait = NvmlDriver.call, NvmlDriver.wait_for_event
+    plain = NvmlDriver.call
 
     def timed(self: NvmlDriver, function: str, *arguments: object) -> object:
         with timer(function):
             return plain(self, function, *arguments)
-
-    def timed_wait(self: NvmlDriver, *arguments: object) -> object:
-        with timer("nvmlEventSetWait_v2"):
-            return wait(self, *arguments)  # type: ignore[arg-type]
 
     @contextmanager
     def timer(function: str) -> Iterator[None]:
@@ -226,7 +222,7 @@ def as_exporter() -> None:
             entry[0] += 1
             entry[1] += time.thread_time() - began
 
-    NvmlDriver.call, NvmlDriver.wait_for_event = timed, timed_wait  # type: ignore[method-assign]
+    NvmlDriver.call = timed  # type: ignore[method-assign]
 
     def tell() -> None:
         while True:

@@ -32,7 +32,7 @@ _READING, _ENUMERATION = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUUID"
 
 def driver() -> SimulatedNvml:
     """The seed is fixed: whoever scrapes knows the UUIDs."""
-    made = SimulatedNvml(GPUS, unrest=0)
+    made = SimulatedNvml(GPUS, jitter=0)
     for number, percent in WELL.items():
         if percent:
             made.place(SimulatedLoad(number, 4000 + number, percent / 100))

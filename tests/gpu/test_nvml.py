@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, spec: str) -> None:
         self.time = Time()
-        self.driver = SimulatedNvml(spec, clock=self.time, wall=self.time.wall, unrest=0)
+        self.driver = SimulatedNvml(spec, clock=self.time, wall=self.time.wall, jitter=0)
         self.expected: int | None = len(self.driver.gpus)
         self.telemetry = NvmlTelemetry(
             self.driver, "simulated", lambda: self.expected, clock=self.time, wall=self.time.wall

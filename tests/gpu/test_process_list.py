@@ -21,7 +21,7 @@ VERSIONS = ("_v3", "_v2")
 
 class Bench:
     def __init__(self, spec: str = "1xH100", nvml: Any = None) -> None:
-        self.driver: SimulatedNvml = nvml.driver if nvml else SimulatedNvml(spec, unrest=0)
+        self.driver: SimulatedNvml = nvml.driver if nvml else SimulatedNvml(spec, jitter=0)
         self.faults = self.driver.faults
         self.telemetry = NvmlTelemetry(nvml or self.driver, count_expected=lambda: None)
         self.gpus = self.telemetry.inventory().gpus
@@ -44,7 +44,7 @@ class Wrapped:
     """A simulated driver that a test stands before, function by function."""
 
     def __init__(self, spec: str) -> None:
-        self.driver = SimulatedNvml(spec, unrest=0)
+        self.driver = SimulatedNvml(spec, jitter=0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver, name)

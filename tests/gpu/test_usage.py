@@ -34,11 +34,11 @@ class Bench:
     """A simulated driver, usage read from it, and two clocks the test turns."""
 
     def __init__(
-        self, spec: str = "1xH100", unrest: float = 0.0, sees_processes: bool = True, nvml: Any = None
+        self, spec: str = "1xH100", jitter: float = 0.0, sees_processes: bool = True, nvml: Any = None
     ) -> None:
         self.now = 1000.0
         self.epoch = 1_700_000_000.0
-        self.driver = SimulatedNvml(spec, clock=lambda: self.now, wall=self.wall, unrest=unrest)
+        self.driver = SimulatedNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
         self.faults = self.driver.faults
         self.faults.unsupported("nvmlEventSetCreate")  # no thread waits for XIDs: letting go need not wait for it
         self.telemetry = NvmlTelemetry(
@@ -110,7 +110,7 @@ def sample(percent: int, at: float) -> Any:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("unrest", "loads"),
+    ("jitter", "loads"),
     [
         (0.0, {41: (0.5, 0.05), 42: (0.2, 0.05)}),
         (0.3, {41: (0.4, 0.05), 42: (0.3, 0.05), 43: (0.05, 0.05)}),
@@ -119,8 +119,8 @@ def sample(percent: int, at: float) -> Any:
     ],
     ids=["steady", "restless", "waves", "too much"],
 )
-def test_known_duties_integrate_over_a_minute(seed: int, unrest: float, loads: dict[int, tuple[float, float]]) -> None:
-    bench, moments = Bench(unrest=unrest), random.Random(seed)
+def test_known_duties_integrate_over_a_minute(seed: int, jitter: float, loads: dict[int, tuple[float, float]]) -> None:
+    bench, moments = Bench(jitter=jitter), random.Random(seed)
     for pid, (duty, period) in loads.items():
         bench.place(pid, duty, period=period)
     bench.start()

@@ -51,7 +51,7 @@ MORE = [
 def expositions(names: NameSet) -> Iterator[Point]:
     """What an exporter of these names says of two GPUs, turn by turn: the same in every run, whichever names it has."""
     clock, naming = FakeClock(), Naming(names)
-    driver = SimulatedNvml("2xH100", clock=clock.monotonic, wall=clock.wall, unrest=0)
+    driver = SimulatedNvml("2xH100", clock=clock.monotonic, wall=clock.wall, jitter=0)
     agent = Agent(
         NvmlTelemetry(driver, "nvml", lambda: 2, clock.monotonic, clock.wall),
         settings=Settings(

@@ -205,7 +205,7 @@ def _driver(description: Description, clock: FakeClock) -> SimulatedNvml:
         uuids=description.uuids,
         mig_uuids={_gpu_and_slot(place): uuid for place, uuid in description.mig_uuids.items()},
         minors=description.minors,
-        unrest=0,
+        jitter=0,
     )
     if description.lived_in:
         place_loads(driver, tenants(driver))

@@ -137,7 +137,7 @@ def test_process_utilisation_adds_up_to_the_duty(start: Start, clock: Any) -> No
 
 
 def test_samples_of_the_device(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
+    driver = start("H100", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     since = int(clock.wall() * 1e6)
     clock.now += 2
@@ -157,7 +157,7 @@ def test_samples_of_the_device(start: Start, clock: Any) -> None:
 
 
 def test_samples_include_ended_processes(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
+    driver = start("H100", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     since = int(clock.wall() * 1e6)
     driver.place(SimulatedLoad(0, 11))
@@ -246,7 +246,7 @@ def evaluate(driver: SimulatedNvml, first: Any, second: Any, metrics: Sequence[i
 
 
 def test_gpm_is_the_mean_between_two_samples(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
+    driver = start("H100", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     assert driver.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 1
     first, second = driver.nvmlGpmSampleAlloc(), driver.nvmlGpmSampleAlloc()
@@ -266,7 +266,7 @@ def test_gpm_is_the_mean_between_two_samples(start: Start, clock: Any) -> None:
 
 
 def test_gpm_of_one_instance(start: Start, clock: Any) -> None:
-    driver = start("H100/2x3g.40gb", unrest=0)
+    driver = start("H100/2x3g.40gb", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     driver.place(SimulatedLoad(0, 11, gi_id=2, duty=0.7))
     samples = [driver.nvmlGpmSampleAlloc() for _ in range(6)]

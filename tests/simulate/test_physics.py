@@ -29,7 +29,7 @@ def ready(**options: Any) -> tuple[list[float], SimulatedNvml, Any]:
 
 
 def test_duties_add_up_to_at_most_100_percent(start: Start) -> None:
-    driver = start("H100", unrest=0)
+    driver = start("H100", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     driver.place(SimulatedLoad(0, 11, duty=0.3))
     assert utilisation(driver, handle) == 30
@@ -42,7 +42,7 @@ def test_duties_add_up_to_at_most_100_percent(start: Start) -> None:
 
 
 def test_the_power_cap(start: Start, clock: Any) -> None:
-    driver = start("H100", unrest=0)
+    driver = start("H100", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
     driver.place(SimulatedLoad(0, 11, duty=1.0, tensor=1.0, dram=1.0))
     clock.now += 10

@@ -43,19 +43,19 @@ def test_mig_layouts(text: str, profiles: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not COUNTxMODEL"),
-        ("H100,,T4", "is not COUNTxMODEL"),
+        ("", "must be COUNTxMODEL"),
+        ("H100,,T4", "must be COUNTxMODEL"),
         ("0xH100", "a count of zero"),
         ("65xH100", "more than 64 GPUs"),
         ("40xH100,40xT4", "more than 64 GPUs"),
         ("8xH10", "did you mean H100"),
         ("banana", "known: V100, T4"),
-        ("H100/1g.5gb", "it has 1g.10gb, 1g.20gb"),
-        ("T4/1x1g.5gb", "Tesla T4 has no MIG"),
+        ("H100/1g.5gb", "its profiles are 1g.10gb, 1g.20gb"),
+        ("T4/1x1g.5gb", "Tesla T4 does not support MIG"),
         ("A100/8x1g.5gb", "8 of 7 compute slices"),
         ("H100/999999x1g.10gb", "8 of 7 compute slices"),
         ("H100/2x3g.40gb+1g.10gb", "9 of 8 memory slices"),
-        ("H100/", "is not COUNTxMODEL"),
+        ("H100/", "must be COUNTxMODEL"),
     ],
 )
 def test_mistakes_are_one_clear_line(text: str, message: str) -> None:

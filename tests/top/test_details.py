@@ -56,7 +56,7 @@ def test_a_healthy_gpu() -> None:
         "utilisation 93%   memory 61.0 of 80.0 GiB   power 612W   temperature 67C",
         "  price 2.50 EUR/h",
         "last 1h " + "▁▅█" * 20,
-        "held by research/train/main, of Job train-bert",
+        "held by research/train/main, part of Job train-bert",
         "  utilisation 93%   memory 61.0 GiB   processes 2   busy   share 100%",
         "  costs 2.50 EUR/h",
     ]
@@ -92,8 +92,8 @@ def test_the_servers_details() -> None:
     ("fetched", "line"),
     [
         (FetchedDetails(), "fetching details …"),
-        (FetchedDetails(error="no answer within 5 s"), "no details: no answer within 5 s"),
-        (FetchedDetails(DETAILS, "no answer"), "the following is old: no answer"),
+        (FetchedDetails(error="no answer within 5 s"), "details are not available: no answer within 5 s"),
+        (FetchedDetails(DETAILS, "no answer"), "the following details are out of date: no answer"),
     ],
 )
 def test_missing_details(fetched: FetchedDetails, line: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from podgpu.clock import Clock
 from podgpu.cluster.view import GpuDetails
 from podgpu.errors import SourceError
-from podgpu.top.feed import POINTS, REFRESH_SECONDS, DetailsFeed, Feed, FetchedDetails, Trails
+from podgpu.top.feed import POINTS, REFRESH_SECONDS, DetailsFeed, Feed, FetchedDetails, RecentUtilization
 from podgpu.top.source import ClusterSource, ExporterSource, ServerHistory
 from podgpu.top.text import FULL, NO_DATA
 from tests.top.scene import gpu, holder, node, view
@@ -60,44 +60,44 @@ def test_stale_nodes_are_noted() -> None:
 # Sparklines
 
 
-def known(trails: Trails, row: tuple[str, str, str, str] = ROW) -> list[float]:
-    return [point / FULL for point in trails.snapshot().points[row] if point != NO_DATA]
+def known(recent: RecentUtilization, row: tuple[str, str, str, str] = ROW) -> list[float]:
+    return [point / FULL for point in recent.snapshot().points[row] if point != NO_DATA]
 
 
 def test_readings_within_a_step_are_one_point_and_gaps_stay() -> None:
-    trails = Trails(step=10.0)
+    recent = RecentUtilization(step=10.0)
     for second, ratio in ((0, 0.2), (4, 0.4), (8, 0.6), (10, None), (30, 0.0)):
-        trails.update({ROW: ratio}, 1000.0 + second)
-    assert trails.snapshot().points[ROW][-4:] == bytes([round(0.4 * FULL), NO_DATA, NO_DATA, 0])
+        recent.update({ROW: ratio}, 1000.0 + second)
+    assert recent.snapshot().points[ROW][-4:] == bytes([round(0.4 * FULL), NO_DATA, NO_DATA, 0])
 
 
 def test_the_span_grows_with_time() -> None:
-    trails = Trails()
+    recent = RecentUtilization()
     spans = set()
     for second in range(7200):
-        trails.update({ROW: 0.5}, float(second))
-        spans.add(trails.snapshot().span)
+        recent.update({ROW: 0.5}, float(second))
+        spans.add(recent.snapshot().span)
     assert spans == {60.0, 120.0, 240.0, 480.0, 960.0, 1920.0}
-    assert known(trails) == [0.5] * POINTS
+    assert known(recent) == [0.5] * POINTS
 
 
 def test_history_replaces_what_top_has_seen() -> None:
-    trails = Trails()
-    trails.update({ROW: 0.9, OTHER: 0.1}, 100_000.0)
+    recent = RecentUtilization()
+    recent.update({ROW: 0.9, OTHER: 0.1}, 100_000.0)
     remembered = bytes([0, 0, 50, 100, 150, 200, NO_DATA])
-    trails.add_history(ServerHistory(15.0, {("GPU-a", ""): remembered}), {ROW: ("GPU-a", "")}, 100_001.0)
-    trails.update({ROW: 0.5, OTHER: 0.1}, 100_001.0)
-    assert trails.snapshot().span == 15.0 * POINTS
-    assert known(trails) == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 0.5]
-    assert known(trails, OTHER) == [0.1]
+    recent.add_history(ServerHistory(15.0, {("GPU-a", ""): remembered}), {ROW: ("GPU-a", "")}, 100_001.0)
+    recent.update({ROW: 0.5, OTHER: 0.1}, 100_001.0)
+    assert recent.snapshot().span == 15.0 * POINTS
+    assert known(recent) == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 0.5]
+    assert known(recent, OTHER) == [0.1]
 
 
 def test_a_history_that_has_just_begun_is_ignored() -> None:
-    trails = Trails()
-    trails.update({ROW: 0.5}, 1000.0)
+    recent = RecentUtilization()
+    recent.update({ROW: 0.5}, 1000.0)
     for points, has_history in ((bytes([NO_DATA] * 55 + [100] * 5), False), (bytes([100] * 6), True)):
-        trails.add_history(ServerHistory(60.0, {("GPU-a", ""): points}), {ROW: ("GPU-a", "")}, 1000.0)
-        assert trails.has_history is has_history
+        recent.add_history(ServerHistory(60.0, {("GPU-a", ""): points}), {ROW: ("GPU-a", "")}, 1000.0)
+        assert recent.has_history is has_history
 
 
 @given(
@@ -108,12 +108,12 @@ def test_a_history_that_has_just_begun_is_ignored() -> None:
 def test_the_number_of_points_never_changes(
     readings: list[tuple[float, float | None]], step: float, remembered: bytes
 ) -> None:
-    trails, now = Trails(), 0.0
+    recent, now = RecentUtilization(), 0.0
     for wait, ratio in readings:
         now += wait
-        trails.update({ROW: ratio}, now)
-        trails.add_history(ServerHistory(step, {("GPU-a", ""): remembered}), {ROW: ("GPU-a", "")}, now)
-        assert len(trails.snapshot().points[ROW]) == POINTS
+        recent.update({ROW: ratio}, now)
+        recent.add_history(ServerHistory(step, {("GPU-a", ""): remembered}), {ROW: ("GPU-a", "")}, now)
+        assert len(recent.snapshot().points[ROW]) == POINTS
 
 
 # Details

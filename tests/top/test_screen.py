@@ -224,11 +224,11 @@ def test_notes() -> None:
     alerts = [Alert("warning", "of a GPU", "n", "GPU-0"), Alert("broken", "serious", "n")]
     notes = ["of a GPU", *(f"note {number}" for number in range(5)), "serious"]
     shown = texts(frame(scene.seen(gpu(0), notes=notes, alerts=alerts)))
-    assert shown[-4:-1] == ["serious", "note 0", "4 more notes: podgpu top --once prints them"]
+    assert shown[-4:-1] == ["serious", "note 0", "4 more notes: run podgpu top --once to see them"]
 
 
 def test_filter_and_help() -> None:
-    assert texts(frame(seen(3), Controls(wanted="zzz")))[3] == "no line has this text"
+    assert texts(frame(seen(3), Controls(wanted="zzz")))[3] == "no line matches the filter"
     assert texts(frame(seen(3), Controls(wanted="zz", typing=True)))[-1] == "filter: zz_"
     assert texts(frame(seen(3), Controls(wanted="zz")))[-1].startswith("filter: zz (Esc clears)")
     assert texts(frame(seen(3), Controls(helping=True)))[3].startswith("q ")

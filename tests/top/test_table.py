@@ -198,7 +198,7 @@ TOTALS = Totals(4, 3.0, 1.0, 1.0, 1.0, 1.0, 1, 110.0, 1.6, 0.8)
 
 def test_totals() -> None:
     line = as_text(render_totals(TOTALS, "EUR", 200, PLAIN))
-    assert line == "3/4 allocated  1 used  1 idle  1 not known  1 free  1 broken  110 W  1.60 EUR/h, 0.80 wasted"
+    assert line == "3/4 allocated  1 used  1 idle  1 unknown  1 free  1 broken  110 W  1.60 EUR/h, 0.80 wasted"
     line = as_text(render_totals(Totals(1, 0.0, 0.0, 0.0, 0.0, 1.0, 0), "", 200, PLAIN))
     assert line == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"
 

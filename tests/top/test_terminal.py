@@ -145,7 +145,7 @@ def test_keys(session: Session) -> None:
     session.press("h")
     session.until(b"two-slices")
     session.press("/nothing-like-this")
-    session.until(b"no line has this text")
+    session.until(b"no line matches the filter")
     session.press("\x1b")
     session.until(b"two-slices")
     session.press("q")

@@ -30,7 +30,7 @@ class Node:
     """Simulated GPUs and a simulated /proc, and the source that reads both."""
 
     def __init__(self, spec: str, proc: SimulatedProc) -> None:
-        self.driver = SimulatedNvml(spec, unrest=0)
+        self.driver = SimulatedNvml(spec, jitter=0)
         self.proc = proc
         self.telemetry = NvmlTelemetry(self.driver, count_expected=lambda: None)
         self.gpus = self.telemetry.inventory().gpus

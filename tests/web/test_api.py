@@ -74,7 +74,7 @@ def test_view_before_the_first_reading(client: Client) -> None:
     said = view(client)
     assert said["nodes"] == [{"name": "node-1", "old": True, "gpus": []}]
     assert "taken_at" not in said
-    assert "no figures yet" in said["notes"][0]
+    assert "no readings yet" in said["notes"][0]
 
 
 def test_old_figures_are_left_out(node: Node, client: Client) -> None:
@@ -108,7 +108,7 @@ def test_pod(node: Node, client: Client) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "/api/v1/pods/research/nobody", 404, "no GPU is held by pod research/nobody"),
+        ("GET", "/api/v1/pods/research/nobody", 404, "pod research/nobody holds no GPU"),
         ("GET", "/api/v1/pods/a%22b/c%0Ad", 404, 'a"b/c\nd'),
         ("GET", "/api/v2/view", 404, "/api/v1/view"),
         ("POST", "/api/v1/view", 405, "only GET and HEAD"),

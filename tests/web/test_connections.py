@@ -87,7 +87,7 @@ def test_many_silent_clients(folder: Path) -> None:
         assert scraper.getresponse().read()
         assert scraper.sock is kept
         assert process.descriptors < 400
-        assert process.log.count("longest idle ones are closed") == 1
+        assert process.log.count("closing those that have been idle longest") == 1
 
 
 def test_large_headers_and_garbage_are_refused(client: Client) -> None:

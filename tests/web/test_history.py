@@ -69,7 +69,7 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
         ("/gpus/GPU-99", 404, "no history of GPU GPU-99"),
         ("/gpus/GPU-0?instance=7", 404, "GPU-0/7"),
         ("/gpus/%3Cscript%3E", 404, "<script>"),
-        ("/pods/research/nobody", 404, "pod research/nobody is not known to have held a GPU in that time"),
+        ("/pods/research/nobody", 404, "there is no record that pod research/nobody held a GPU in this time range"),
         ("/nothing", 404, "no such path"),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_cannot_be_answered_says_why(node: Node, path: str, status: int, sa
 
 
 def test_without_a_history_it_is_said(client: Client) -> None:
-    assert get(client, "/api/v1/history", 404) == {"error": "no history is kept here"}
+    assert get(client, "/api/v1/history", 404) == {"error": "this server does not store a history"}
 
 
 class Away:

@@ -33,7 +33,7 @@ def test_addresses(text: str, address: Address) -> None:
     ],
 )
 def test_texts_that_are_not_addresses(text: str) -> None:
-    with pytest.raises(UsageError, match="write HOST:PORT, :PORT or"):
+    with pytest.raises(UsageError, match="must be HOST:PORT, :PORT or"):
         parse_address(text)
 
 

@@ -82,4 +82,4 @@ def test_error_names_a_socket_that_does_not_accept(folder: Path) -> None:
         datagrams.bind(("127.0.0.1", 0))
         with started([first, datagrams], log=log) as process:
             assert process.wait(PATIENCE) == 2
-    assert "descriptor 4 is not a socket that accepts connections: the unit needs ListenStream=" in log.read_text()
+    assert "descriptor 4 is not a listening stream socket: the unit needs ListenStream=" in log.read_text()

@@ -234,7 +234,7 @@ def make_trouble(what: str, write: Callable[..., Path], certificates: Certificat
         (PAIR | {"key_file": "other.key"}, "do not match"),
         (PAIR | {"cert_file": "tls.key"}, "must be a certificate and a key in PEM"),
         (PAIR | {"key_file": "locked.key"}, "without a password"),
-        (MUTUAL | {"client_ca_file": "tls.key"}, "no certificates in PEM"),
+        (MUTUAL | {"client_ca_file": "tls.key"}, "no valid PEM certificate"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

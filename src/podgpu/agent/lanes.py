@@ -18,7 +18,7 @@ from podgpu.metrics.names import names_of, rename_of
 from podgpu.metrics.render import Policy
 
 KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
-THROTTLE_INTERVAL = 5.0  # of the throttling counters at least: a reading costs 1.5 ms of CPU (H200)
+THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
 _TOGETHER_SECONDS = 0.02  # lanes that are due this soon are read together
 
 

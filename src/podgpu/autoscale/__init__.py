@@ -1,1 +1,1 @@
-"""GPU metrics of workloads for KEDA and the HPA. A missing value is an error, never 0, because answers scale pods."""
+"""GPU metrics of workloads for KEDA and the HPA. A missing value is an error, never 0: 0 would scale pods down."""

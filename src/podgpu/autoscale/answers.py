@@ -1,8 +1,7 @@
-"""Computes the values that autoscalers request from a snapshot: of a workload, of each pod, of a node; and whether a
-workload is active.
+"""Computes the values that autoscalers request for workloads, pods and nodes, and whether a workload is active.
 
-Each pod's value is the mean over the window; the aggregate is over pods. It includes the running pods that hold a GPU.
-A pod that requests a GPU and has no values makes the request fail, unless the caller skips such pods.
+A pod's value is the mean over the window. A workload's value aggregates the values of its running pods with a GPU. If
+a pod requests a GPU but has no values, the request fails, unless the caller skips such pods.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from typing import NamedTuple, TypeVar
 from podgpu.autoscale.metrics import MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
 from podgpu.autoscale.pods import PodSeen
 from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found
-from podgpu.autoscale.requests import Aggregation, PodSelector
+from podgpu.autoscale.requests import AggregationOptions, PodSelector
 from podgpu.autoscale.samples import ScopeKey
 from podgpu.autoscale.store import MetricsSnapshot, SampleRings
 from podgpu.errors import few_of
 
 K = TypeVar("K", bound=Hashable)
 MIN_VALUE = 0.001
-"""Replaces 0 if a pod may be active: an HPA with minReplicas 0 scales to zero at 0."""
+"""Returned instead of 0 if a pod may be active, because at 0 an HPA with minReplicas 0 scales to zero."""
 
 
 class MetricValue(NamedTuple):
     value: float
-    at: float  # Unix time at which the window ends
-    window: float  # seconds; shorter than requested for young pods
+    at: float  # end of the window, as Unix time
+    window: float  # length in seconds; shorter than requested for young pods
 
 
 class _PodGroups(NamedTuple):
-    """The pods of a workload, by what is known of them."""
+    """The pods of a workload, grouped by the available data."""
 
     with_values: list[tuple[PodSeen, MetricValue]]
     starting: list[PodSeen]
     without_metric: list[PodSeen]  # their node is reachable, but the metric is missing
-    unreported: list[PodSeen]  # they request a GPU, and no exporter reports them
+    unreported: list[PodSeen]  # they request a GPU, but no exporter reports them
 
 
 def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[PodSeen]:
-    """The running pods. Raises Refusal if they are not known."""
+    """Returns the selected running pods. Raises Refusal if the list of running pods is not available."""
     running = snapshot.pods
     if running.trouble:
         raise no_data(running.trouble)
@@ -58,7 +57,7 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
 def _find_known(
     samples: SampleRings[K], members: Iterable[tuple[K, int]], metric: ScalingMetric, last: int
 ) -> dict[int, float]:
-    """The known values by round. Members are keys with their number of rounds; only USED may have several."""
+    """Returns the available values by round. `members` has keys and their round counts; only USED allows several."""
     if metric is not USED:
         ((key, rounds),) = members
         return samples.known(key, metric.column, last, rounds)
@@ -83,7 +82,7 @@ def _make_value(snapshot: MetricsSnapshot, known: Mapping[int, float]) -> Metric
 
 
 def _covers_half(known_rounds: int, rounds: int) -> bool:
-    """After a restart, one sample is not a mean. The first round has no rates yet, so one round is forgiven."""
+    """One more round may be missing, because the first round after a start has no rates."""
     return 2 * known_rounds >= rounds - 1
 
 
@@ -107,17 +106,17 @@ def _group_pods(snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: Scal
 
 
 def compute_value(
-    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: Aggregation
+    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: AggregationOptions
 ) -> MetricValue:
-    """One value for all selected pods. Raises Refusal."""
+    """Returns one value for all selected pods. Raises Refusal."""
     if metric is USED and aggregation.aggregate != MEAN:
         raise bad_request(
-            f"{metric.name} is a mean over GPUs in use and has no aggregate {aggregation.aggregate.name}: write"
-            f" aggregate mean, or use {UTILIZATION.name}"
+            f"{metric.name} is a mean over GPUs in use and does not support the aggregate {aggregation.aggregate.name}:"
+            f" use the aggregate mean, or the metric {UTILIZATION.name}"
         )
     if metric is not USED or not selector.is_scope:
         return _compute_workload(snapshot, selector, metric, aggregation)
-    # A GPU in use counts once for a namespace or the cluster, even if several pods share it.
+    # For a namespace or the cluster, a GPU is counted once, even if several pods share it.
     pods = select_pods(snapshot, selector)
     unreported = [pod for pod in _find_unreported(snapshot, pods) if not snapshot.is_starting(pod)]
     if unreported and not aggregation.skip_missing:
@@ -128,7 +127,7 @@ def compute_value(
 
 
 def _compute_workload(
-    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: Aggregation
+    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: AggregationOptions
 ) -> MetricValue:
     pods = select_pods(snapshot, selector)
     groups = _group_pods(snapshot, pods, metric, aggregation.window)
@@ -146,9 +145,9 @@ def _compute_workload(
 
 
 def _raise_zero(
-    value: MetricValue, snapshot: MetricsSnapshot, pods: Iterable[PodSeen], aggregation: Aggregation
+    value: MetricValue, snapshot: MetricsSnapshot, pods: Iterable[PodSeen], aggregation: AggregationOptions
 ) -> MetricValue:
-    """Replaces 0 by MIN_VALUE unless all pods are certainly idle."""
+    """Replaces 0 by MIN_VALUE unless all pods are known to be idle."""
     if value.value >= MIN_VALUE or all(
         _is_idle(snapshot, pod, aggregation.idle_for) if pod.key in snapshot.holding else not snapshot.needs_gpu(pod)
         for pod in pods
@@ -160,9 +159,9 @@ def _raise_zero(
 def compute_scope_value(
     snapshot: MetricsSnapshot, scope: ScopeKey, metric: ScalingMetric, window: float
 ) -> MetricValue:
-    """A node's value, or the used GPUs of a namespace or the cluster. Raises Refusal.
+    """Returns the value of a node, or of the used GPUs of a namespace or the cluster. Raises Refusal.
 
-    A node's value is never 0, because its figures alone cannot prove that all of it is idle.
+    A node's value is never 0, because its figures alone do not show that the whole node is idle.
     """
     rounds = snapshot.rounds_in(window)
     known = _find_known(snapshot.scope_samples, [(scope, rounds)], metric, snapshot.number)
@@ -170,8 +169,8 @@ def compute_scope_value(
         raise _explain_missing_scope(snapshot, scope, metric)
     if not _covers_half(len(known), rounds):
         raise no_data(
-            f"{metric.name} of {_scope_text(scope)} is known for {len(known)} of {rounds} rounds, less than half of the"
-            " window: try again soon, or use a shorter window"
+            f"{metric.name} of {_scope_text(scope)} is available for {len(known)} of {rounds} rounds, less than half of"
+            " the window: retry later, or use a shorter window"
         )
     value = _make_value(snapshot, known)
     return value._replace(value=max(value.value, MIN_VALUE)) if scope[0] == "node" else value
@@ -181,11 +180,11 @@ def compute_scope_value(
 
 
 def compute_pod_values(
-    snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, aggregation: Aggregation
+    snapshot: MetricsSnapshot, pods: Iterable[PodSeen], metric: ScalingMetric, aggregation: AggregationOptions
 ) -> dict[str, MetricValue]:
-    """Only pods that have the metric. The HPA knows how to treat the others.
+    """Returns the values by pod, without pods that do not have the metric. The HPA handles missing pods itself.
 
-    A pod's value is 0 only if it has certainly been idle for `aggregation.idle_for` seconds.
+    A pod's value is 0 only if the pod is known to have been idle for `aggregation.idle_for` seconds.
     """
     values = {}
     for pod in pods:
@@ -198,7 +197,7 @@ def compute_pod_values(
 def explain_missing_pods(
     snapshot: MetricsSnapshot, selector: PodSelector, pods: Sequence[PodSeen], metric: ScalingMetric, window: float
 ) -> Refusal:
-    """The error for an empty list of pods."""
+    """Returns the error for a request in which no pod has a value."""
     return _explain_missing(snapshot, selector, pods, _group_pods(snapshot, pods, metric, window), metric)
 
 
@@ -208,7 +207,7 @@ def explain_missing_pods(
 def is_active(snapshot: MetricsSnapshot, selector: PodSelector, idle_for: float) -> bool:
     """Returns False only if every pod with a GPU has been idle for `idle_for` seconds.
 
-    Raises Refusal if values are missing, or if there is no pod: podgpu cannot know whether one is needed.
+    Raises Refusal if values are missing, or if there is no pod, because podgpu cannot decide whether one is needed.
     """
     pods = select_pods(snapshot, selector)
     holding = [pod for pod in pods if pod.key in snapshot.holding]
@@ -226,7 +225,7 @@ def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
 
 
 def _find_unreported(snapshot: MetricsSnapshot, pods: Iterable[PodSeen]) -> list[PodSeen]:
-    """Pods that have or request a GPU and are reported by no exporter."""
+    """Returns the pods that need a GPU but are not reported by any exporter."""
     return [pod for pod in pods if pod.key not in snapshot.holding and snapshot.needs_gpu(pod)]
 
 
@@ -242,23 +241,23 @@ def _explain_missing(
 ) -> Refusal:
     if not pods:
         return not_found(
-            f"{selector.text}: no running pod: check the name, the labels and the namespace. podgpu cannot wake a"
-            " workload at zero; add a second trigger"
+            f"{selector.text} has no running pod: check the name, the labels and the namespace. podgpu cannot scale up"
+            " from zero pods; add a second trigger for that"
         )
     if groups.unreported:
         where = [f"{pod.name} on {pod.node or 'no node'}{_age_text(snapshot, pod.node)}" for pod in groups.unreported]
         return no_data(
-            f"{selector.text}: {len(groups.unreported)} of {len(pods)} pods request a GPU and are reported by no"
+            f"{selector.text}: {len(groups.unreported)} of {len(pods)} pods request a GPU but are not reported by any"
             f" exporter ({few_of(where, 3)}): check that podgpu's exporter runs on these nodes{_notes_text(snapshot)}"
         )
     if groups.without_metric:
         names = few_of((pod.name for pod in groups.without_metric), 3)
         return no_data(
-            f"{selector.text}: no exporter provides {metric.name} of {names}, or not yet for half of the window:"
+            f"{selector.text}: exporters have not provided {metric.name} of {names} for at least half of the window:"
             f" {metric.needs}"
         )
     if groups.starting:
-        return no_data(f"{selector.text}: its pods have just started and have no values yet: try again soon")
+        return no_data(f"{selector.text}: its pods have just started and have no values yet: retry later")
     return not_found(f"{selector.text}: none of its {len(pods)} running pods holds a GPU{_notes_text(snapshot)}")
 
 

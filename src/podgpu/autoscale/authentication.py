@@ -1,7 +1,8 @@
 """Authentication and authorization of the metrics API, by the rules of Kubernetes' aggregation layer.
 
-A certificate of the front proxy's CA makes `X-Remote-*` headers count; other clients use their own certificate or a
-token. A SubjectAccessReview then decides. If the API server cannot be reached, requests are rejected.
+The front proxy authenticates with a certificate of its CA and passes on the user in `X-Remote-*` headers. Other clients
+authenticate with their own certificate or a token. The API server then authorizes the user (SubjectAccessReview). If
+the API server cannot be reached, requests are rejected.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TrustConfig(NamedTuple):
 
     front_proxy_ca: str = ""
     client_ca: str = ""
-    allowed_names: tuple[str, ...] = ()  # common names of front proxies; empty: any that the CA signed
+    allowed_names: tuple[str, ...] = ()  # common names of front proxies; empty to allow every certificate of the CA
     user_headers: tuple[str, ...] = ()
     group_headers: tuple[str, ...] = ()
     extra_prefixes: tuple[str, ...] = ()
@@ -59,15 +60,15 @@ class TrustConfig(NamedTuple):
 
     @property
     def client_cas(self) -> str:
-        """CAs whose certificates a client may present."""
+        """The CAs of all accepted client certificates, as PEM."""
         return "\n".join(filter(None, (self.front_proxy_ca, self.client_ca)))
 
 
-_NO_NAME = ("\0",)  # no certificate has this name: an unreadable list of allowed names allows none
+_NO_NAME = ("\0",)  # used for a malformed list of allowed names; matches no certificate
 
 
 def parse_trust_config(configmap: Mapping[str, Any]) -> TrustConfig | None:
-    """Missing or malformed entries grant nothing. None: not such a ConfigMap."""
+    """Returns None if the ConfigMap has no data. Missing or malformed entries grant nothing."""
     data = configmap.get("data")
     if not isinstance(data, Mapping):
         return None
@@ -97,7 +98,7 @@ def _parse_names(text: str, unreadable: tuple[str, ...] = ()) -> tuple[str, ...]
 
 
 def read_client_chain(request: web.Request) -> list[bytes]:
-    """The chain that TLS verified when the connection was opened, as DER. The client's own certificate is first."""
+    """Returns the verified certificate chain of the connection as DER, starting with the client's own certificate."""
     tls: Any = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     if tls is None:
         return []
@@ -108,9 +109,9 @@ def read_client_chain(request: web.Request) -> list[bytes]:
 
 
 def identify(chain: Sequence[bytes], headers: Headers, trust: TrustConfig) -> Caller:
-    """Checks the CAs for every request, because they may have changed since the connection was opened.
+    """Identifies the caller by certificate and headers. Raises Refusal.
 
-    Raises Refusal.
+    Checks the CAs for every request, because they may have changed since the connection was opened.
     """
     own, signers = x509.load_der_x509_certificate(chain[0]), frozenset(chain[1:])
     if datetime.now(UTC) > own.not_valid_after_utc:
@@ -123,7 +124,7 @@ def identify(chain: Sequence[bytes], headers: Headers, trust: TrustConfig) -> Ca
             raise unauthorized(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
     if signers & frozenset(parse_bundle_der(trust.client_ca)):
         if _has_proxy_headers(headers, trust):
-            raise unauthorized(f"{name!r} has a client certificate and sends X-Remote headers: only a front proxy may")
+            raise unauthorized(f"{name!r} sends X-Remote headers without a certificate of the front proxy's CA")
         if not name:
             raise unauthorized("the client certificate has no common name")
         return _make_caller(name, _subject_values(own, NameOID.ORGANIZATION_NAME))
@@ -137,7 +138,7 @@ def _subject_values(certificate: x509.Certificate, kind: x509.ObjectIdentifier) 
 def _identify_from_headers(headers: Headers, trust: TrustConfig) -> Caller:
     user = _first_value(headers, trust.user_headers)
     if not user:
-        raise unauthorized("the front proxy's request names no user")
+        raise unauthorized("the front proxy's request has no user header")
     groups = [group for name in trust.group_headers for group in headers.getall(name, ()) if group]
     extra: dict[str, list[str]] = {}
     for name in dict.fromkeys(header.lower() for header in headers):
@@ -150,7 +151,7 @@ def _identify_from_headers(headers: Headers, trust: TrustConfig) -> Caller:
 def _make_caller(
     user: str, groups: Iterable[str], uid: str = "", extra: Mapping[str, list[str]] | None = None
 ) -> Caller:
-    """Adds the group of all known users, as the API server does: the aggregator requests discovery without it."""
+    """Adds the group system:authenticated, as the API server does, because the aggregator omits it in discovery."""
     all_groups = dict.fromkeys(groups)
     if user != "system:anonymous" and "system:unauthenticated" not in all_groups:
         all_groups["system:authenticated"] = None
@@ -163,7 +164,7 @@ def _first_value(headers: Headers, names: Iterable[str]) -> str:
 
 
 def _has_proxy_headers(headers: Headers, trust: TrustConfig) -> bool:
-    """`x-remote-` is always a proxy's, whatever the ConfigMap says."""
+    """Headers that begin with `x-remote-` are always proxy headers, even if the ConfigMap does not list them."""
     names = tuple(name.lower() for name in (*trust.user_headers, *trust.group_headers, *trust.uid_headers))
     prefixes = (*(prefix.lower() for prefix in trust.extra_prefixes if prefix), "x-remote-")
     return any(header.lower() in names or header.lower().startswith(prefixes) for header in headers)
@@ -172,7 +173,7 @@ def _has_proxy_headers(headers: Headers, trust: TrustConfig) -> bool:
 # Reviews by the API server
 
 
-class _User(msgspec.Struct):
+class _ReviewedUser(msgspec.Struct):
     username: str = ""
     uid: str = ""
     groups: list[str] | None = None
@@ -181,7 +182,7 @@ class _User(msgspec.Struct):
 
 class _ReviewStatus(msgspec.Struct):
     authenticated: bool = False
-    user: _User | None = None
+    user: _ReviewedUser | None = None
     allowed: bool = False
     denied: bool = False
 
@@ -193,26 +194,26 @@ class _Review(msgspec.Struct):
 
 
 class Reviews:
-    """Reviews by the API server. Results are cached for ten seconds."""
+    """Requests reviews from the API server and caches the results for ten seconds."""
 
     def __init__(self, client: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._results: dict[Hashable, tuple[float, Any]] = {}  # until when, and the result
+        self._results: dict[Hashable, tuple[float, Any]] = {}  # expiry time and result
         self._salt = os.urandom(16)
 
-    async def find_owner(self, token: str) -> Caller | None:
-        """None: the token is invalid. Raises SourceError."""
+    async def review_token(self, token: str) -> Caller | None:
+        """Returns None if the token is invalid. Raises SourceError."""
         digest = hashlib.blake2b(token.encode("utf-8", "surrogateescape"), key=self._salt).digest()
-        caller: Caller | None = await self._cached(digest, lambda: self._review_token(token))
+        caller: Caller | None = await self._cached(digest, lambda: self._submit_token_review(token))
         return caller
 
     async def is_allowed(self, caller: Caller, target: ResourceAttributes | str) -> bool:
         """`target` is a metric, or a path. Raises SourceError."""
-        return bool(await self._cached((caller, target), lambda: self._review_access(caller, target)))
+        return bool(await self._cached((caller, target), lambda: self._submit_access_review(caller, target)))
 
     async def _cached(self, key: Hashable, review: Callable[[], Awaitable[Any]]) -> Any:
-        """Errors are not cached."""
+        """Caches results, but not errors."""
         until, result = self._results.get(key, (0.0, None))
         if self._clock() < until:
             return result
@@ -222,15 +223,15 @@ class Reviews:
         self._results[key] = self._clock() + _CACHE_SECONDS, result
         return result
 
-    async def _review_token(self, token: str) -> Caller | None:
+    async def _submit_token_review(self, token: str) -> Caller | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        status = await self._review(_TOKEN_REVIEWS, body)
+        status = await self._submit(_TOKEN_REVIEWS, body)
         user = status.user
         if not status.authenticated or user is None or not user.username:
             return None
         return _make_caller(user.username, user.groups or (), user.uid, user.extra)
 
-    async def _review_access(self, caller: Caller, target: ResourceAttributes | str) -> bool:
+    async def _submit_access_review(self, caller: Caller, target: ResourceAttributes | str) -> bool:
         spec: dict[str, Any] = {"user": caller.name, "groups": caller.groups}
         if caller.uid:
             spec["uid"] = caller.uid
@@ -241,22 +242,22 @@ class Reviews:
         else:
             spec["resourceAttributes"] = {key: value for key, value in target._asdict().items() if value}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        status = await self._review(_ACCESS_REVIEWS, body)
+        status = await self._submit(_ACCESS_REVIEWS, body)
         return status.allowed and not status.denied
 
-    async def _review(self, path: str, body: dict[str, Any]) -> _ReviewStatus:
+    async def _submit(self, path: str, body: dict[str, Any]) -> _ReviewStatus:
         answer = await self._client.submit("POST", path, body)
         try:
             return msgspec.convert(answer, _Review).status
         except msgspec.ValidationError as error:
-            raise SourceError("malformed", f"malformed review: {error}") from error
+            raise SourceError("malformed", f"malformed response to a review: {error}") from error
 
 
-# Both together
+# Decision
 
 
 class ApiGate:
-    """Decides whether a request to the metrics API is answered."""
+    """Authenticates and authorizes requests to the metrics API."""
 
     def __init__(self, trust: Callable[[], TrustConfig], reviews: Callable[[], Reviews]) -> None:
         self._trust = trust
@@ -280,9 +281,9 @@ class ApiGate:
         # X-Remote headers without a certificate are ignored.
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
-        caller = await self._reviews().find_owner(token) if scheme.lower() == "bearer" and token else None
+        caller = await self._reviews().review_token(token) if scheme.lower() == "bearer" and token else None
         if caller is None:
-            raise unauthorized("unknown caller: send the request through the API server, or with a token of it")
+            raise unauthorized("unknown caller: send the request through the API server, or send a valid token")
         return caller
 
 

@@ -1,8 +1,8 @@
 """podgpu's own certificate for the metrics API, and the caBundle of its APIServices.
 
-Every replica has its own CA, in memory only. A bundle contains the CAs of all replicas; each replica adds its own and
-removes expired ones. The next CA is in the bundles before its certificate is used, and the previous one stays until it
-expires, so that the API server can verify every certificate that a replica presents.
+Every replica creates its own CA and keeps it only in memory. A bundle contains the CAs of all replicas: each replica
+adds its own and removes expired ones. A new CA is added to the bundles before its certificate is used, and the old CA
+stays until it expires. The API server can therefore verify every certificate that a replica presents.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient, ApiError
 
 _LIFETIME_SECONDS = 10 * 86_400.0
-OVERLAP_SECONDS = 120.0  # how long the next CA is in the bundles before its certificate is used
+OVERLAP_SECONDS = 120.0  # a new CA is in the bundles for this time before its certificate is used
 _CHECK_SECONDS = 5.0
 MAX_CERTIFICATES = 64
-_RENEW_AFTER = 2 / 3  # of the lifetime
+_RENEW_AFTER = 2 / 3  # fraction of the lifetime after which a certificate is renewed
 _CLOCK_SKEW_SECONDS = 3600.0
-_KEPT_FORMER = 1  # a replica that crashes repeatedly must not push out the CAs of the others
+_KEPT_FORMER = 1  # earlier CAs of this replica to keep; few, so that a crash loop does not evict other replicas' CAs
 _LOG_AGAIN_SECONDS = 600.0
 _PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _MERGE_PATCH = "application/merge-patch+json"
@@ -97,7 +97,7 @@ def _make_alternative_name(name: str) -> x509.GeneralName:
 
 
 def parse_bundle(bundle: str) -> list[x509.Certificate]:
-    """The certificates of a PEM text. Malformed ones are skipped."""
+    """Returns the certificates in a PEM text. Skips malformed ones."""
     certificates = []
     for block in _PEM.findall(bundle):
         try:
@@ -112,7 +112,7 @@ def parse_bundle_der(bundle: str) -> list[bytes]:
 
 
 def merge_bundle(bundle: str, own: Sequence[str], ca_name: str, wall: float) -> str:
-    """Adds our own CAs (PEM) to the bundle and removes expired ones. The newest of the others are kept."""
+    """Adds our own CAs (PEM) to the bundle, and removes expired CAs and the oldest ones above the limit."""
     wanted = [certificate for pem in own for certificate in parse_bundle(pem)]
     now = datetime.fromtimestamp(wall, UTC)
     former: list[x509.Certificate] = []
@@ -138,7 +138,7 @@ class ServiceName:
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """The first one is what the API server uses in the TLS handshake."""
+        """The API server uses the first name in the TLS handshake."""
         host = f"{self.name}.{self.namespace}.svc"
         return host, f"{host}.cluster.local"
 
@@ -148,29 +148,29 @@ class ServiceName:
 
 
 class CertificateIssuer:
-    """Creates the certificate to present now, and its successor."""
+    """Creates the current certificate and, before it expires, the next one."""
 
     def __init__(self, names: Sequence[str], replica: str, clock: Clock | None = None) -> None:
-        """`replica` identifies this replica, also after a restart."""
+        """`replica` must be the same after a restart of this replica."""
         self._names = names
         self.ca_name = f"podgpu autoscale {hashlib.sha256(replica.encode()).hexdigest()[:16]}"
         self._clock = clock or Clock()
         self.current = self._issue()
         self._next: Issued | None = None
-        self._next_known_since: float | None = None  # monotonic time since which every bundle has the next CA
+        self._next_known_since: float | None = None  # monotonic time when every bundle had the next CA
 
     def _issue(self) -> Issued:
         wall = self._clock.wall()
         return issue(self._names, wall - _CLOCK_SKEW_SECONDS, wall + _LIFETIME_SECONDS, self.ca_name)
 
     def required_cas(self) -> tuple[str, ...]:
-        """CAs that every bundle must contain now. Renews the certificate after two thirds of its lifetime."""
+        """Returns the CAs that every bundle must contain. Creates the next certificate when the renewal is due."""
         if self._next is None and self._clock.wall() > self.current.not_after - _LIFETIME_SECONDS * (1 - _RENEW_AFTER):
             self._next, self._next_known_since = self._issue(), None
         return (self.current.ca,) if self._next is None else (self.current.ca, self._next.ca)
 
     def confirm(self, cas: Sequence[str]) -> None:
-        """Every bundle contains these CAs. Switches to the next certificate after OVERLAP_SECONDS."""
+        """Call when every bundle contains `cas`. Switches to the next certificate after OVERLAP_SECONDS."""
         if self._next is None or self._next.ca not in cas:
             return
         now = self._clock.monotonic()
@@ -178,11 +178,11 @@ class CertificateIssuer:
             self._next_known_since = now
         if now - self._next_known_since >= OVERLAP_SECONDS:
             self.current, self._next = self._next, None
-            _log.info("the metrics API uses a new certificate")
+            _log.info("the metrics API now uses a new certificate")
 
 
 class CaBundleUpdater:
-    """Keeps our CAs in the caBundle of these APIServices. Leaves APIServices of other Services alone."""
+    """Keeps our CAs in the caBundle of our APIServices. Does not change APIServices that point to other Services."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class CaBundleUpdater:
         self._clock = clock or Clock()
         self._faults: FaultLog[str] = FaultLog(self._clock.monotonic, _LOG_AGAIN_SECONDS)
         self.ready = False
-        """Every existing APIService of ours has had our CA at least once."""
+        """True once all our APIServices have contained our CA."""
 
     async def run(self) -> None:
         while True:
@@ -214,18 +214,18 @@ class CaBundleUpdater:
             self.ready = True
 
     async def _update_one(self, name: str, cas: Sequence[str]) -> bool:
-        """Returns True if nothing is left to do."""
+        """Returns False if the update must be retried."""
         try:
             await self._merge_into(name, cas)
         except SourceError as error:
             if isinstance(error, ApiError) and error.reason == "not_found":
-                # Removing the APIService is the documented way to turn the API off.
+                # Not an error: deleting the APIService is the documented way to disable the API.
                 if self._faults.fail(name, error.reason):
-                    _log.warning("the APIService %s does not exist: the HPA cannot query podgpu", name)
+                    _log.warning("the APIService %s does not exist, so the HPA cannot query podgpu", name)
                 return True
             conflict = isinstance(error, ApiError) and error.status == 409
             if not conflict and self._faults.fail(name, error.reason):
-                _log.warning("cannot write podgpu's CA into the APIService %s: %s", name, error)
+                _log.warning("cannot add podgpu's CA to the APIService %s: %s", name, error)
             return False
         return True
 
@@ -237,15 +237,15 @@ class CaBundleUpdater:
                 service = spec.get("service")
                 owner = f"{service['namespace']}/{service['name']}" if service else "the API server itself"
                 _log.error(
-                    "the APIService %s belongs to %s: podgpu does not change it and gets no requests for these metrics;"
-                    " remove its owner, or turn podgpu's API off",
+                    "the APIService %s points to %s, so podgpu receives no requests for these metrics and leaves it"
+                    " unchanged; delete that APIService if it is not needed, or disable podgpu's API",
                     *(name, owner),
                 )
             return
         bundle = base64.b64decode(spec.get("caBundle") or "").decode("ascii", "ignore")
         merged = merge_bundle(bundle, cas, self._issuer.ca_name, self._clock.wall())
         if set(parse_bundle(merged)) != set(parse_bundle(bundle)):
-            # The resource version makes the API server refuse the patch if the bundle changed meanwhile.
+            # With the resource version, the API server rejects the patch if the bundle has changed since it was read.
             patch = {
                 "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
                 "spec": {"caBundle": base64.b64encode(merged.encode()).decode(), "insecureSkipTLSVerify": False},
@@ -256,7 +256,7 @@ class CaBundleUpdater:
 
 
 async def remove_api_service(client: ApiClient, name: str, service: ServiceName) -> str:
-    """Removes the APIService if it is ours. Returns the result in words. Raises SourceError."""
+    """Deletes the APIService if it points to our Service. Returns the result as text. Raises SourceError."""
     try:
         api_service = await client.get(f"{_PATH}{name}")
     except ApiError as error:
@@ -264,6 +264,6 @@ async def remove_api_service(client: ApiClient, name: str, service: ServiceName)
             return "does not exist"
         raise
     if not service.serves(api_service):
-        return "belongs to another Service and was not changed"
+        return "points to another Service and was not changed"
     await client.submit("DELETE", f"{_PATH}{name}", {"kind": "DeleteOptions", "apiVersion": "v1"})
     return "removed"

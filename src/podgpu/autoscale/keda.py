@@ -1,7 +1,7 @@
 """KEDA's external scaler protocol over gRPC.
 
-Any client can claim any namespace, so namespaces count only for callers with a certificate of the configured CA.
-Without certificates the listener accepts only local connections and answers only the configured namespaces.
+Without certificates the listener accepts only local connections and only requests for the namespaces in
+`--keda-namespaces`. With certificates, `--keda-client-name` limits the accepted client names.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ _STATUS = {
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
 }
-_MAX_CALLS = 4000  # at the same time, streams included
+_MAX_CALLS = 4000  # maximum number of concurrent calls, including streams
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
-    ("grpc.so_reuseport", 0),  # a second podgpu on the same address is an error
-    ("grpc.max_allowed_incoming_connections", 256),  # KEDA opens one per replica
+    ("grpc.so_reuseport", 0),  # makes it an error to start a second podgpu on the same address
+    ("grpc.max_allowed_incoming_connections", 256),  # KEDA opens one connection per replica
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
     ("grpc.max_concurrent_streams", 100),
-    ("grpc.max_metadata_size", 4096),  # larger headers are compressed bombs
+    ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),  # then the caller must present its certificate again
+    ("grpc.max_connection_age_ms", 3_600_000),  # after that, clients must reconnect and present their certificate again
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 _STOP_SECONDS = 1.0
-_HPA_PREFIX = re.compile(r"^s\d{1,4}-")  # KEDA's prefix of the metric name towards the HPA
+_HPA_PREFIX = re.compile(r"^s\d{1,4}-")  # KEDA adds this prefix to metric names in the HPA
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KedaCallers:
-    """Which callers are answered."""
+    """Decides which callers are allowed."""
 
     by_certificate: bool
-    names: frozenset[str] = frozenset()  # accepted names in certificates; empty: any
-    namespaces: frozenset[str] = frozenset()  # answered without certificates
+    names: frozenset[str] = frozenset()  # accepted names in certificates; empty to accept any name
+    namespaces: frozenset[str] = frozenset()  # namespaces that may be requested without certificates
 
     def check(self, namespace: str, certificate_names: frozenset[str]) -> None:
         """Raises Refusal."""
@@ -74,13 +74,13 @@ class KedaCallers:
                 )
         elif namespace not in self.namespaces:
             raise forbidden(
-                f"{f'namespace {quote(namespace)}' if namespace else 'the scope cluster'} is not served: without client"
-                " certificates only the namespaces of --keda-namespaces are"
+                f"{f'namespace {quote(namespace)}' if namespace else 'the scope cluster'} is not allowed: without"
+                " client certificates, only the namespaces in --keda-namespaces are allowed"
             )
 
 
 class ExternalScaler:
-    """Answers every call from the store, on the event loop, without waiting."""
+    """Responds to KEDA's calls from the stored samples, without input or output."""
 
     def __init__(
         self, store: SampleStore, callers: KedaCallers, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -91,7 +91,7 @@ class ExternalScaler:
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
     def make_handler(self) -> Any:
-        """For a server of gRPC."""
+        """Returns the generic handler for a gRPC server."""
         scaled = pb.ScaledObjectRef
         stream = grpc.unary_stream_rpc_method_handler(
             self._stream_is_active, scaled.FromString, pb.IsActiveResponse.SerializeToString
@@ -136,7 +136,7 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=active)
 
     def _get_metric_spec(self, scaled: Any, context: Any) -> Any:
-        """Needs no samples, because KEDA creates its HPA from the answer."""
+        """Works without samples, because KEDA needs the response to create its HPA."""
         trigger = self._parse_trigger(scaled, context)
         spec = pb.MetricSpec(
             metricName=trigger.metric.name, targetSize=_round_up(trigger.target), targetSizeFloat=trigger.target
@@ -148,17 +148,17 @@ class ExternalScaler:
         name = trigger.metric.name
         if _HPA_PREFIX.sub("", request.metricName) not in ("", name):
             raise bad_request(
-                f"the request is for the metric {quote(request.metricName)} and the trigger's is {name}: the"
-                " ScaledObject has changed, KEDA will retry"
+                f"the request is for the metric {quote(request.metricName)}, but the trigger has {name}: the"
+                " ScaledObject was changed, and KEDA will retry"
             )
         value = compute_value(self._store.snapshot(), trigger.pods, trigger.metric, trigger.aggregation).value
-        # KEDA before 2.17 reads only the integer; later versions read the float only if it is above 0.
+        # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
         return pb.GetMetricsResponse(
             metricValues=[pb.MetricValue(metricName=name, metricValue=_round_up(value), metricValueFloat=value)]
         )
 
     async def _stream_is_active(self, scaled: Any, context: Any) -> AsyncIterator[Any]:
-        """Sends the state and every change of it. An error ends the stream, and KEDA opens a new one."""
+        """Sends whether the workload is active, then every change. After an error, KEDA opens a new stream."""
         sent: bool | None = None
         try:
             trigger = self._parse_trigger(scaled, context)
@@ -174,12 +174,12 @@ class ExternalScaler:
 
 
 def _round_up(value: float) -> int:
-    """A value above 0 is never rounded to 0."""
+    """Rounds to an integer, but never rounds a value above 0 to 0."""
     return max(1, round(value)) if value > 0 else 0
 
 
 def _read_certificate_names(context: Any) -> frozenset[str]:
-    """Common name and alternative names of the verified certificate."""
+    """Returns common name and alternative names of the client's verified certificate."""
     values = context.auth_context()
     names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
     return frozenset(name.decode("utf-8", "replace") for name in names)
@@ -198,7 +198,7 @@ class _KedaTlsContent(NamedTuple):
 
 
 class KedaTls:
-    """Reads the files again at every handshake. Keeps the last valid ones if they do not match."""
+    """Reads the certificate files at every handshake. If they are invalid, uses the last valid ones."""
 
     def __init__(self, certificate: Pem, key: Pem, client_ca: Pem) -> None:
         """Raises UsageError."""
@@ -209,18 +209,18 @@ class KedaTls:
         self._used = self._content.get()
 
     def make_credentials(self) -> Any:
-        """Clients without a certificate of the configured CA are refused."""
+        """Returns credentials that require a client certificate of the configured CA."""
         return grpc.dynamic_ssl_server_credentials(
             self._used.make_configuration(), self._reload, require_client_authentication=True
         )
 
     def _reload(self) -> Any:
-        """Called by gRPC at every handshake, in its own thread. None keeps the present configuration."""
+        """gRPC calls this at every handshake, in its own thread. None keeps the current configuration."""
         content = self._content.get()
         if content == self._used:
             return None
         self._used = content
-        _log.info("%s was replaced: new connections use it", self._certificate.name)
+        _log.info("%s has changed: new connections use the new certificate", self._certificate.name)
         return content.make_configuration()
 
     def _read(self) -> _KedaTlsContent:
@@ -231,12 +231,12 @@ class KedaTls:
         try:
             context.load_verify_locations(cadata=content.client_ca.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", f"{self._client_ca.name} has no valid certificates in PEM format") from error
+            raise SourceError("tls", f"{self._client_ca.name} contains no valid PEM certificate") from error
         return content
 
 
 async def start_scaler(scaler: ExternalScaler, address: Address, credentials: Any | None) -> tuple[Any, Address]:
-    """Without credentials, the listener is not encrypted. Raises StartError."""
+    """Starts the gRPC server, without TLS if `credentials` is None. Raises StartError."""
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((scaler.make_handler(),))
     target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"

@@ -1,4 +1,4 @@
-"""The metrics that a workload can be scaled on, and how values of several pods become one.
+"""The metrics for scaling workloads, and the aggregates that combine the values of several pods.
 
 A pod's value is computed over the devices it holds: utilisation and activity are means, memory is used over total,
 power is the sum. If one device does not report a value, the pod has none.
@@ -17,10 +17,10 @@ from podgpu.autoscale.refusal import bad_request, did_you_mean, not_found, quote
 class ScalingMetric(NamedTuple):
     name: str
     unit: str
-    column: int  # in a row of samples
+    column: int  # index in a row of samples
     text: str
-    needs: str  # what to check if a pod on a reachable node does not have it
-    field: str = ""  # DCGM field that it is read from
+    needs: str  # advice for messages if a pod does not have the metric
+    field: str = ""  # DCGM field of the metric
 
 
 _USAGE = "the exporter must see processes (docs/usage.md), or the pod must have its GPUs to itself"
@@ -65,7 +65,7 @@ USED = ScalingMetric(
 )
 METRICS = (UTILIZATION, MEMORY, BUSY, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
-USED_COUNT = 8  # column: number of devices in use that the sum in `USED.column` is over
+USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
 COLUMNS = 9
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -85,7 +85,7 @@ class Aggregate(NamedTuple):
     quantile: float = 0.0
 
     def combine(self, values: Sequence[float]) -> float:
-        """Needs at least one value."""
+        """`values` must not be empty."""
         if self.name == "mean":
             return math.fsum(values) / len(values)
         if self.name == "max":
@@ -107,28 +107,28 @@ _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
 
 
 def parse_aggregate(text: str) -> Aggregate:
-    """`mean`, `max`, `sum`, or a quantile such as `p90`. Raises Refusal."""
+    """Parses `mean`, `max`, `sum`, or a quantile such as `p90`. Raises Refusal."""
     if text in ("mean", "max", "sum"):
         return Aggregate(text)
     match = _QUANTILE.fullmatch(text)
     if match is None:
-        raise bad_request(f"aggregate {quote(text)}: write mean, max, sum, or a quantile such as p90")
+        raise bad_request(f"aggregate {quote(text)}: must be mean, max, sum, or a quantile such as p90")
     return Aggregate(text, int(match[1]) / 100)
 
 
 def parse_window(text: str, key: str, longest: float) -> float:
-    """Seconds: `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
+    """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if match is None or seconds <= 0:
-        raise bad_request(f"{key} {quote(text)}: write a duration such as 90s or 5m")
+        raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m")
     if seconds > longest:
-        raise bad_request(f"{key} {text} is longer than the {longest:g}s of samples that are kept (--longest-window)")
+        raise bad_request(f"{key} {text} is longer than the maximum of {longest:g}s (--longest-window)")
     return seconds
 
 
 def parse_target(text: str) -> float:
     """Raises Refusal."""
     if _NUMBER.fullmatch(text) is None or float(text) <= 0:
-        raise bad_request(f"target {quote(text)}: write a number above 0 in the metric's unit, such as 60 for 60 %")
+        raise bad_request(f"target {quote(text)}: must be a number above 0 in the metric's unit, such as 60 for 60 %")
     return float(text)

@@ -1,6 +1,6 @@
-"""Serves the custom and the external metrics API: discovery, values, and errors as Kubernetes' clients expect them.
+"""Serves the custom and the external metrics API: discovery, values, and errors in Kubernetes' format.
 
-The gate decides about every request except probes.
+All requests except probes are authenticated and authorized.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _respond(body: Object, code: int = 200) -> web.Response:
 
 
 def _respond_status(code: int, reason: str, message: str) -> web.Response:
-    """The error object of Kubernetes' API."""
+    """Builds an error response in Kubernetes' format."""
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return _respond({**status, "message": message, "reason": reason, "code": code}, code)
 
@@ -195,14 +195,14 @@ def _answer_nodes(snapshot: MetricsSnapshot, query: MetricRequest) -> list[tuple
 def _select_nodes(snapshot: MetricsSnapshot, query: MetricRequest) -> Iterator[str]:
     labels = snapshot.node_labels
     if query.labels.requirements and labels is None:
-        raise no_data("the labels of nodes are not known yet: check that podgpu may list and watch nodes")
+        raise no_data("the labels of nodes are not available yet: check that podgpu may list and watch nodes")
     for name in snapshot.nodes:
         if not query.labels.requirements or (labels and query.labels.matches(dict(labels.get(name, ())))):
             yield name
 
 
 def format_quantity(value: float) -> str:
-    """In thousandths if it is not an integer: `73500m`. A value above 0 is never written as 0."""
+    """Formats a Kubernetes quantity such as `73500m` or `73`. A value above 0 is never formatted as 0."""
     thousandths = round(value * 1000)
     if thousandths == 0 and value > 0:
         thousandths = round(MIN_VALUE * 1000)
@@ -233,11 +233,11 @@ def _make_item(version: str, query: MetricRequest, described: Object, value: Met
 
 
 def make_discovery(external: bool) -> dict[str, Object]:
-    """The documents by path. There is no aggregated discovery: the API server falls back to these documents."""
+    """Returns the discovery documents by path. Aggregated discovery is optional and not provided."""
     groups = {CUSTOM_GROUP: CUSTOM_VERSIONS} | ({EXTERNAL_GROUP: (EXTERNAL_VERSION,)} if external else {})
     documents: dict[str, Object] = {
         "/version": {"gitVersion": f"v{__version__}"},
-        # Without these two the API server logs errors.
+        # Without the following two documents, the API server logs errors.
         "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
         "/openapi/v3": {"paths": {}},
     }

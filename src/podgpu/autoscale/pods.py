@@ -1,7 +1,7 @@
-"""The running pods and the labels of nodes, from the API server.
+"""Watches the running pods and the labels of nodes.
 
-Exporters report GPUs that are held. Only the API server knows that a pod requests a GPU and is reported by no exporter,
-for example because its node cannot be reached.
+Exporters report only the pods that hold their GPUs. The API server also lists pods that request a GPU but are missing
+in the metrics, for example because their node cannot be reached.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from podgpu.kube.reflector import Informer, ReflectorSettings
 _PAGE_SIZE = 500
 _NODES_PATH = "/api/v1/nodes"
 _RUNNING = {"fieldSelector": "status.phase=Running"}
-_TRUST_SECONDS = 60.0  # how long the last list of pods is used while the watch fails
-_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # in resource names: nvidia.com/mig-1g.10gb, tencent.com/vcuda-core
+_TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
+_GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # in resource names such as nvidia.com/mig-1g.10gb, tencent.com/vcuda-core
 
 
 class PodSeen(NamedTuple):
-    """A running pod. Small, because there may be 100,000 of them."""
+    """A running pod, reduced to a few fields, because there may be 100,000 pods."""
 
     namespace: str
     name: str
     node: str
-    started_at: float  # Unix time; 0: unknown
+    started_at: float  # Unix time; 0 if unknown
     owner_kind: str
     owner_name: str
     requests_gpu: bool
@@ -42,7 +42,7 @@ class PodSeen(NamedTuple):
 
 
 def parse_running_pod(body: Object) -> PodSeen | None:
-    """None for pods that are being deleted."""
+    """Returns None for pods that are being deleted."""
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):
         return None
@@ -66,7 +66,7 @@ class RunningPods(NamedTuple):
     by_namespace: Mapping[str, Sequence[PodSeen]]
     by_owner: Mapping[tuple[str, str, str], Sequence[PodSeen]]  # (namespace, kind, name)
     by_key: Mapping[tuple[str, str], PodSeen]  # (namespace, name)
-    trouble: str = ""  # why the pods are not known; the rest is empty then
+    trouble: str = ""  # why the pods are not available; if set, there are no pods
 
 
 def index_pods(pods: Iterable[PodSeen], trouble: str = "") -> RunningPods:
@@ -96,10 +96,10 @@ class PodWatcher:
         self._index = index_pods(())
 
     def current(self) -> RunningPods:
-        """Call from one thread. The pods are unknown after the API server has been away for a minute."""
+        """Returns no pods and a reason if the API server has been unavailable for a minute. Not thread-safe."""
         if not self._informer.synced:
-            why = self._informer.error or "the list is being read"
-            return index_pods((), f"the running pods are not known yet: {why}")
+            why = self._informer.error or "the first list is being read"
+            return index_pods((), f"the list of running pods is not available yet: {why}")
         version = self._informer.version
         if version != self._version:
             self._index, self._version = index_pods(self._informer.items()), version
@@ -112,7 +112,7 @@ class PodWatcher:
         seconds = now - self._failing_since
         if seconds <= _TRUST_SECONDS:
             return self._index
-        return index_pods((), f"the running pods have not been known for {seconds:.0f} s: {error}")
+        return index_pods((), f"the list of running pods could not be updated for {seconds:.0f} s: {error}")
 
     @property
     def error(self) -> SourceError | None:

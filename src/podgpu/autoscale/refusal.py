@@ -1,4 +1,4 @@
-"""The error for requests that get no value. Its kind becomes a gRPC or HTTP status."""
+"""The error for requests that are rejected or cannot be answered. Its kind determines the gRPC or HTTP status."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MAX_LENGTH = 80
 
 
 class RefusalKind(Enum):
-    """HTTP status, and the reason as Kubernetes' API writes it."""
+    """HTTP status, and the reason in Kubernetes' error format."""
 
-    BAD_REQUEST = 400, "BadRequest"  # the request is wrong and stays wrong
-    UNAUTHORIZED = 401, "Unauthorized"  # the caller is not known
+    BAD_REQUEST = 400, "BadRequest"  # the request is invalid; retrying does not help
+    UNAUTHORIZED = 401, "Unauthorized"  # the caller could not be authenticated
     FORBIDDEN = 403, "Forbidden"
     NOT_FOUND = 404, "NotFound"  # no such metric, no matching pod, or no pod with a GPU
-    NO_DATA = 503, "ServiceUnavailable"  # values are missing, and may be available later
+    NO_DATA = 503, "ServiceUnavailable"  # values are missing now, but may be available later
 
 
 class Refusal(PodgpuError):
-    """The message says what is wrong and what to do."""
+    """An error with a message for the user: what is wrong, and what to do."""
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
@@ -38,13 +38,13 @@ no_data = partial(Refusal, RefusalKind.NO_DATA)
 
 
 def quote(text: str) -> str:
-    """User input for messages: truncated, on one line."""
+    """Quotes user input for messages, truncated and without control characters."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_LENGTH])
     return f"'{shown}…'" if len(text) > _MAX_LENGTH else f"'{shown}'"
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant, or an empty text. Long words are not compared, because that is slow."""
+    """Returns the most similar known word, or an empty string. Skips long words, because comparing them is slow."""
     if len(word) > _MAX_LENGTH:
         return ""
     by_lower = {name.lower(): name for name in known}
@@ -55,4 +55,4 @@ def find_nearest(word: str, known: Iterable[str]) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = tuple(known)
     near = find_nearest(word, names)
-    return f": did you mean {near}?" if near else f"; valid are {', '.join(names)}"
+    return f": did you mean {near}?" if near else f"; must be one of {', '.join(names)}"

@@ -1,6 +1,6 @@
-"""Parses what KEDA triggers and metrics API paths request: which metric, of which pods, over which window.
+"""Parses KEDA triggers and metrics API paths: which metric, of which pods, over which window.
 
-Unknown keys are refused: a misspelt key would scale a workload by something else than its owner wrote.
+Unknown keys are errors, so that a misspelt key does not scale a workload by the wrong value.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _MAX_IDLE = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregation:
-    """How a value is computed."""
+class AggregationOptions:
+    """How the values of pods are combined into one."""
 
     window: float = DEFAULT_WINDOW
     aggregate: Aggregate = MEAN
-    skip_missing: bool = False  # leave out pods without values instead of refusing
+    skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
 
 
 @dataclass(frozen=True, slots=True)
 class PodSelector:
-    """The pods that a request is about. Without a namespace, the whole cluster."""
+    """Selects the pods of a request. An empty namespace selects the whole cluster."""
 
     namespace: str
     owner: tuple[str, str] | None = None  # kind and name
@@ -47,7 +47,7 @@ class PodSelector:
 
     @property
     def is_scope(self) -> bool:
-        """A whole namespace, or the whole cluster."""
+        """True if all pods of a namespace or of the cluster are selected."""
         return self.owner is None and not self.labels.requirements
 
     @property
@@ -63,7 +63,7 @@ class PodSelector:
 
 TRIGGER_KEYS = ("metric", "target", "owner", "selector", "scope", "window", "aggregate", "idleFor", "missing")
 _AGGREGATION_KEYS = ("window", "aggregate", "idleFor", "missing")
-_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # KEDA passes on its own keys too
+_KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"})  # KEDA's own keys
 _SYNONYMS = {
     **dict.fromkeys(("targetvalue", "threshold", "value", "targetutilization"), "target"),
     **dict.fromkeys(("metricname", "name", "query"), "metric"),
@@ -82,14 +82,14 @@ class Trigger:
     metric: ScalingMetric
     target: float
     pods: PodSelector
-    aggregation: Aggregation
+    aggregation: AggregationOptions
 
 
 def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> Trigger:
-    """`metadata` is what KEDA passes on from the ScaledObject. Raises Refusal."""
+    """`metadata` is the trigger's metadata in the ScaledObject. Raises Refusal."""
     values = _read_trigger_keys(metadata)
     if not values.get("target"):
-        raise bad_request('the trigger\'s metadata has no target: write the value to keep, such as target: "60"')
+        raise bad_request('the trigger\'s metadata has no target: add the desired value, such as target: "60"')
     return Trigger(
         find_metric(values["metric"]) if "metric" in values else UTILIZATION,
         parse_target(values["target"]),
@@ -98,12 +98,12 @@ def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float
     )
 
 
-def parse_aggregation(values: Mapping[str, str], max_window: float) -> Aggregation:
+def parse_aggregation(values: Mapping[str, str], max_window: float) -> AggregationOptions:
     """Raises Refusal."""
     missing = values.get("missing", "refuse")
     if missing not in ("refuse", "leave-out"):
-        raise bad_request(f"missing {quote(missing)}: write refuse, or leave-out to skip pods without values")
-    return Aggregation(
+        raise bad_request(f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values")
+    return AggregationOptions(
         parse_window(values["window"], "window", max_window) if "window" in values else DEFAULT_WINDOW,
         parse_aggregate(values["aggregate"]) if "aggregate" in values else MEAN,
         missing == "leave-out",
@@ -122,7 +122,7 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
 
 
 def _read_trigger_keys(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Without KEDA's own keys. KEDA has already resolved the variable of keys such as `targetFromEnv`."""
+    """Removes KEDA's own keys. KEDA has already replaced the values of keys such as `targetFromEnv`."""
     values: dict[str, str] = {}
     for written, value in metadata.items():
         key = written.removesuffix(_FROM_ENV)
@@ -137,12 +137,12 @@ def _read_trigger_keys(metadata: Mapping[str, str]) -> dict[str, str]:
 
 def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelector:
     if not namespace:
-        raise bad_request("the request names no namespace: KEDA sends the ScaledObject's")
+        raise bad_request("the request has no namespace: KEDA must send the ScaledObject's namespace")
     keys = [key for key in ("owner", "selector", "scope") if values.get(key)]
     if len(keys) != 1:
         raise bad_request(
-            f"the trigger's metadata has {' and '.join(keys) or 'neither'} of owner, selector and scope: give exactly"
-            " one, such as owner: Deployment/inference, selector: app=inference, or scope: namespace"
+            "the trigger's metadata must have exactly one of owner, selector and scope, such as owner:"
+            f" Deployment/inference, selector: app=inference, or scope: namespace; found {' and '.join(keys) or 'none'}"
         )
     text = values[keys[0]]
     if keys[0] == "selector":
@@ -151,18 +151,18 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
         return PodSelector(_parse_scope(text, namespace))
     kind, slash, name = text.partition("/")
     if not slash or not kind or not name or "/" in name:
-        raise bad_request(f"owner {quote(text)}: write KIND/NAME, such as Deployment/inference")
+        raise bad_request(f"owner {quote(text)}: must be KIND/NAME, such as Deployment/inference")
     return PodSelector(namespace, owner=(_normalize_kind(kind), name))
 
 
 def _parse_scope(text: str, namespace: str) -> str:
     if text not in ("namespace", "cluster"):
-        raise bad_request(f"scope {quote(text)}: write namespace or cluster")
+        raise bad_request(f"scope {quote(text)}: must be namespace or cluster")
     return namespace if text == "namespace" else ""
 
 
 def _normalize_kind(text: str) -> str:
-    """Kubernetes' spelling of its own kinds. Other kinds (a Rollout, a notebook) are used as written."""
+    """Corrects the case of Kubernetes' own kinds. Other kinds, such as Rollout, are not changed."""
     return {kind.lower(): kind for kind in _OWNER_KINDS}.get(text.lower(), text)
 
 
@@ -170,7 +170,7 @@ def _normalize_kind(text: str) -> str:
 
 CUSTOM_GROUP, CUSTOM_VERSIONS = "custom.metrics.k8s.io", ("v1beta2", "v1beta1")
 EXTERNAL_GROUP, EXTERNAL_VERSION = "external.metrics.k8s.io", "v1beta1"
-WORKLOADS = {  # resource -> kind, apiVersion
+WORKLOADS = {  # kind and apiVersion by resource
     "deployments.apps": ("Deployment", "apps/v1"),
     "statefulsets.apps": ("StatefulSet", "apps/v1"),
     "replicasets.apps": ("ReplicaSet", "apps/v1"),
@@ -182,7 +182,7 @@ ANY = "*"
 
 
 class ResourceAttributes(NamedTuple):
-    """What a SubjectAccessReview is about."""
+    """The request attributes that a SubjectAccessReview checks."""
 
     verb: str
     group: str
@@ -198,16 +198,16 @@ class MetricRequest:
     """One request to the custom or external metrics API."""
 
     metric: ScalingMetric
-    aggregation: Aggregation
+    aggregation: AggregationOptions
     resource: str  # pods, nodes, namespaces, external, or one of WORKLOADS
     namespace: str
-    name: str  # `*`: all that match `labels`
+    name: str  # `*` for all objects that match `labels`
     labels: LabelSelector = EVERYTHING
     external_pods: PodSelector | None = None
-    metric_labels: tuple[tuple[str, str], ...] = ()  # the metric's own selector, which responses repeat
+    metric_labels: tuple[tuple[str, str], ...] = ()  # the metric's own selector, which is repeated in responses
 
     def describe(self, name: str = "") -> dict[str, str]:
-        """The reference of the object that a value belongs to."""
+        """Returns a reference to the object that a value belongs to."""
         kind, api_version = _KINDS[self.resource]
         reference = {"kind": kind, "name": name or self.name, "apiVersion": api_version}
         return {**reference, "namespace": self.namespace} if self.resource in ("pods", *WORKLOADS) else reference
@@ -222,7 +222,7 @@ class MetricRequest:
 
 
 def parse_custom_path(version: str, path: str) -> ResourceAttributes:
-    """The path behind /apis/custom.metrics.k8s.io/VERSION/. Raises Refusal."""
+    """Parses the path after /apis/custom.metrics.k8s.io/VERSION/. Raises Refusal."""
     parts = _split_path(path)
     if len(parts) == 4 and parts[0] == "namespaces" and parts[2] == "metrics":
         return ResourceAttributes("get", CUSTOM_GROUP, version, "metrics", "", parts[1], parts[3])
@@ -260,7 +260,7 @@ def parse_custom(attributes: ResourceAttributes, query: Mapping[str, str], max_w
 
 
 def parse_external_path(path: str, query: Mapping[str, str]) -> ResourceAttributes:
-    """A request with `scope=cluster` needs permission for all namespaces. Raises Refusal."""
+    """Raises Refusal. With `scope=cluster`, the namespace is empty: the caller needs access to all namespaces."""
     parts = _split_path(path)
     if len(parts) != 3 or parts[0] != "namespaces":
         raise not_found(f"{quote(path)} is not a path of this API: write namespaces/NAMESPACE/METRIC")
@@ -272,9 +272,9 @@ def parse_external_path(path: str, query: Mapping[str, str]) -> ResourceAttribut
 
 
 def parse_external(attributes: ResourceAttributes, query: Mapping[str, str], max_window: float) -> MetricRequest:
-    """The metric's labels select the pods: `owner=Deployment.inference`, `scope=namespace` or `scope=cluster`.
+    """Raises Refusal.
 
-    Raises Refusal.
+    The label selector selects the pods: `owner=Deployment.inference`, `scope=namespace` or `scope=cluster`.
     """
     values, namespace = _parse_external_labels(query), attributes.namespace
     aggregation = parse_aggregation(
@@ -285,7 +285,7 @@ def parse_external(attributes: ResourceAttributes, query: Mapping[str, str], max
     if "owner" in values:
         kind, dot, name = values["owner"].partition(".")
         if not dot or not kind or not name:
-            raise bad_request(f"owner {quote(values['owner'])}: write KIND.NAME, such as Deployment.inference")
+            raise bad_request(f"owner {quote(values['owner'])}: must be KIND.NAME, such as Deployment.inference")
         pods = PodSelector(namespace, owner=(_normalize_kind(kind), name))
     else:
         pods = PodSelector(_parse_scope(values.get("scope", "namespace"), namespace))
@@ -298,12 +298,12 @@ def _parse_external_labels(query: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse_metric_labels(text: str, known: tuple[str, ...]) -> dict[str, str]:
-    """A metric's selector sets options, such as window=5m."""
+    """Parses a metric's selector, which contains options such as window=5m."""
     values: dict[str, str] = {}
     for requirement in parse_selector(text).requirements:
         _check_key(requirement.key, known, "the metric's selector")
         if requirement.operator != "in" or len(requirement.values) != 1:
-            raise bad_request(f"the metric's selector sets options: write {requirement.key}=VALUE")
+            raise bad_request(f"the metric's selector must have the form {requirement.key}=VALUE")
         values[requirement.key] = requirement.values[0]
     return values
 

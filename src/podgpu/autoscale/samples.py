@@ -1,6 +1,6 @@
-"""Turns the state of one round into samples: one row per pod that holds a GPU, one per node, namespace and cluster.
+"""Turns the state of one round into samples: one row for each pod with a GPU, each node, each namespace, the cluster.
 
-A pod on a shared GPU has its own part if the exporter reports it, and no value otherwise. Stale nodes have no samples.
+A pod on a shared GPU has values only if the exporter reports usage per pod. Stale nodes have no samples.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ from podgpu.cluster.used import used_value
 from podgpu.model import DeviceState, HolderUsage, Slot, WorkloadKey
 
 PodKey = tuple[str, str]  # namespace, name
-IdleSeconds = float | None  # for which counters prove that a pod ran nothing; None: it runs something, or unknown
-ScopeKey = tuple[str, str]  # node, namespace or cluster; and its name
+IdleSeconds = float | None  # how long the pod has verifiably been idle; None: busy or unknown
+ScopeKey = tuple[str, str]  # kind (node, namespace or cluster) and name
 _SlotKey = tuple[str, int | None, int | None]  # UUID, index, MIG instance
-_MAX_BUSY = 1.5  # of the device's time; counters read late may grow by a little more than 1
+_MAX_BUSY = 1.5  # maximum plausible busy ratio; above 1, because counters may be read late
 _MAX_RATIO = 1.01
-_MAX_WATTS = 5000.0  # of one GPU
-_MIN_SECONDS = 0.5  # between two readings
-_COUNTED = 0.95  # part of the time that must be counted: counting starts and ends between readings
+_MAX_WATTS = 5000.0  # maximum plausible power of one GPU
+_MIN_SECONDS = 0.5  # minimum time between two different readings
+_COUNTED = (
+    0.95  # fraction of the time that must be counted; below 1, because readings and counters are not synchronized
+)
 _NS = 1_000_000_000
 
 
 class RoundSamples(NamedTuple):
-    """Rows are by column. NaN means unknown."""
+    """The samples of one round. Rows are indexed by column; NaN means unknown."""
 
     holding: dict[PodKey, IdleSeconds]  # pods that hold a GPU
     pods: dict[PodKey, Sequence[float]]
@@ -51,24 +53,24 @@ class RoundSamples(NamedTuple):
 
 
 class _Idle(NamedTuple):
-    seconds: float  # counted as idle since the holder was last busy
-    uncounted: float = 0.0  # seconds meanwhile that were counted as neither idle nor busy
+    seconds: float  # idle time since the holder was last busy
+    uncounted: float = 0.0  # time since then that is in neither counter, in seconds
 
 
 class _Rate(NamedTuple):
-    at: float  # time of the counters
-    read_at: float  # monotonic time
+    at: float  # time of the counters by the exporter
+    read_at: float  # our monotonic time of the reading
     exporter_id: str
     busy_ns: int | None
     idle_ns: int | None
     energy_mj: int | None
     busy: float | None = None
     watts: float | None = None
-    idle: _Idle | None = None  # None: it runs something, or unknown
+    idle: _Idle | None = None  # None if busy or unknown
 
 
 class UsageRates:
-    """Growth of the holders' counters between two readings of their node."""
+    """Computes rates from the growth of the holders' counters between two readings of their node."""
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
@@ -76,7 +78,7 @@ class UsageRates:
         self._now: dict[tuple[str, _SlotKey, WorkloadKey], _Rate] = {}
 
     def next_round(self) -> None:
-        """Holders that were not in the last round are removed."""
+        """Starts the next round. Removes holders that were not in the last one."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _Rate:
@@ -94,7 +96,7 @@ class UsageRates:
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
             rate = rate._replace(idle=_count_first_idle(rate, usage))
-        elif rate.at - before.at < _MIN_SECONDS:  # the same reading
+        elif rate.at - before.at < _MIN_SECONDS:  # the exporter has not updated the counters
             rate = before
         else:
             seconds = rate.at - before.at
@@ -109,11 +111,11 @@ class UsageRates:
         return rate
 
     def _has_gap(self, before: _Rate, rate: _Rate) -> bool:
-        """The exporter's clock was set, or it has stopped counting."""
+        """Returns whether the exporter's clock was changed, or it stopped counting for some time."""
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _Rate, rate: _Rate, usage: HolderUsage) -> _Idle | None:
-        """Time that was not counted is not idle. Exporters that count rarely may be behind by `stale_after`."""
+        """Counts only time that the counters report as idle. Counters may lag by up to `stale_after`."""
         if rate.busy_ns is None or rate.idle_ns is None or before.busy_ns is None or before.idle_ns is None:
             return _count_first_idle(rate, usage)
         if rate.busy_ns < before.busy_ns or rate.idle_ns < before.idle_ns:  # the counters were reset
@@ -135,7 +137,7 @@ def _count_first_idle(rate: _Rate, usage: HolderUsage) -> _Idle | None:
 
 
 def _growth(before: int | None, now: int | None, scale: float) -> float | None:
-    """None: unknown, or the counter was reset."""
+    """Returns None if a value is unknown or the counter was reset."""
     return None if before is None or now is None or now < before else (now - before) / scale
 
 
@@ -144,7 +146,7 @@ def _slot_key(part: HeldPart) -> _SlotKey:
 
 
 class _DeviceSample(NamedTuple):
-    """What one pod does on one device."""
+    """The values of one pod on one device."""
 
     utilization: float | None
     memory: float | None
@@ -190,7 +192,7 @@ def sample_round(
         name = _find_node(pods.by_key.get(pod), by_node, node_names)
         if name is not None:
             samples = by_node[name]
-            result.holding[pod] = _least(sample.idle_seconds for sample in samples)
+            result.holding[pod] = _min(sample.idle_seconds for sample in samples)
             result.pods[pod] = _make_row(samples)
         ignored = tuple(other for other in by_node if other != name)
         if ignored:
@@ -199,9 +201,9 @@ def sample_round(
 
 
 def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Collection[str]) -> str | None:
-    """The node whose exporter counts for the pod. The former node of a pod may report it for some time.
+    """Returns the node whose values are used for the pod, because a former node may report the pod for some time.
 
-    An exporter may use other names for nodes than Kubernetes. Such a node counts if no other one reports the pod.
+    An exporter may use a node name that differs from Kubernetes'. Its values are used if no other node reports the pod.
     """
     if pod is not None and pod.node in reporting:
         return pod.node
@@ -209,8 +211,8 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Coll
     return next(iter(possible)) if len(possible) == 1 else None
 
 
-def _least(seconds: Iterable[float | None]) -> float | None:
-    """None if one of them is unknown."""
+def _min(seconds: Iterable[float | None]) -> float | None:
+    """Returns the minimum, or None if one of the values is unknown."""
     least = inf
     for value in seconds:
         if value is None:
@@ -241,12 +243,12 @@ def _sample_device(
         watts,
         tuple(_fraction(slot, metric) if alone else None for metric in PROFILING_METRICS),
         None if used is None else min(1.0, used / state.settings.full),
-        _least(_certainly_idle(part, rate) for part, rate in zip(parts, rates, strict=True)),
+        _min(_find_idle_seconds(part, rate) for part, rate in zip(parts, rates, strict=True)),
     )
 
 
-def _certainly_idle(part: HeldPart, rate: _Rate) -> float | None:
-    """Only counters prove idleness: a gauge that is 0 at every scrape misses bursts in between."""
+def _find_idle_seconds(part: HeldPart, rate: _Rate) -> float | None:
+    """Uses only counters: a gauge can be 0 at every scrape although there was work in between."""
     return None if part.idle_since is None or rate.idle is None else rate.idle.seconds
 
 
@@ -256,7 +258,7 @@ def _fraction(slot: Slot, metric: ScalingMetric) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """None if one of them is unknown."""
+    """Returns the sum, or None if one of the values is unknown."""
     total = 0.0
     for value in values:
         if value is None:
@@ -299,7 +301,7 @@ def _sample_node(node: NodeEntry, busy: dict[_SlotKey, float | None], state: Clu
 
 
 def _sample_gpu(gpu: DeviceState, busy: dict[_SlotKey, float | None]) -> _DeviceSample:
-    """What all holders of a GPU do together."""
+    """Returns the values of a GPU, for all its holders together."""
     return _DeviceSample(
         utilization=gpu_utilization(gpu),
         memory=gpu.memory_used_bytes,
@@ -311,7 +313,7 @@ def _sample_gpu(gpu: DeviceState, busy: dict[_SlotKey, float | None]) -> _Device
 
 
 def _gpu_busy(gpu: DeviceState, busy: dict[_SlotKey, float | None]) -> float | None:
-    """All holders together. In MIG mode the mean over the instances; one without a holder is not busy."""
+    """Sums over all holders. In MIG mode, returns the mean over the instances; instances without a holder are idle."""
     if not gpu.instances:
         own = busy.get((gpu.uuid, gpu.index, None), 0.0)
         return None if own is None else min(1.0, own)

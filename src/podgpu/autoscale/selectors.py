@@ -1,4 +1,4 @@
-"""Kubernetes' label selectors: `a=b,c in (d,e),!f`."""
+"""Parses and matches Kubernetes' label selectors, such as `a=b,c in (d,e),!f`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from podgpu.autoscale.refusal import bad_request, quote
 
 _MAX_LENGTH = 8192
-_MAX_ITEMS = 100  # requirements of a selector, and values of a requirement
+_MAX_ITEMS = 100  # maximum number of requirements in a selector, and of values in a requirement
 _KEY = r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 _EQUALITY = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})", re.ASCII)
@@ -17,7 +17,7 @@ _COMPARISON = re.compile(rf"({_KEY})\s*([<>])\s*(\d{{1,18}})", re.ASCII)
 _SET = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
 _PRESENCE = re.compile(rf"(!?)\s*({_KEY})", re.ASCII)
 _WHOLE_VALUE = re.compile(_VALUE, re.ASCII)
-_COMMA = re.compile(r",(?![^(]*\))")  # outside of brackets
+_COMMA = re.compile(r",(?![^(]*\))")  # a comma that is not inside brackets
 
 
 class Requirement(NamedTuple):

@@ -1,4 +1,4 @@
-"""Listeners of `podgpu autoscale`: KEDA's, the metrics API's, and a plain one for probes and its own metrics."""
+"""The listeners of `podgpu autoscale`: KEDA's, the metrics API, and plain HTTP for probes and podgpu's own metrics."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ _log = logging.getLogger("podgpu")
 class ApiTlsMaterial(NamedTuple):
     certificate: bytes
     key: bytes
-    names: str  # of certificate and key, for messages
+    names: str  # names of the certificate and key files, for messages
     client_cas: str
 
 
 def make_api_context(material: ApiTlsMaterial) -> ssl.SSLContext:
-    """Clients may present a certificate of one of the CAs, or none and a token later. Raises SourceError."""
+    """Client certificates must be from one of `client_cas`. Clients may send a token instead. Raises SourceError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # A resumed session has no verified chain to identify a front proxy by.
+    # No session resumption: resumed sessions have no verified chain, which identifies the front proxy.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     load_pair(context, material.certificate, material.key, material.names)
     if material.client_cas:
         context.verify_mode = ssl.CERT_OPTIONAL
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate may be the CA
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
         try:
             context.load_verify_locations(cadata=material.client_cas)
         except (ssl.SSLError, ValueError) as error:
-            raise SourceError("tls", "OpenSSL cannot read the API server's CAs") from error
+            raise SourceError("tls", "OpenSSL cannot parse the API server's CAs") from error
     return context
 
 
 def make_api_tls(pair: Callable[[], tuple[Pem, Pem]], trust: Callable[[], TrustConfig]) -> MakeTlsContext:
-    """`pair` returns certificate and key, which may change. Raises UsageError."""
+    """`pair` returns the current certificate and key. Raises UsageError."""
     cache = ContextCache(make_api_context)
 
     def read() -> ssl.SSLContext:
@@ -85,14 +85,14 @@ def make_api_tls(pair: Callable[[], tuple[Pem, Pem]], trust: Callable[[], TrustC
 class KedaPart:
     scaler: ExternalScaler
     address: Address
-    make_credentials: Callable[[], Any] | None  # None: without TLS
+    make_credentials: Callable[[], Any] | None  # None to serve without TLS
 
 
 @dataclass(frozen=True, slots=True)
 class ApiPart:
     address: Address
     tls: MakeTlsContext
-    trust: Callable[[], TrustConfig | None]  # None: not read from the API server yet
+    trust: Callable[[], TrustConfig | None]  # returns None until the ConfigMap has been read
     make_client: Callable[[], ApiClient]
     make_updater: Callable[[ApiClient], CaBundleUpdater] | None = None
     external: bool = False
@@ -100,7 +100,7 @@ class ApiPart:
 
 @dataclass(slots=True)
 class AutoscaleServer:
-    """Objects that belong to an event loop are created when it runs."""
+    """Creates the listeners. Objects that need a running event loop are created in `_run_services`."""
 
     store: SampleStore
     cluster: Cluster
@@ -118,17 +118,18 @@ class AutoscaleServer:
             ],
             None,
         )
-        plain.cleanup_ctx.append(self._run_beside)
-        listeners = [Listener(plain, probe_address, PROBE_OPTION, announcement="probes and own metrics on %s/metrics")]
+        plain.cleanup_ctx.append(self._run_services)
+        text = "serving probes and podgpu's own metrics on %s/metrics"
+        listeners = [Listener(plain, probe_address, PROBE_OPTION, announcement=text)]
         if self.api is not None:
             served = MetricsApi(self.store, ApiGate(self._trust, self._get_reviews), external=self.api.external)
             self._api_calls = served.calls
-            text = "the custom metrics API on %s"
+            text = "serving the custom metrics API on %s"
             listeners.append(Listener(served.application(), self.api.address, API_OPTION, self.api.tls, text))
         return listeners
 
-    async def _run_beside(self, _app: web.Application) -> AsyncIterator[None]:
-        """Runs KEDA's server and the updater of CA bundles as long as the plain listener."""
+    async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
+        """Runs KEDA's server and the updater of CA bundles while the plain listener is open."""
         async with AsyncExitStack() as stack:
             if self.api is not None:
                 client = self.api.make_client()
@@ -143,11 +144,11 @@ class AutoscaleServer:
                 credentials = make() if make is not None else None
                 server, bound = await start_scaler(self.keda.scaler, self.keda.address, credentials)
                 stack.push_async_callback(stop_scaler, server)
-                _log.info("KEDA's external scaler on %s", bound.url)
+                _log.info("serving KEDA's external scaler on %s", bound.url)
             yield
 
     def _get_reviews(self) -> Reviews:
-        assert self._reviews is not None, "requests come after the start"
+        assert self._reviews is not None, "requests are accepted only after the start"
         return self._reviews
 
     def _trust(self) -> TrustConfig:

@@ -1,7 +1,7 @@
-"""Keeps the samples of the last rounds, and publishes the snapshot that requests are answered from.
+"""Stores the samples of the last rounds, and publishes the snapshot that requests use.
 
-Rounds are numbered by the wall clock, and a round is used only a while after its time. Two replicas that read the same
-nodes at the same times then give the same answers, although one finishes a second before the other.
+Rounds are numbered by the wall clock, and a round is used only some time after its end. Two replicas that read the same
+nodes therefore return the same values, even if one finishes its round a second earlier.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
 from podgpu.kube.objects import Pairs
 
-_SPARE_ROUNDS = 2  # an older round may still be read
-_SETTLED = 1 / 3  # part of an interval after which a round is used
+_SPARE_ROUNDS = 2  # extra rounds to store, because requests may still use an older snapshot
+_SETTLED = 1 / 3  # fraction of an interval to wait before a round is used
 _STARTING_SECONDS = 30.0
-_EARLY = 1 / 16  # a round that ends this part of an interval too early belongs to the next one
+_EARLY = 1 / 16  # a round may end early by this fraction of an interval and still gets its own number
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
 class SampleRings(Generic[K]):
-    """The rows of the last rounds by key. NaN means unknown."""
+    """Stores the rows of the last rounds by key. NaN means unknown."""
 
     def __init__(self, rounds: int) -> None:
         """`rounds` is the number of rounds in the longest window."""
         self._rounds = rounds + _SPARE_ROUNDS
-        self._rows: dict[K, dict[int, Sequence[float]]] = {}  # by number of the round, oldest first
+        self._rows: dict[K, dict[int, Sequence[float]]] = {}  # by round number, oldest first
         self._last: int | None = None
 
     def add(self, number: int, rows: Mapping[K, Sequence[float]]) -> None:
-        """Stores a round. A lower number means that the clock was set back: stored rounds are dropped."""
+        """Stores a round. Drops all stored rounds if the number is lower, because the clock was set back."""
         if self._last is not None and number < self._last:
             self._rows = {}
         self._last = number
@@ -54,7 +54,7 @@ class SampleRings(Generic[K]):
         return key in self._rows
 
     def known(self, key: K, column: int, last: int, rounds: int) -> dict[int, float]:
-        """The known values of the `rounds` rounds that end with round `last`, by number."""
+        """Returns the known values of the last `rounds` rounds up to round `last`, by round number."""
         by_number = self._rows.get(key, {})
         known = {}
         for number in range(last - rounds + 1, last + 1):
@@ -66,23 +66,23 @@ class SampleRings(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """One round, complete."""
+    """The complete state after one round."""
 
     number: int
     interval: float
     holding: Mapping[PodKey, IdleSeconds]
-    held_before: frozenset[PodKey]  # running pods that held a GPU at any time: they may still hold it
+    held_before: frozenset[PodKey]  # running pods that have ever held a GPU and may still hold it
     pods: RunningPods
     pod_samples: SampleRings[PodKey]
     scope_samples: SampleRings[ScopeKey]
-    stale_nodes: Mapping[str, float] = field(default_factory=dict)  # node -> seconds since it was read
-    nodes: tuple[str, ...] = ()  # those that are not stale
-    node_labels: Mapping[str, Pairs] | None = None  # None: not known yet
+    stale_nodes: Mapping[str, float] = field(default_factory=dict)  # seconds since the last reading, by node
+    nodes: tuple[str, ...] = ()  # nodes that are not stale
+    node_labels: Mapping[str, Pairs] | None = None  # None if not available yet
     notes: tuple[str, ...] = ()
 
     @property
     def ends_at(self) -> float:
-        """Unix time at which the windows end."""
+        """End of the round and of all windows, as Unix time."""
         return self.number * self.interval
 
     def rounds_in(self, window: float) -> int:
@@ -92,11 +92,11 @@ class MetricsSnapshot:
         return pod.key in self.holding or pod.requests_gpu or pod.key in self.held_before
 
     def is_starting(self, pod: PodSeen) -> bool:
-        """It started so recently that its node's exporter may not report it yet."""
+        """Returns whether the pod started so recently that its node's exporter may not report it yet."""
         return pod.started_at > self.ends_at - 2 * self.interval - _STARTING_SECONDS
 
     def rounds_of(self, pod: PodSeen, window: float) -> int:
-        """The rounds of the window in which it ran. Earlier rounds belong to a previous pod of the same name."""
+        """Returns the number of rounds in the window since the pod started. Earlier samples are of another pod."""
         if pod.started_at <= self.ends_at - window - self.interval:
             return self.rounds_in(window)
         lived = math.floor(self.ends_at / self.interval - pod.started_at / self.interval) + 1
@@ -104,7 +104,7 @@ class MetricsSnapshot:
 
 
 class SampleStore:
-    """Adds rounds in the cluster loop's thread, and provides snapshots in any thread."""
+    """Stores rounds and provides snapshots. Only the cluster loop's thread may add rounds."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SampleStore:
         self._scope_samples: SampleRings[ScopeKey] = SampleRings(rounds)
         self._rates = UsageRates(settings.stale_after)
         self._held_before: frozenset[PodKey] = frozenset()
-        self._ignored: frozenset[PodKey] = frozenset()  # pods with values of other nodes in the last round
+        self._ignored: frozenset[PodKey] = frozenset()  # pods with ignored values in the last round
         self._snapshots: tuple[MetricsSnapshot, ...] = ()  # the current one and the next one
 
     def add_round(self, state: ClusterState) -> None:
@@ -160,16 +160,16 @@ class SampleStore:
             pod = pods.by_key.get(key)
             if pod is not None and key not in self._ignored:
                 _log.warning(
-                    "the exporter of %s reports the pod %s/%s, which runs on %s: these values are ignored",
+                    "the exporter of %s reports the pod %s/%s, which runs on %s: its values are ignored",
                     *(", ".join(nodes), *key, pod.node or "no node"),
                 )
         self._ignored = frozenset(ignored)
 
     def snapshot(self) -> MetricsSnapshot:
-        """Raises Refusal if there is none, or if it is too old."""
+        """Raises Refusal if there is no snapshot yet, or if it is too old."""
         snapshots = self._snapshots
         if not snapshots:
-            raise no_data("podgpu autoscale has not finished its first round yet: try again in a moment")
+            raise no_data("podgpu autoscale has not finished its first round yet: retry later")
         interval, wall = self.settings.interval, self._clock.wall()
         newest = math.floor(wall / interval - _SETTLED)
         snapshot = next((each for each in reversed(snapshots) if each.number <= newest), snapshots[0])

@@ -36,7 +36,7 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts, owner_of
+from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts, find_pod_owner
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Several, run
 from podgpu.web.cluster_app import cluster_application
@@ -116,7 +116,7 @@ def run_demo(
 
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
-            for service in (cluster, recorder, Director(Play(script), lambda act: click.echo(f"demo: {act.says}"))):
+            for service in (cluster, recorder, Director(Play(script), lambda act: click.echo(f"demo: {act.message}"))):
                 services.add(service)
             _print_overview(bound, exporters[0].agent, script)
 
@@ -139,7 +139,7 @@ def _print_overview(bound: Sequence[Address], first: Agent, script: Sequence[Act
     if script:
         click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
         for act in script:
-            click.echo(f"  {act.at:4.0f} s  {act.says}")
+            click.echo(f"  {act.at:4.0f} s  {act.message}")
     click.echo(f"... {sum(not line.startswith('#') for line in lines)} series. Ctrl-C ends the demo.")
 
 
@@ -167,7 +167,7 @@ class Director:
         while not math.isinf(self._play.next_at):
             if self._stopping.wait(max(0.0, began + self._play.next_at - self._clock())):
                 return
-            for act in self._play.go_on(self._clock() - began):
+            for act in self._play.run_due(self._clock() - began):
                 self._on_act(act)
 
     def reload(self) -> None: ...
@@ -235,4 +235,6 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
     """The owners of pods, which the API server provides in a cluster."""
     pods = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
-    return {(namespace, pod): WorkloadOwner(*owner) for namespace, pod in pods if (owner := owner_of(pod)) is not None}
+    return {
+        (namespace, pod): WorkloadOwner(*owner) for namespace, pod in pods if (owner := find_pod_owner(pod)) is not None
+    }

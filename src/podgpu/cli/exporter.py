@@ -28,7 +28,7 @@ from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
 from podgpu.web.node_page import node_recorder, node_waste
-from podgpu.web.sockets import Address, parse_address, systemd_sockets
+from podgpu.web.sockets import Address, open_systemd_sockets, parse_address
 
 if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
     from podgpu.web.protection import Protection
@@ -51,7 +51,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     addresses = check_options(options)
     once = options["once"]
     # --once checks these, too, so that problems show before the exporter is deployed.
-    sockets = systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
+    sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
     # The exporter must answer probes soon, even if the API server does not; --once can wait.

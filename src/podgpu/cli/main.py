@@ -12,6 +12,7 @@ import click
 from podgpu import __version__
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.options import (
+    describe_origin,
     explain_unknown,
     is_misspelt_long_option,
     normalize_arguments,
@@ -117,7 +118,7 @@ def _explain(error: click.UsageError, arguments: Sequence[str]) -> str:
             return f"there is no option {error.option_name} before the command: write podgpu COMMAND {arguments[0]}"
         return explain_unknown("option", error.option_name, long_names)
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{max(error.param.opts, key=len)}: {error.message}"
+        return f"{max(error.param.opts, key=len)}: {error.message}{describe_origin(error.param, error.ctx)}"
     return error.format_message()
 
 

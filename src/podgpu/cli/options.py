@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
+from functools import partial
 from typing import Any
 
 import click
@@ -79,93 +80,74 @@ def parse_go_duration(text: str) -> float | None:
     return sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text))
 
 
-class _Bool(click.ParamType):  # type: ignore[type-arg]
-    name = "true|false"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
-        word = str(value).strip().lower()
-        if word in _TRUE or word in _FALSE:
-            return word in _TRUE
-        self.fail(f"{value!r} is neither true nor false{_describe_origin(param, ctx)}", param, ctx)
+def _parse_bool(text: str) -> bool:
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return word in _TRUE
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg]
-    """Seconds as a float. A number without a unit is in `unit`."""
-
-    name = "duration"
-
-    def __init__(self, unit: str) -> None:
-        self.unit = unit
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        seconds = parse_go_duration(f"{text}{self.unit}" if _PLAIN_NUMBER.fullmatch(text) else text)
-        plain = "milliseconds (5000)" if self.unit == "ms" else "seconds (15)"
-        if seconds is None:
-            origin = _describe_origin(param, ctx)
-            self.fail(f"{value!r} is not a duration; write {plain} or a unit (5s, 500ms, 1m){origin}", param, ctx)
-        if not 0.1 <= seconds <= _MAX_SECONDS:
-            origin = _describe_origin(param, ctx)
-            self.fail(f"{value} is out of range: 100 ms to 24 h; a plain number is in {plain}{origin}", param, ctx)
-        return seconds
+def _parse_duration(unit: str, text: str) -> float:
+    """Returns seconds. A number without a unit is in `unit`."""
+    seconds = parse_go_duration(f"{text}{unit}" if _PLAIN_NUMBER.fullmatch(text) else text)
+    plain = "milliseconds (5000)" if unit == "ms" else "seconds (15)"
+    if seconds is None:
+        raise ValueError(f"{text!r} is not a duration; write {plain} or a unit (5s, 500ms, 1m)")
+    if not 0.1 <= seconds <= _MAX_SECONDS:
+        raise ValueError(f"{text} is out of range: 100 ms to 24 h; a plain number is in {plain}")
+    return seconds
 
 
-class _Age(click.ParamType):  # type: ignore[type-arg]
-    """Seconds as a float, in Go's format; 0 is allowed."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = parse_go_duration(str(value).strip())
-        if seconds is None:
-            origin = _describe_origin(param, ctx)
-            self.fail(f"{value!r} is not a duration; write for example 10m, 90s or 0s{origin}", param, ctx)
-        return seconds
+def _parse_age(text: str) -> float:
+    seconds = parse_go_duration(text)
+    if seconds is None:
+        raise ValueError(f"{text!r} is not a duration; write for example 10m, 90s or 0s")
+    return seconds
 
 
-class _Whole(click.ParamType):  # type: ignore[type-arg]
-    name = "number"
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low, self.high = low, high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value).strip()
-        if not re.fullmatch(r"[0-9]{1,12}", text) or not self.low <= int(text) <= self.high:
-            origin = _describe_origin(param, ctx)
-            self.fail(f"{value!r} is not a whole number from {self.low} to {self.high}{origin}", param, ctx)
-        return int(text)
+def _parse_whole(low: int, high: int, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
+        raise ValueError(f"{text!r} is not a whole number from {low} to {high}")
+    return int(text)
 
 
-class _Choice(click.ParamType):  # type: ignore[type-arg]
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = words
-        self.name = "|".join(words)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.words:
-            near = "".join(f"; did you mean {word}?" for word in find_similar(str(value), self.words)[:1])
-            origin = _describe_origin(param, ctx)
-            self.fail(f"{value!r} is not one of {', '.join(self.words)}{near}{origin}", param, ctx)
-        return str(value)
+def _parse_choice(words: Sequence[str], text: str) -> str:
+    if text not in words:
+        near = "".join(f"; did you mean {word}?" for word in find_similar(text, words)[:1])
+        raise ValueError(f"{text!r} is not one of {', '.join(words)}{near}")
+    return text
 
 
-def _make_type(kind: str) -> Any:
-    if kind == "bool":
-        return _Bool()
-    if kind in ("duration", "milliseconds"):
-        return _Duration("s" if kind == "duration" else "ms")
-    if kind == "age":
-        return _Age()
-    if kind.startswith("whole:"):
-        low, _, high = kind.removeprefix("whole:").partition("-")
-        return _Whole(int(low), int(high))
-    if kind.startswith("choice:"):
-        return _Choice(kind.removeprefix("choice:").split("|"))
-    return click.STRING
+class _ValueType(click.ParamType):  # type: ignore[type-arg]
+    """A type of values. `parse` raises ValueError."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(str(value).strip())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-def _describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
+def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
+    name, _, rest = kind.partition(":")
+    low, _, high = rest.partition("-")
+    parsers: dict[str, Callable[[str], Any]] = {
+        "bool": _parse_bool,
+        "duration": partial(_parse_duration, "s"),
+        "milliseconds": partial(_parse_duration, "ms"),
+        "age": _parse_age,
+        "choice": partial(_parse_choice, rest.split("|")),
+    }
+    if name == "whole":
+        return _ValueType(name, partial(_parse_whole, int(low), int(high)))
+    return _ValueType(name, parsers[name]) if name in parsers else click.STRING
+
+
+def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
     """Names the environment variable or file that a value came from."""
     if param is None or ctx is None or param.name is None:
         return ""
@@ -286,7 +268,7 @@ class _GroupedCommand(click.Command):
         except UsageError as error:
             name = str(error).partition(" ")[0].rstrip(":")
             param = next((param for param in self.params if name in param.opts), None)
-            origin = _describe_origin(param, ctx)
+            origin = describe_origin(param, ctx)
             raise UsageError(f"{error}{origin}") from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -365,14 +347,14 @@ def describe_names(option: click.Option) -> str:
     """`-a, --address ADDRESS`. A switch that is off by default has no metavar."""
     long = [name for name in option.opts if name.startswith("--")]
     short = [name for name in option.opts if not name.startswith("--")]
-    is_switch = option.is_flag or (isinstance(option.type, _Bool) and option.default == "false")
+    is_switch = option.is_flag or (option.type.name == "bool" and option.default == "false")
     return " ".join(filter(None, (", ".join((*short, *long)), "" if is_switch else option.metavar or "")))
 
 
 def describe_default(option: click.Option) -> str:
     if not isinstance(option.default, str) or option.default in ("", "false"):
         return ""
-    is_milliseconds = isinstance(option.type, _Duration) and option.default.isdecimal()
+    is_milliseconds = option.type.name == "milliseconds" and option.default.isdecimal()
     return f"default {option.default}{' ms' if is_milliseconds else ''}"
 
 

@@ -1,1 +1,1 @@
-"""Sources of GPU figures: NVML, DCGM and the metrics of another exporter, behind the interface in `source.py`."""
+"""Sources of GPU figures: NVML, DCGM and the metrics of another exporter. They implement the interface in `source`."""

@@ -1,6 +1,6 @@
-"""Completes a feed (an exporter's metrics, DCGM) with what only the driver knows: minors, MIG UUIDs and processes.
+"""Adds the driver's details to another source (an exporter's metrics or DCGM): minors, MIG UUIDs and processes.
 
-A missing or hanging driver does not affect the feed: it is read in its own thread, with a short wait.
+The driver is read in its own thread with a short wait, so that a missing or hanging driver does not affect the source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CompanionDriver:
         self._update: threading.Thread | None = None
 
     def update(self) -> None:
-        """Reads the driver's details. While an update hangs, the last known ones are used."""
+        """Reads the driver's details. While a reading hangs, the previous details are used."""
         if self._driver is not None and (self._update is None or not self._update.is_alive()):
             self._update = threading.Thread(
                 target=self._read_driver, args=(self._driver,), name="companion-driver", daemon=True
@@ -58,7 +58,7 @@ class CompanionDriver:
     def _find_driver(self, gpu: Device) -> Telemetry:
         if self._driver is None or gpu.uuid not in self._gpus:
             raise Unsupported(
-                f"GPU {gpu.index}: no driver answers for it here, and an exporter's metrics contain no processes"
+                f"GPU {gpu.index}: processes are read from the NVIDIA driver, which does not list this GPU here"
             )
         return self._driver
 
@@ -72,7 +72,7 @@ class CompanionDriver:
         return UsageFlaws() if self._driver is None else self._driver.usage_flaws(gpu)
 
     def discard_error_events(self) -> None:
-        """The feed reports the same XIDs, and each must be counted once."""
+        """Discards the driver's XIDs, because the other source reports them, too."""
         if self._driver is not None:
             self._driver.error_events()
 
@@ -81,7 +81,7 @@ class CompanionDriver:
 
 
 class UsageFromCompanion:
-    """Base of feeds without processes: the companion driver provides them."""
+    """Base class of sources that have no processes. The companion driver provides them."""
 
     _companion: CompanionDriver
 

@@ -1,6 +1,6 @@
-"""Takes figures from the metrics of an existing dcgm-exporter (1.x or later), read from a URL or a file.
+"""Reads figures from the metrics of an existing dcgm-exporter (1.x or later), from a URL or a file.
 
-`inventory` fetches the text, and all readings until the next call use it. Holders in the text are ignored.
+`inventory` fetches the text, and all readings until its next call use that text. Pod labels in the text are ignored.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Device, DeviceState, Reading, Value, device_key
 
 _EXPORTER_FIELDS = 9000
-"""Fields from here on are counted by the exporter itself. podgpu counts its own."""
+"""Fields with this id or a larger one are computed by dcgm-exporter itself. podgpu computes its own."""
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 _MAX_DEVICES = 1024
-"""GPUs and MIG instances of one node. Each GPU is read in its own thread."""
+"""Maximum number of GPUs and MIG instances. Limited, because each GPU is read in its own thread."""
 
 
 class ExporterTelemetry(UsageFromCompanion):
@@ -40,7 +40,7 @@ class ExporterTelemetry(UsageFromCompanion):
         device_name_ids: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`device_name_ids`: the kubelet's nvidia<N> is the label `device` of the metrics."""
+        """`device_name_ids`: the kubelet identifies GPUs as nvidia<N>, as in the label `device` of the metrics."""
         self.expected: int | None = None
         self.shown = source.shown
         """Name of the source in messages."""
@@ -49,11 +49,11 @@ class ExporterTelemetry(UsageFromCompanion):
         self._device_name_ids = device_name_ids
         self._wall = wall
         self._devices: Mapping[str, Device] | None = None
-        """By key. None: the text was not read this time."""
+        """Device key -> device. None if the last fetch failed."""
         self._values: Mapping[str, Mapping[str, Value]] = {}
         """Device key -> name of a field in DCGM 4.8 -> value."""
         self._blank: set[tuple[str, int]] = set()
-        """(device key, id of a field in DCGM 4.8) whose printed value is a sentinel, NaN or impossible."""
+        """(device key, field id in DCGM 4.8) of values that are a sentinel, NaN or impossible."""
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
@@ -100,7 +100,7 @@ class ExporterTelemetry(UsageFromCompanion):
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         if self._devices is None:
-            raise SourceError("unreachable", f"{self.shown} was not read this time")
+            raise SourceError("unreachable", f"{self.shown} could not be read")
         if gpu.uuid not in self._devices:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
         readings: list[Reading] = []
@@ -126,7 +126,7 @@ class ExporterTelemetry(UsageFromCompanion):
         return self._values.get(key, {}).get(fields()[XID_FIELD].name)
 
     def _record_xids(self) -> None:
-        """The metrics contain the last XID only, so a changed number is a new event."""
+        """Records an event if the XID changed. The metrics contain only the last XID."""
         for key in self._values:
             xid = int(self._read_xid(key) or 0)
             if xid and xid != self._last_xid.get(key):
@@ -149,7 +149,7 @@ def _list_slots(gpu: DeviceState) -> Iterator[tuple[str, Mapping[str, Value] | N
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Converts DCGM 4.8's value to the field's unit."""
+    """Converts the value of the field in DCGM 4.8 to the unit of this field. Returns None without a value."""
     known = meaning(field.name)
     value = values.get(known.field.name) if known is not None else None
     if known is None or value is None or isinstance(value, str):

@@ -27,9 +27,9 @@ from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.model import Device
 
-_MAX_AGE = 300.0
+_MAX_AGE = 300.0  # maximum age of a file in seconds
 _MAX_LINES = 200_000
-"""Many times more than the largest node has; limits memory."""
+"""Limits memory. The largest node has many times fewer lines."""
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
 _MODELS = ("modelName", "model_name")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,9})")
@@ -42,7 +42,7 @@ LabelSet = Mapping[str, str]
 
 class ExpositionSource(Protocol):
     shown: str
-    """Its name in messages, without secrets."""
+    """Name of the source in messages, without secrets."""
 
     def fetch(self) -> bytes:
         """Returns the complete text. Raises SourceError."""
@@ -55,8 +55,10 @@ def open_exposition_source(
     timeout: float = DEFAULT_TIMEOUT,
     max_bytes: int = MAX_METRICS_BYTES,
 ) -> ExpositionSource:
-    """`place` is a URL, HOST:PORT or the path of a file. A file named like a HOST:PORT is ./HOST:PORT. Raises
-    UsageError."""
+    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it.
+
+    Raises UsageError.
+    """
     scheme, separator, _ = place.partition("://")
     if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
         return UrlExposition(place, access, timeout, max_bytes)
@@ -95,15 +97,16 @@ class FileExposition:
         if age > _MAX_AGE:
             raise SourceError(
                 "stale",
-                f"{self.path} was last written {age:.0f} s ago, and after {_MAX_AGE:g} s its figures are too old:"
-                " check that its writer runs",
+                f"{self.path} was last written {age:.0f} s ago and is ignored after {_MAX_AGE:g} s:"
+                " check that the program that writes it is running",
             )
         content = self._reader.read(self.path)
         if not content.endswith(b"\n"):
             what = "ends in the middle of a line" if content else "is empty"
             raise SourceError(
                 "being_written",
-                f"{self.path} {what}: read again next time; if it lasts, have its writer replace it by rename",
+                f"{self.path} {what}. It is read again soon. If this does not end, the program that writes it must "
+                "write another file and rename it",
             )
         return content
 
@@ -115,7 +118,7 @@ class FileExposition:
 class ParsedExposition:
     families: tuple[ParsedFamily, ...]
     devices: Mapping[str, Device]
-    """By key, each GPU before its MIG instances."""
+    """Device key -> device. Each GPU comes before its MIG instances."""
 
     def find_device(self, sample: ParsedSample) -> Device | None:
         device = _parse_device(sample.labels)
@@ -123,7 +126,7 @@ class ParsedExposition:
 
 
 def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
-    """Raises SourceError: not_prometheus, malformed (with line and reason) or duplicate_series."""
+    """Parses metrics text. Raises SourceError: not_prometheus, malformed (with line and reason) or duplicate_series."""
     check_is_metrics(content, shown)
     try:
         families = tuple(parse_text(content.decode(), _MAX_LINES))
@@ -170,7 +173,7 @@ def _find_devices(label_sets: Iterable[LabelSet]) -> dict[str, Device]:
                 mig_uuids=known.mig_uuids or device.mig_uuids,
             )
     for instance in [device for device in devices.values() if device.is_instance]:
-        # dcgm-exporter shows only the instances of a GPU in MIG mode
+        # In MIG mode dcgm-exporter shows only the instances, so the GPU is derived from them.
         gpu = devices.get(instance.uuid) or replace(instance, gi_id=None, profile="", mig_uuids=())
         devices[instance.uuid] = replace(gpu, mig_enabled=True)
     ordered = sorted(devices.values(), key=lambda d: (d.index, d.uuid, -1 if d.gi_id is None else d.gi_id))
@@ -178,7 +181,7 @@ def _find_devices(label_sets: Iterable[LabelSet]) -> dict[str, Device]:
 
 
 def _parse_device(labels: LabelSet) -> Device | None:
-    """Returns the GPU or MIG instance of a label set, None without a UUID or an index."""
+    """Returns the GPU or MIG instance of a label set. Returns None if the labels have no UUID or no index."""
     uuid = _first(labels, _UUIDS)
     index = _NUMBER.fullmatch(labels.get("gpu", "")) or _NVIDIA.fullmatch(labels.get("device", ""))
     if not uuid or index is None:
@@ -201,9 +204,9 @@ def _first(labels: LabelSet, names: Iterable[str]) -> str:
 
 
 def select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Series that differ only in their holder are copies of one figure.
+    """Selects one of several series that differ only in their pod labels. Such series are copies of one figure.
 
-    Returns the copy without a holder, or the value on which all agree, else None.
+    Returns the copy without pod labels if there is one, else the first. Returns None if their values differ.
     """
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     first, *others = without_holder or copies

@@ -1,4 +1,4 @@
-"""Counts the NVIDIA GPUs on the PCI bus, independent of the driver: `expected` in podgpu_device_count."""
+"""Counts the NVIDIA GPUs on the PCI bus without the driver, for `expected` in podgpu_device_count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller; NVSwit
 
 
 def count_pci_gpus(sysfs: str = "/sys") -> int | None:
-    """Returns None if unknown: sysfs is missing (some sandboxes) or has no NVIDIA GPU (WSL, Tegra)."""
+    """Returns the number of GPUs, None if sysfs is missing (some sandboxes) or has no NVIDIA GPU (WSL, Tegra)."""
     try:
         devices = list(Path(sysfs, "bus/pci/devices").iterdir())
     except OSError:
@@ -28,7 +28,10 @@ def _is_gpu(device: Path) -> bool:
 
 
 def _has_other_driver(device: Path) -> bool:
-    """A GPU with another driver, such as vfio-pci for a virtual machine, is not lost. One without a driver may be."""
+    """Returns True if the GPU is used by another driver, such as vfio-pci for a virtual machine.
+
+    Returns False for a GPU without a driver, because it may be lost.
+    """
     try:
         return os.path.basename(os.readlink(device / "driver")) != "nvidia"
     except OSError:

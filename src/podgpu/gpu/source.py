@@ -1,6 +1,6 @@
-"""The interface between the agent and a source of GPU figures, independent of library, feed and maker.
+"""The interface between the agent and a source of GPU figures, independent of library and vendor.
 
-It has devices, fields, error numbers and processes. Anything that only one maker has belongs to that maker's package.
+It consists of devices, fields, error numbers and processes. Features of a single vendor belong to the vendor's package.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_
 """Reason word for a usage figure that a GPU does not provide."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # by identity: sources cache what they prepared for a lane
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, because sources cache data per lane
 class Lane:
     """Fields that are read together, at their own interval."""
 
     fields: tuple[Field, ...]
     interval: float
     keep_age: float = 0.0
-    """Seconds for which a source with a cache keeps samples; 0: no limit."""
+    """How long a source with a cache keeps samples, in seconds; 0 means no limit."""
     keep_samples: int = 0
-    """Number of samples that it keeps; 0: no limit."""
+    """How many samples a source with a cache keeps; 0 means no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +34,37 @@ class GpuAnswer:
 
     readings: tuple[Reading, ...]
     unsupported: tuple[tuple[str, int], ...] = ()
-    """(device key, field id)"""
+    """(device key, field id) of fields that are not supported."""
     dropped: tuple[int, ...] = ()
-    """Field ids without a plausible value (sentinel, NaN, impossible), once per occurrence."""
+    """Ids of fields whose value was a sentinel, NaN or impossible, once per occurrence."""
     errors: tuple[str, ...] = ()
-    """Reason words of single calls that failed; the rest of the reading is valid."""
+    """Reason words of calls that failed. The rest of the reading is valid."""
     others: tuple[OtherReading, ...] = ()
     """Readings of the GPU's links, or of switches and CPUs."""
     details: Mapping[int, Value] = field(default_factory=dict)
-    """Field id -> value, for the page of the GPU. Read rarely."""
+    """Field id -> value, for the page of the GPU. Updated rarely."""
     reports_errors: bool = True
-    """False if its errors (XIDs) are not reported."""
+    """False if the source cannot report errors (XIDs) of this GPU."""
     links_up: int | None = None
-    """Number of NVLinks that are up; None if it has none or does not report them."""
+    """Number of NVLinks that are up; None if the GPU has none or does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageFlaws:
-    """Figures that a usage reading lacks. Names of parts are the source's own."""
+    """Figures that are missing in a usage reading. Names of parts are defined by the source."""
 
     dropped: tuple[str, ...] = ()
-    """Parts without a plausible value, once per occurrence."""
+    """Parts whose value was a sentinel, NaN or impossible, once per occurrence."""
     errors: tuple[str, ...] = ()
-    """Reason words of single calls that failed."""
+    """Reason words of calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
-    """(part, missing figure) that the GPU does not support; not read again until its topology changes."""
+    """(part, missing figure) that the GPU does not support. Not read again until its MIG layout changes."""
     switch_errors: tuple[str, ...] = ()
-    """Reason words why context switches were not used in this turn."""
+    """Reason words of errors that prevented the use of context switches in this turn."""
     uses_switches: bool = False
-    """True if context switches are used on shared GPUs."""
+    """True if context switches are used while a GPU is shared."""
     fallback: str = ""
-    """Message why a shared GPU uses the driver's samples at present."""
+    """Message that explains why a shared GPU currently uses the driver's samples; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ErrorEvent:
     device: str
     """`Device.key`."""
     code: int
-    """The maker's number; NVIDIA's is the XID."""
+    """The vendor's error number. NVIDIA's is the XID."""
     at: float
     """Unix time."""
 
@@ -85,9 +85,9 @@ class Inventory:
 
     gpus: tuple[Device, ...]
     unreachable: dict[int, str] = field(default_factory=dict)
-    """Index -> reason, of GPUs that the driver lists and cannot read."""
+    """Index of a GPU that the driver lists but cannot read -> reason."""
     hung: frozenset[int] = frozenset()
-    """Those of them whose first call has not returned yet."""
+    """Indices of unreachable GPUs whose first call has not returned yet."""
 
 
 class Telemetry(Protocol):
@@ -102,31 +102,37 @@ class Telemetry(Protocol):
         """Reads one GPU and its instances. Called from that GPU's worker. Raises SourceError."""
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        """Lists the processes on one GPU and its instances. May have another worker than `read`. Raises SourceError."""
+        """Lists the processes on one GPU and its instances. May be called from another worker than `read`.
+
+        Raises SourceError.
+        """
 
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         """Returns the usage of one GPU, then of each of its instances, since the last call.
 
         `shared`: keys of devices on which processes of several containers run.
-        Always called from the same worker of that GPU, which may be another than that of `read`. Raises SourceError.
+        Always called from the same worker of that GPU. `read` may be called from another worker. Raises SourceError.
         """
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        """Returns the flaws of the last `usage` of that GPU. Called from the same worker."""
+        """Returns the flaws of the last `usage` call for that GPU. Called from the same worker."""
 
     def error_events(self) -> Sequence[ErrorEvent]:
         """Returns the events since the last call."""
 
     def release(self, wait: float) -> bool:
-        """Closes the driver. Returns False if a call in flight prevents it. `inventory` opens it again."""
+        """Closes the driver. Returns False if a call does not return within `wait` seconds.
+
+        `inventory` opens the driver again.
+        """
 
 
 @runtime_checkable
 class FollowsSchedule(Protocol):
-    """A source that prepares and caches something for the fields it reads."""
+    """A source that must know in advance which fields are read."""
 
     def schedule(self, lanes: Sequence[Lane]) -> None:
-        """From now on `read` is called with the fields of these lanes only."""
+        """Sets the lanes. From now on, `read` is called only with the fields of these lanes."""
 
 
 @runtime_checkable
@@ -134,4 +140,4 @@ class ReadsOthers(Protocol):
     """A source that also reads switches and their links, CPUs and their cores."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
-        """Returns `others` without readings. Called from its own worker. Raises SourceError."""
+        """Returns an answer with `others` and without readings. Called from its own worker. Raises SourceError."""

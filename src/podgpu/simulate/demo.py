@@ -1,4 +1,4 @@
-"""Nodes and events of `podgpu demo`: a job ends, GPUs break, an exporter dies, and all of it recovers, in a cycle."""
+"""Nodes and events of `podgpu demo`. In each cycle a job ends, GPUs and an exporter fail, and everything recovers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Self
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import SimulatedProc, Tenant, clear_one, furnish_one, load_of, pid_of, pods, tenants
+from podgpu.simulate.node import SimulatedProc, Tenant, create_files, make_load, make_pid, pods, remove_files, tenants
 
 _SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
-"""Namespace -> relative variation of its loads: training is steady, a service is not."""
+"""Namespace -> relative variation of its loads. Training is steady, services vary."""
 _OWNERS = {
     "llm-train": "Job",
     "diffusion": "Job",
@@ -28,13 +28,13 @@ _OWNERS = {
 }
 """Prefix of a pod's name -> kind of its owner."""
 CYCLE_SECONDS = 150.0
-XID = 48  # a double-bit memory error: the GPU has to be reset
+XID = 48  # a double-bit memory error, after which the GPU must be reset
 _JOB = ("research", "llm-train-2")
 _JOB_NODE, _LOST_NODE, _LOST_GPU = 2, 1, 3
 
 
 class StageNode:
-    """A simulated node whose pods and GPUs change: a driver, a gRPC kubelet and files as on a host."""
+    """A simulated node with a driver, a gRPC kubelet and the files of a host. Pods and GPUs change while it runs."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class StageNode:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`first`: offset in the pattern of tenants. `root`: directory for the host's files."""
+        """`first`: position of the first GPU in the pattern of tenants. `root`: directory for the host's files."""
         self.name = name
         self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
         self.root = root
-        self.answers = True  # False while its exporter does not answer
+        self.answers = True  # False while the node's exporter does not answer
         self._proc = SimulatedProc(root / "proc")
         self._numbers = itertools.count()
         self._pids: dict[Tenant, int] = {}
@@ -77,8 +77,8 @@ class StageNode:
 
     def move_in(self, *new: Tenant) -> None:
         for tenant in new:
-            pid = self._pids[tenant] = pid_of(next(self._numbers))
-            furnish_one(self.root, self._proc, tenant, pid)
+            pid = self._pids[tenant] = make_pid(next(self._numbers))
+            create_files(self.root, self._proc, tenant, pid)
             self._start(tenant, pid)
         self.kubelet.pods = tuple(pods(self._pids))
 
@@ -89,14 +89,14 @@ class StageNode:
             pid = self._pids.pop(tenant)
             if tenant.duty:
                 self.driver.remove(pid)
-            clear_one(self.root, self._proc, tenant, pid)
+            remove_files(self.root, self._proc, tenant, pid)
         self.kubelet.pods = tuple(pods(self._pids))
         return leaving
 
     def _start(self, tenant: Tenant, pid: int) -> None:
         if tenant.duty:
             sway = _SWAY.get(tenant.namespace, 0.0)
-            self.driver.place(load_of(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
+            self.driver.place(make_load(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
 
     def reset(self, gpu: int) -> None:
         """Resets the GPU and restarts its processes."""
@@ -106,8 +106,8 @@ class StageNode:
                 self._start(tenant, pid)
 
 
-def owner_of(pod: str) -> tuple[str, str] | None:
-    """Returns kind and name of a pod's owner."""
+def find_pod_owner(pod: str) -> tuple[str, str] | None:
+    """Returns kind and name of a pod's owner, None if the pod has none."""
     for prefix, kind in _OWNERS.items():
         if pod.startswith(f"{prefix}-"):
             return (kind, pod if kind == "Job" else prefix)
@@ -116,29 +116,29 @@ def owner_of(pod: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    at: float  # seconds after the beginning of a cycle
-    says: str
+    at: float  # seconds since the start of the cycle
+    message: str
     do: Callable[[], object]
 
 
 def acts(nodes: Sequence[StageNode]) -> list[Act]:
-    """Returns the events of the demo's three nodes. All faults are present at the same time within a minute."""
+    """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
     first, lost, last = nodes[0], nodes[_LOST_NODE], nodes[_JOB_NODE]
     ill, job = min(6, first.gpus - 1), _Job(last)
     return [
         Act(10.0, f"{last.name}: a training job ends", job.end),
-        Act(15.0, f"{first.name}: GPU {ill} has XID {XID}", lambda: first.driver.faults.raise_xid(ill, XID)),
+        Act(15.0, f"{first.name}: GPU {ill} reports XID {XID}", lambda: first.driver.faults.raise_xid(ill, XID)),
         Act(20.0, f"{lost.name}: GPU {_LOST_GPU} falls off the bus", lambda: lost.driver.faults.lose(_LOST_GPU)),
-        Act(30.0, f"{last.name}: its exporter dies", lambda: setattr(last, "answers", False)),
-        Act(90.0, f"{last.name}: its exporter is back", lambda: setattr(last, "answers", True)),
+        Act(30.0, f"{last.name}: the exporter stops answering", lambda: setattr(last, "answers", False)),
+        Act(90.0, f"{last.name}: the exporter answers again", lambda: setattr(last, "answers", True)),
         Act(95.0, f"{last.name}: the next training job begins", job.begin),
-        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} is back", lambda: lost.driver.faults.recover(_LOST_GPU)),
-        Act(115.0, f"{first.name}: GPU {ill} was reset", lambda: first.reset(ill)),
+        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} answers again", lambda: lost.driver.faults.recover(_LOST_GPU)),
+        Act(115.0, f"{first.name}: GPU {ill} is reset", lambda: first.reset(ill)),
     ]
 
 
 class _Job:
-    """A training job that ends, and another one that takes its GPUs."""
+    """A training job that ends and is later replaced by another one on the same GPUs."""
 
     def __init__(self, node: StageNode) -> None:
         self._node = node
@@ -173,7 +173,7 @@ class Play:
         """Seconds from the start to the next act; infinite without acts."""
         return math.inf if self._next is None else self._next[0]
 
-    def go_on(self, now: float) -> list[Act]:
+    def run_due(self, now: float) -> list[Act]:
         """Executes and returns the acts that are due. `now`: seconds since the start."""
         done = []
         while self._next is not None and self._next[0] <= now:

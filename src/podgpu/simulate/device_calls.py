@@ -1,6 +1,6 @@
-"""Answers of simulated devices: tables of NVML functions and field values, and GPM samples.
+"""Implements the NVML functions of simulated devices: functions, field values and GPM samples.
 
-A function that is missing in the tables is not supported. Return types are those of pynvml.
+A function that is missing in the tables is not supported. Results have the types of pynvml.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _PROCESS_KINDS = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "m
 
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
-    """Makes a handle: a number that is never dereferenced, in a pointer of pynvml's type."""
+    """Makes a handle: a pointer of pynvml's type with a number that is never dereferenced."""
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)
 
 
 def address_in(handle: Any) -> int:
-    """Returns the number of a handle, 0 for anything else."""
+    """Returns the number in a handle, or 0 if the argument is not a handle."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
     except ctypes.ArgumentError:
         return 0
 
 
-def refuse(code: int) -> NoReturn:
-    """Raises NVMLError. A function, so that lambdas can use it."""
+def raise_error(code: int) -> NoReturn:
+    """Raises NVMLError. Lambdas can call a function, but cannot raise."""
     raise pynvml.NVMLError(code)
 
 
 def _not_supported() -> NoReturn:
-    refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _fill(struct: Any, **members: Any) -> Any:
@@ -76,7 +76,7 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
         total, reserved = instance.profile.memory_mib * MIB, instance.reserved
         used = gpu.memory_used(instance.gi_id)
     free = total - reserved - used
-    if version is None:  # the first version counts reserved memory as used
+    if version is None:  # the first version of the structure includes reserved memory in `used`
         return _fill(pynvml.c_nvmlMemory_t(), total=total, free=free, used=used + reserved)
     struct = pynvml.c_nvmlMemory_v2_t()
     return _fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
@@ -101,8 +101,8 @@ def _codec(loads: Iterable[float]) -> list[int]:
 
 
 def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
-    """Graphics and SM clocks are one."""
-    return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
+    return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 def _max_clocks(gpu: SimulatedGpu) -> tuple[int, int, int]:
@@ -122,9 +122,9 @@ def _threshold(gpu: SimulatedGpu, which: int) -> Any:
 
 
 def _error_counter(gpu: SimulatedGpu, error: int, counter: int, location: int) -> Any:
-    """Since Ampere there are only DRAM (2) and SRAM (7); older GPUs have the caches (0 to 6)."""
-    known = (2, 7) if gpu.model.architecture >= AMPERE else range(7)
-    return 0 if gpu.model.ecc and location in known else _not_supported()
+    """Ampere and later GPUs have counters for DRAM (2) and SRAM (7), older GPUs for the locations 0 to 6."""
+    locations = (2, 7) if gpu.model.architecture >= AMPERE else range(7)
+    return 0 if gpu.model.ecc and location in locations else _not_supported()
 
 
 def _inforom(gpu: SimulatedGpu, which: int) -> Any:
@@ -137,7 +137,7 @@ def _affinity(words: int, first: int) -> Any:
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
-    """`function`: nvmlDeviceGet<kind>RunningProcesses, with or without a version."""
+    """Lists the processes of one kind. `function`: nvmlDeviceGet<kind>RunningProcesses, with or without a version."""
     kind = function.removeprefix("nvmlDeviceGet").partition("RunningProcesses")[0]
     return [
         pynvml.nvmlFriendlyObject(
@@ -154,7 +154,7 @@ def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
 
 
 def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
-    """Only utilisation is simulated."""
+    """Returns utilization samples. Other kinds of samples are not simulated."""
     if kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
         _not_supported()
     samples = []
@@ -162,11 +162,11 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
         sample = _fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
         sample.sampleValue.uiVal = round(100 * seen.busy)
         samples.append(sample)
-    return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+    return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
-    """The old and the new call differ only in their structures."""
+    """Implements the old and the new function, which differ only in the structure (`kind`) that they return."""
     entries = [
         _fill(
             kind(),
@@ -179,7 +179,7 @@ def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> A
         )
         for mean in gpu.process_means(since_us)
     ]
-    return entries or refuse(pynvml.NVML_ERROR_NOT_FOUND)
+    return entries or raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,7 +231,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
     "nvmlDeviceGetTemperature": lambda gpu, sensor: (
-        round(gpu.celsius) if sensor == 0 else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        round(gpu.celsius) if sensor == 0 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     ),
     "nvmlDeviceGetTemperatureThreshold": _threshold,
     "nvmlDeviceGetMarginTemperature": _where(
@@ -267,7 +267,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetProcessesUtilizationInfo": _without_mig(
         partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t)
     ),
-    "nvmlDeviceGetGpuInstanceId": lambda gpu: refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetGpuInstanceId": lambda gpu: raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     "nvmlGpmQueryDeviceSupport": lambda gpu: _fill(
         pynvml.c_nvmlGpmSupport_t(), version=1, isSupportedDevice=int(gpu.model.gpm)
@@ -298,7 +298,8 @@ Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GP
 
 
 def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any], answer_for: Callable[[int, int], Any]) -> Any:
-    """Returns a ctypes array like pynvml. `answer_for(field, gpu)` overrides the table."""
+    """Returns a ctypes array like pynvml. `answer_for(field, gpu)` returns an injected value, which overrides the
+    table."""
     wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in asked]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
     for value, (field_id, scope) in zip(values, wanted, strict=True):
@@ -331,7 +332,7 @@ def _value_where(has: Callable[[SimulatedGpu], object], value: int = 0) -> Reade
 
 
 def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
-    """Data sent or received since the reset, on one link or on all."""
+    """Returns the KiB sent or received since the reset, on one link or on all links."""
     links = gpu.nvlinks
     if not links or (scope >= links and scope != _ALL_LINKS):
         return None
@@ -370,11 +371,11 @@ _FIELDS: dict[int, tuple[int, Reader]] = {
 
 # GPM
 
-_FIRST_LINK_METRIC = 62  # then by link: bytes received, bytes sent
+_FIRST_LINK_METRIC = 62  # two metrics per link follow: bytes received, bytes sent
 
 _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
-    2: (0.6, 0.4, 0.0),  # SM: never less than the tensor cores inside it
+    2: (0.6, 0.4, 0.0),  # SM: at least as busy as its tensor cores
     3: (0.1, 0.1, 0.0),  # SM occupancy
     4: (0.02, 0.0, 0.0),  # integer
     5: (0.0, 1.0, 0.0),  # any tensor
@@ -384,15 +385,15 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
     9: (0.0, 0.0, 0.0),  # tensor IMMA
     10: (0.0, 0.0, 1.0),  # DRAM bandwidth
     11: (0.0, 0.0, 0.0),  # FP64
-    12: (0.2, -0.2, 0.0),  # FP32: what the tensor cores leave
+    12: (0.2, -0.2, 0.0),  # FP32: only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
 } | dict.fromkeys((*range(30, 37), *range(40, 47), 50), (0.0, 0.0, 0.0))  # NVDEC, NVJPG, OFA engines
-"""Metric -> weights of busy, tensor and memory time."""
+"""Metric -> weights of busy, tensor and memory time, whose weighted sum is the metric."""
 
 
 @dataclass(slots=True)
 class GpmSample:
-    gpu: int | None = None  # None until filled
+    gpu: int | None = None  # number of the GPU; None until the sample is filled
     gi_id: int | None = None
     at: float = 0.0
     nvlinks: int = 0
@@ -400,9 +401,9 @@ class GpmSample:
 
 
 def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample, answer_for: Callable[[str, int], Any]) -> Any:
-    """Fills in a c_nvmlGpmMetricsGet_t. `answer_for` returns injected values of `gpm <metric>`."""
+    """Fills in a c_nvmlGpmMetricsGet_t. `answer_for("gpm <metric>", gpu)` returns an injected value."""
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):
         metric = request.metrics[index]
         injected = answer_for(f"gpm {metric.metricId}", second.gpu)

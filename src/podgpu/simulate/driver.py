@@ -1,7 +1,7 @@
 """A simulated driver: an object with the functions, constants and structures of the pynvml module.
 
-Functions that are not simulated are not supported. The real driver is never called. One lock guards everything; it is
-never held while a call hangs.
+Functions that are not simulated return "not supported". The real driver is never called. One lock protects all state.
+It is not held while a call hangs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from podgpu.simulate.device_calls import (
     list_processes,
     pci_bus_id,
     pointer_to,
+    raise_error,
     read_field_values,
-    refuse,
 )
 from podgpu.simulate.engine import Engine, SimulatedSwitchLog
 from podgpu.simulate.gpu import Meter, SimulatedGpu, SimulatedInstance, SimulatedLoad, lay_out
@@ -39,10 +39,11 @@ from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles, parse_sp
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
-"""Functions of pynvml that call no driver."""
-_GPU_CLOCK_LAG_NS = 1_000_000  # lag of the GPU's clock behind the machine's; on an H200 it drifts by 7 µs a second
+"""Functions of pynvml that do not call the driver."""
+_GPU_CLOCK_LAG_NS = 1_000_000  # how far the GPU's clock is behind the system clock; on an H200 it drifts by 7 µs/s
 _MAX_WAIT_SECONDS = 0.025
-"""For events, in real time, because an injected clock may stand still. Closing the driver waits for it."""
+"""Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
+waits for the end of this wait."""
 _FIRST_ADDRESS, _ADDRESS_STEP = 0x7F00_0000_1000, 0x40
 
 
@@ -55,8 +56,9 @@ class EventSet:
 class SimulatedNvml:
     """Replaces the pynvml module: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
-    `uuids` and `minors` are by GPU number, `mig_uuids` by (GPU number, MIG slot). Missing ones are derived from the
-    seed and the node's name, so that GPUs of different nodes differ. `unrest`: relative variation of the activity.
+    `uuids` and `minors` are indexed by GPU number, `mig_uuids` by (GPU number, MIG slot). Missing values are derived
+    from the seed and the node's name, so that GPUs of different nodes differ. `jitter`: relative variation of the
+    activity.
     """
 
     def __init__(
@@ -69,13 +71,13 @@ class SimulatedNvml:
         uuids: Sequence[str] = (),
         mig_uuids: Mapping[tuple[int, int], str] | None = None,
         minors: Sequence[int] = (),
-        unrest: float = 0.04,
+        jitter: float = 0.04,
         driver_version: str = "580.159.04",
         node: str = "",
     ) -> None:
         self.calls: Counter[str] = Counter()  # number of calls per function
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)  # notified of events and of the end of sessions
+        self._changed = threading.Condition(self.lock)  # notified when an event occurs or a session ends
         self._clock = clock
         self._seed = seed
         self._node = node
@@ -97,7 +99,7 @@ class SimulatedNvml:
                 uuid=uuids[number] if number < len(uuids) else f"GPU-{self._make_uuid('gpu', number)}",
                 minor=minors[number] if number < len(minors) else number,
                 seed=seed,
-                unrest=unrest,
+                jitter=jitter,
                 at=clock(),
                 epoch=epoch,
             )
@@ -105,7 +107,7 @@ class SimulatedNvml:
                 self._cut(gpu, one.profiles, mig_uuids or {})
             self.gpus.append(gpu)
         linked = [gpu for gpu in self.gpus if gpu.model.nvlinks]
-        for gpu in linked:  # a single GPU has no NVLink, as measured on an H200
+        for gpu in linked:  # a single GPU has no active NVLink, as measured on an H200
             gpu.nvlinks = gpu.model.nvlinks if len(linked) > 1 else 0
         self._functions = self._make_functions()
 
@@ -134,7 +136,7 @@ class SimulatedNvml:
     # Calls
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for names that are not attributes yet; the functions created here become attributes.
+        # Python calls this only for missing attributes. Functions are stored as attributes when they are first used.
         if not name.startswith(_PYNVML_NAMES):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         known = getattr(pynvml, name)
@@ -147,25 +149,25 @@ class SimulatedNvml:
         gpu = self._find_gpu(name, arguments)
         with self.lock:
             self.calls[name] += 1
-        self.faults.wait_out(name, gpu)
+        self.faults.wait_for_release(name, gpu)
         with self.lock:
             if name not in ("nvmlInit", "nvmlShutdown"):
                 self._check_session()
             is_device_call = name not in self._functions and name.startswith(("nvmlDevice", "nvmlGpm"))
             if is_device_call:
                 # Looked up again, because the device may have been removed while the call hung.
-                target = self._targets.get(address_in(arguments[0])) or refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                target = self._targets.get(address_in(arguments[0])) or raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
                 _check_present(target[0])
             injected = self.faults.answer_for(name, gpu)
             if injected is not None:
-                return refuse(injected.error) if injected.error else injected.value
+                return raise_error(injected.error) if injected.error else injected.value
             if is_device_call:
                 return self._call_device(name, self._advance(target[0]), target[1], *arguments[1:], **named)
             function = self._functions.get(name)
-            return function(*arguments) if function else refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return function(*arguments) if function else raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _find_gpu(self, name: str, arguments: Sequence[Any]) -> int | None:
-        """Returns the number of the GPU that a call is about, so that faults can apply to it."""
+        """Returns the number of the GPU that a call refers to, for the selection of injected faults."""
         with self.lock:
             listed = self._list_gpus()
             if name == "nvmlDeviceGetHandleByIndex":
@@ -182,7 +184,7 @@ class SimulatedNvml:
             gi_id = None if instance is None else instance.gi_id
             return [] if self.faults.processes_hidden else list_processes(gpu.running(gi_id), name)
         if instance is not None:
-            function = MIG_CALLS.get(name) or refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            function = MIG_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
             return function(gpu, instance, *arguments, **named)
         match name:
             case "nvmlDeviceGetIndex":
@@ -197,11 +199,11 @@ class SimulatedNvml:
                 return self._fill_gpm_sample(gpu, None, *arguments)
             case "nvmlGpmMigSampleGet":
                 return self._fill_gpm_sample(gpu, *arguments)
-        function = GPU_CALLS.get(name) or refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        function = GPU_CALLS.get(name) or raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return function(gpu, *arguments, **named)
 
     def _make_functions(self) -> dict[str, Callable[..., Any]]:
-        """Functions without a device."""
+        """Returns the functions whose first argument is not a device."""
         return {
             "nvmlInit": self._init,
             "nvmlShutdown": self._shutdown,
@@ -224,15 +226,15 @@ class SimulatedNvml:
 
     def _init(self) -> None:
         if self.faults.init_error:
-            refuse(self.faults.init_error)
+            raise_error(self.faults.init_error)
         if not self._sessions:
-            # A session from before a reload stays broken until it is shut down.
+            # A session that was opened before a reload fails until it is shut down.
             self._session_epoch = self.faults.driver_epoch
         self._sessions += 1
 
     def _shutdown(self) -> None:
         if not self._sessions:
-            refuse(pynvml.NVML_ERROR_UNINITIALIZED)
+            raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
         self._sessions -= 1
         if not self._sessions:
             self._gpm_samples.clear()
@@ -241,12 +243,12 @@ class SimulatedNvml:
 
     def _check_session(self) -> None:
         if not self._sessions:
-            refuse(pynvml.NVML_ERROR_UNINITIALIZED)
+            raise_error(pynvml.NVML_ERROR_UNINITIALIZED)
         if self._session_epoch != self.faults.driver_epoch:
-            refuse(self.faults.session_error)
+            raise_error(self.faults.session_error)
 
     def reload(self) -> None:
-        """Makes all handles and event sets stale."""
+        """Invalidates all handles and event sets."""
         self._targets.clear()
         self._event_sets.clear()
         self._changed.notify_all()
@@ -261,7 +263,7 @@ class SimulatedNvml:
         return [gpu for gpu in self.gpus if gpu.enumerated]
 
     def _find_handle(self, gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> Any:
-        """Returns the same handle for the same device until it becomes stale."""
+        """Returns the handle of a device, which stays the same until it is invalidated."""
         _check_present(gpu)
         target = (gpu, instance)
         address = next((address for address, known in self._targets.items() if known == target), None)
@@ -272,7 +274,7 @@ class SimulatedNvml:
 
     def _find_by_index(self, index: int) -> Any:
         gpus = self._list_gpus()
-        return self._find_handle(gpus[index]) if index < len(gpus) else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._find_handle(gpus[index]) if index < len(gpus) else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def _find_by_uuid(self, wanted: str) -> Any:
         for gpu in self._list_gpus():
@@ -281,27 +283,27 @@ class SimulatedNvml:
             for instance in gpu.instances:
                 if instance.uuid == wanted:
                     return self._find_handle(gpu, instance)
-        refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _find_by_pci_bus_id(self, wanted: str) -> Any:
         gpu = next((gpu for gpu in self._list_gpus() if _is_at(gpu, wanted)), None)
-        return self._find_handle(gpu) if gpu else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._find_handle(gpu) if gpu else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _find_mig_handle(self, gpu: SimulatedGpu, index: int) -> Any:
         if not gpu.model.profiles:
-            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         instance = next((instance for instance in gpu.instances if instance.slot == index), None)
-        return self._find_handle(gpu, instance) if instance else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._find_handle(gpu, instance) if instance else raise_error(pynvml.NVML_ERROR_NOT_FOUND)
 
     def reset(self, gpu: SimulatedGpu) -> None:
-        """Resets the counters, ends processes, makes handles stale and restores a lost GPU."""
+        """Resets the counters, ends processes, invalidates handles and restores a lost GPU."""
         with self.lock:
             gpu.lost, gpu.enumerated = False, True
             self._advance(gpu).reset()
             self._targets = {address: target for address, target in self._targets.items() if target[0] is not gpu}
 
     def relayout(self, gpu: SimulatedGpu, profiles: Sequence[str] | None) -> list[str]:
-        """Changes the MIG layout (None: MIG off) and returns the UUIDs of the new MIG devices."""
+        """Changes the MIG layout and returns the UUIDs of the new MIG devices. `profiles`: None disables MIG."""
         with self.lock:
             chosen = None if profiles is None else parse_profiles(gpu.model, profiles)
             self._targets = {a: t for a, t in self._targets.items() if t[0] is not gpu or t[1] is None}
@@ -335,7 +337,7 @@ class SimulatedNvml:
 
     def _find(self, objects: Mapping[int, Any], pointer: Any) -> Any:
         found = objects.get(address_in(pointer))
-        return refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
+        return raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT) if found is None else found
 
     def _free(self, objects: dict[int, Any], pointer: Any) -> None:
         self._find(objects, pointer)
@@ -351,7 +353,7 @@ class SimulatedNvml:
                 return waiting.popleft()
             left = deadline - time.monotonic()
             if left <= 0:
-                refuse(pynvml.NVML_ERROR_TIMEOUT)
+                raise_error(pynvml.NVML_ERROR_TIMEOUT)
             self._changed.wait(left)
 
     def raise_xid(self, gpu: SimulatedGpu, xid: int, gi_id: int | None) -> None:
@@ -373,10 +375,10 @@ class SimulatedNvml:
 
     def _fill_gpm_sample(self, gpu: SimulatedGpu, gi_id: int | None, pointer: Any) -> Any:
         if not gpu.model.gpm:
-            refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         meter = gpu.meter if gi_id is None else gpu.instance_meters.get(gi_id)
         if meter is None:
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         sample = self._find(self._gpm_samples, pointer)
         sample.gpu, sample.gi_id, sample.at, sample.nvlinks = gpu.number, gi_id, gpu.at, gpu.nvlinks
         sample.meter = Meter(meter.busy, meter.tensor, meter.dram)
@@ -388,14 +390,14 @@ class SimulatedNvml:
 
 
 def _is_at(gpu: SimulatedGpu, bus_id: str) -> bool:
-    """Accepts a domain of eight digits, of four digits (Linux), or none."""
+    """Compares PCI addresses. The domain may have eight digits, four digits (Linux), or be missing."""
     known = pci_bus_id(gpu)
     return bus_id.upper() in (known, known[4:], known[9:])
 
 
 def _check_present(gpu: SimulatedGpu) -> None:
     if gpu.lost:
-        refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
+        raise_error(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 # Faults
@@ -405,7 +407,7 @@ Subject = str | int  # name of a function, number of a field value, or `gpm <met
 
 @dataclass(frozen=True, slots=True)
 class InjectedAnswer:
-    """Overrides a result: a value or an error code."""
+    """A value or an error code that is returned instead of the real result."""
 
     value: Any = None
     error: int = 0
@@ -416,7 +418,7 @@ class Hang:
     function: str
     gpu: int | None
     released: threading.Event = field(default_factory=threading.Event)
-    entered: threading.Event = field(default_factory=threading.Event)  # set once a call hangs here
+    entered: threading.Event = field(default_factory=threading.Event)  # set when the first call hangs
 
     def release(self) -> None:
         self.released.set()
@@ -430,12 +432,12 @@ class FaultInjector:
         self._hangs: list[Hang] = []
         self._answers: dict[tuple[Subject, int | None], InjectedAnswer] = {}
         self.init_error = 0
-        self.session_error = 0  # error of calls in sessions from before the last reload
+        self.session_error = 0  # error code of calls in sessions that were opened before the last reload
         self.driver_epoch = 0
         self.processes_hidden = False
 
     def hang(self, function: str, gpu: int | None = None) -> Hang:
-        """Blocks calls of the function until released."""
+        """Blocks calls of the function until the hang is released."""
         hang = Hang(function, gpu)
         self._hangs = [*self._hangs, hang]
         return hang
@@ -460,11 +462,11 @@ class FaultInjector:
         self._answers.pop((subject, gpu), None)
 
     def hide_processes(self) -> None:
-        """Simulates a separate PID namespace: process lists are empty, process utilisation is not."""
+        """Simulates a separate PID namespace: process lists are empty, but process utilization is still returned."""
         self.processes_hidden = True
 
     def lose(self, gpu: int, *, enumerated: bool = True) -> None:
-        """Makes a GPU fall off the bus. Without `enumerated` it is no longer counted."""
+        """Makes a GPU fall off the bus. With `enumerated=False` the driver does not list it any more."""
         with self._driver.lock:
             lost = self._driver.gpus[gpu]
             lost.lost, lost.enumerated = True, enumerated
@@ -494,7 +496,7 @@ class FaultInjector:
         self._take_driver_away(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     def mismatch_versions(self) -> None:
-        """Simulates a driver upgrade while the library stays."""
+        """Simulates an upgrade of the kernel driver without the library."""
         self._take_driver_away(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     def _take_driver_away(self, init_error: int) -> None:
@@ -505,14 +507,14 @@ class FaultInjector:
         self.init_error = 0
 
     def reload_driver(self, error: int = pynvml.NVML_ERROR_UNKNOWN) -> None:
-        """Makes all handles stale. Open sessions fail with `error` until they are shut down and opened again."""
+        """Invalidates all handles. Open sessions fail with `error` until they are shut down and opened again."""
         with self._driver.lock:
             self.driver_epoch += 1
             self.session_error = error
             self._driver.reload()
 
-    def wait_out(self, function: str, gpu: int | None) -> None:
-        """Blocks while a hang matches. Call without the lock."""
+    def wait_for_release(self, function: str, gpu: int | None) -> None:
+        """Blocks while there is a hang for this function and GPU. Call without holding the lock."""
         for hang in self._hangs:
             if hang.function == function and hang.gpu in (None, gpu):
                 hang.entered.set()

@@ -1,9 +1,9 @@
-"""Simulates the compute engine of a shared GPU: bursts of work take turns, one context at a time.
+"""Simulates the compute engine of a shared GPU, which runs bursts of work of one context at a time.
 
-Behaves as measured on an H200: a context stays resident after its work until another one has work, and competing
-contexts get slices of 2.1 ms. A switch takes 84 µs, the new context works 45 µs later, and saving the old one takes
-longer if it was stopped in the middle of its work. Bursts come at fixed times, so that they can lock to the driver's
-sampling. `SimulatedSwitchLog` writes the driver's records.
+Behaves as measured on an H200. A context stays resident after its work until another one has work. Competing contexts
+get time slices of 2.1 ms. A switch takes 84 µs, and the new context starts to work 45 µs later. Saving the old context
+takes longer if it was preempted. Bursts start at fixed times, so that they can synchronize with the driver's sampling.
+`SimulatedSwitchLog` writes the driver's records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _KEPT_NS = 30 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`work` nanoseconds every `period` from `first` on; later if the previous burst is not done."""
+    """A process that works for `work` nanoseconds every `period`, starting at `first`. A burst is delayed until the
+    previous one has finished."""
 
     pid: int
     work: int
@@ -44,16 +45,16 @@ class EngineSwitch(NamedTuple):
 class EngineSample(NamedTuple):
     """The driver's sample at the end of one period."""
 
-    busy_ns: int  # within the period
-    pid: int | None  # the process that was busy at that moment or last before it
+    busy_ns: int  # busy time within the period
+    pid: int | None  # process that was busy at the end of the period, or the last one that was busy before
 
 
 class Engine:
-    """Advances in time (nanoseconds)."""
+    """The engine's state at the time `now` (nanoseconds). `advance` moves it forward."""
 
     def __init__(self, now: int = 0) -> None:
         self.now = now
-        self.worked: dict[int, int] = {}  # pid -> nanoseconds of work: the true values
+        self.worked: dict[int, int] = {}  # pid -> nanoseconds of work, to compare estimates with
         self.busy_ns = 0
         self._loads: dict[int, Bursts] = {}
         self._next: dict[int, int] = {}
@@ -80,7 +81,7 @@ class Engine:
         self._left.pop(pid, None)
 
     def switches(self, first: int) -> list[EngineSwitch]:
-        """Returns the switches from number `first` on that are still kept."""
+        """Returns the switches from number `first` on, without those that were already removed."""
         return list(self._switches)[max(0, first - (self.switched - len(self._switches))) :]
 
     def is_busy(self) -> bool:
@@ -145,7 +146,7 @@ class Engine:
         self._enter(end, self._resident, busy)
 
     def _enter(self, end: int, pid: int | None, busy: bool) -> None:
-        """Sets the state from now to `end`, and takes a sample at the end of every period."""
+        """Advances to `end` in this state, and takes a sample at the end of every period."""
         self._is_busy = busy
         self._ran = pid if busy and pid is not None else self._ran
         self.busy_ns += (end - self.now) * busy
@@ -162,12 +163,15 @@ class Engine:
 
 
 class SimulatedSwitchLog:
-    """The log of one simulated GPU. Engines are by GPU instance, None without MIG."""
+    """The context-switch log of one simulated GPU. Each GPU instance has its own engine."""
 
     drain_seconds = 1.0
 
     def __init__(self, engines: Callable[[], Mapping[int | None, Engine]], gpu_time: Callable[[int], int]) -> None:
-        """`engines` returns the engines as of now. `gpu_time` converts their time to the GPU's clock."""
+        """`engines`: returns the current engines by GPU instance, with the key None without MIG.
+
+        `gpu_time`: converts the time of engines to the GPU's clock.
+        """
         self._engines = engines
         self._gpu_time = gpu_time
         self._read = {instance: engine.switched for instance, engine in engines().items()}

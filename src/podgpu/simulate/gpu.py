@@ -1,7 +1,7 @@
-"""One simulated GPU: identity, MIG layout, loads, and the physics that follow. Independent of NVML.
+"""One simulated GPU, independent of NVML: identity, MIG layout, loads, and the resulting power, heat and counters.
 
-The activity is a function of loads, time and seed, and constant within a second. So counters are exact sums that do not
-depend on when they are read, and the past can be computed again.
+The activity is a function of loads, time and seed, and is constant within a second. So counters are exact sums, do not
+depend on when they are read, and can be computed again for times in the past.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 from podgpu.simulate.engine import SAMPLE_NS, Bursts, Engine
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
 
-LONG_GAP = 600.0  # after this many seconds without a reading, the time before is computed in one step
+LONG_GAP = 600.0  # seconds that are computed second by second; earlier time is computed in one step
 THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
-"""Bytes per busy second; the last one per NVLink and direction."""
+"""Bytes per busy second. NVLINK_BYTES is per link and direction."""
 SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
-STEADY_PERIOD = 0.1  # seconds; of a shorter period only the mean is visible
+STEADY_PERIOD = 0.1  # seconds; a load with a shorter period is simulated by its mean
 _MASK = (1 << 64) - 1
 
 
@@ -35,10 +35,10 @@ class SimulatedLoad:
     gpu: int  # number of the GPU (`SimulatedGpu.number`)
     pid: int
     duty: float = 0.5
-    gi_id: int | None = None  # MIG GPU instance; the duty is then of that instance
+    gi_id: int | None = None  # MIG GPU instance; `duty` is relative to the instance
     period: float = 0.05  # seconds; up to `STEADY_PERIOD` the load is steady
     memory: int = 1024**3
-    tensor: float = 0.5  # share of the busy time in which the tensor cores work
+    tensor: float = 0.5  # share of the busy time in which the tensor cores are busy
     dram: float = 0.3  # share of the memory bandwidth while busy
     phase: float = 0.0  # seconds by which the period is shifted
     encoder: float = 0.0
@@ -46,14 +46,14 @@ class SimulatedLoad:
     kind: Literal["compute", "graphics", "mps"] = "compute"
     sway: float = 0.0  # relative variation of a steady load
     sway_period: float = 60.0  # seconds
-    bursts: bool = False  # competes for the engine (`engine.py`), and is sampled at single moments as by a driver
+    bursts: bool = False  # if True, the load is simulated by `engine.py`: it competes for the engine and is sampled
 
     def __post_init__(self) -> None:
         for name in ("duty", "tensor", "dram", "encoder", "decoder", "sway"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} of a simulated load must be between 0 and 1, not {getattr(self, name)}")
         if not self.period > 0 or not self.sway_period > 0 or self.memory < 0:
-            raise ValueError("a simulated load needs positive periods and memory of at least 0")
+            raise ValueError("periods of a simulated load must be positive, and its memory must not be negative")
 
     def demand(self, start: float, end: float) -> float:
         """Returns the mean of the on-off wave between two moments."""
@@ -81,7 +81,7 @@ class Share(NamedTuple):
     dram: float = 0.0
 
     def plus(self, other: Share, compute: float, memory: float) -> Share:
-        """Adds the share of an instance, which has a part of the compute and of the memory."""
+        """Adds the share of an instance. `compute` and `memory`: the instance's fraction of the GPU."""
         return Share(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
@@ -96,7 +96,7 @@ def split_busy(loads: Sequence[SimulatedLoad], start: float, end: float, factor:
     return [part / total for part in wanted] if total > 1 else wanted
 
 
-def share_of(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
+def sum_shares(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
     """Adds up the loads with these busy shares."""
     total = tensor = dram = 0.0
     for load, part in zip(loads, busy, strict=True):
@@ -108,7 +108,7 @@ def share_of(loads: Sequence[SimulatedLoad], busy: Iterable[float]) -> Share:
     return Share(total, tensor, dram)
 
 
-def wobble(seed: int, gpu: int, bucket: int) -> float:
+def make_noise(seed: int, gpu: int, bucket: int) -> float:
     """Returns deterministic pseudo-random noise between -1 and 1."""
     mixed = (seed * 0x9E3779B97F4A7C15 + gpu * 0xD1B54A32D192ED03 + bucket * 0x8CB92BA72F3D8DD7) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -156,7 +156,7 @@ class Activity(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """Seconds of work since the last reset. GPM is the difference between two of these."""
+    """Seconds of work since the last reset. A GPM metric is the difference between two meters."""
 
     busy: float = 0.0
     tensor: float = 0.0
@@ -173,7 +173,7 @@ class UtilisationSample:
     """One utilisation sample of the driver."""
 
     wall_us: int
-    parts: tuple[tuple[Residence, float], ...]  # loads with their busy share
+    parts: tuple[tuple[Residence, float], ...]  # loads and their busy shares
 
     @property
     def busy(self) -> float:
@@ -182,7 +182,7 @@ class UtilisationSample:
 
 @dataclass(slots=True)
 class ProcessMean:
-    """Mean of a process over samples, including idle ones."""
+    """Mean activity of a process over all samples, including samples in which it was idle."""
 
     pid: int
     last_ran_us: int = 0
@@ -200,12 +200,12 @@ class ProcessMean:
 
 @dataclass(eq=False)
 class SimulatedGpu:
-    number: int  # never reused; NVML's index is the place in the enumeration and may change
+    number: int  # never changes, while NVML's index (the position in its list) may change
     model: GpuModel
     uuid: str
     minor: int
     seed: int
-    unrest: float  # relative variation of the activity
+    jitter: float  # relative variation of the activity
     at: float  # monotonic time up to which the state is computed
     epoch: float  # Unix time at monotonic zero
     mig_enabled: bool = False
@@ -223,10 +223,10 @@ class SimulatedGpu:
     meter: Meter = field(default_factory=Meter)
     instance_meters: dict[int, Meter] = field(default_factory=dict)
     engines: dict[int | None, Engine] = field(default_factory=dict)
-    """By GPU instance (None without MIG), for loads with bursts."""
+    """GPU instance (None without MIG) -> engine, for loads with `bursts`."""
     _now: tuple[int, Activity] | None = None
     _groups: dict[int | None, list[SimulatedLoad]] = field(default_factory=dict)
-    """Loads by instance; None: the whole GPU."""
+    """GPU instance (None without MIG) -> loads."""
 
     @property
     def wall_us(self) -> int:
@@ -253,7 +253,7 @@ class SimulatedGpu:
 
     @property
     def clocks(self) -> tuple[int, int, int]:
-        """MHz of SM, memory and video. At the power cap the SM clock is reduced in steps of 15."""
+        """SM, memory and video clock in MHz. At the power limit, the SM clock is reduced in steps of 15 MHz."""
         model, busy = self.model, self.activity.device.busy > 0
         sm = model.sm_clock[busy]
         if self.activity.capped:
@@ -261,7 +261,7 @@ class SimulatedGpu:
         return sm, model.memory_clock[busy], model.video_clock[busy]
 
     def advance(self, now: float) -> None:
-        """Computes the state at `now`. Does nothing if the clock goes back."""
+        """Computes the state at `now`. Does nothing if `now` is in the past."""
         if now - self.at > LONG_GAP or not self.loads:
             resume = now if not self.loads else now - LONG_GAP
             if resume > self.at:
@@ -291,12 +291,12 @@ class SimulatedGpu:
         return self._activity_between(bucket, bucket + 1.0, self._factor(bucket))
 
     def _factor(self, bucket: int) -> float:
-        return 1.0 + self.unrest * wobble(self.seed, self.number, bucket)
+        return 1.0 + self.jitter * make_noise(self.seed, self.number, bucket)
 
     def _activity_between(self, start: float, end: float, factor: float) -> Activity:
         device, instances = Share(), []
         for gi_id, loads in self._groups.items():
-            share = share_of(loads, split_busy(loads, start, end, factor))
+            share = sum_shares(loads, split_busy(loads, start, end, factor))
             if gi_id is None:
                 device = share
             else:
@@ -344,7 +344,7 @@ class SimulatedGpu:
         self._regroup()
 
     def evict(self, pid: int | None = None) -> int:
-        """Ends the loads of one process, or all, and returns their number."""
+        """Ends the loads of one process, or all loads without `pid`. Returns the number of ended loads."""
         leaving = [r for r in self.loads if pid is None or r.load.pid == pid]
         self.loads = [r for r in self.loads if r not in leaving]
         self.departed = [r for r in self.departed if r.until > self.at - SAMPLE_BUFFER]
@@ -356,7 +356,7 @@ class SimulatedGpu:
         return len(leaving)
 
     def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
-        """Changes the MIG layout; None turns MIG off. Ends all loads."""
+        """Changes the MIG layout and ends all loads. `instances`: None disables MIG."""
         self.evict()
         self.departed = []
         self.engines = {}
@@ -365,7 +365,7 @@ class SimulatedGpu:
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
 
     def reset(self) -> None:
-        """Ends all loads and resets the counters; MIG layout and identity stay, as after `nvidia-smi --gpu-reset`."""
+        """Ends all loads and resets the counters. Keeps MIG layout and identity, as `nvidia-smi --gpu-reset` does."""
         self.evict()
         self.departed = []
         self.links_down = set()
@@ -374,16 +374,16 @@ class SimulatedGpu:
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
-        """Returns kept samples later than `since_us` (Unix time), oldest first."""
+        """Returns the buffered samples after `since_us` (Unix time), oldest first."""
         first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
-        # One sample early, because a float timestamp may be rounded in either direction.
+        # Starts one sample too early, because rounding of the timestamp could skip a sample. The last line filters.
         first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
         last = math.floor(self.at * SAMPLES_PER_SECOND)
         samples = (self._sample(index) for index in range(first, last + 1))
         return [sample for sample in samples if sample.wall_us > since_us]
 
     def process_means(self, since_us: int) -> list[ProcessMean]:
-        """Returns means over samples later than `since_us`. Idle and ended processes have none (measured)."""
+        """Returns means over the samples after `since_us`. Idle and ended processes are left out, as by the driver."""
         samples = self.samples(since_us)
         means: dict[int, ProcessMean] = {}
         for sample in samples:
@@ -404,7 +404,7 @@ class SimulatedGpu:
         return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(residents, parts, strict=True)))
 
     def _engine_sample(self, engine: Engine, index: int, residents: Sequence[Residence]) -> UtilisationSample:
-        """Attributes the busy time since the last sample to the one process that ran at the moment (measured)."""
+        """Attributes the busy time of the period to the process that ran at its end, as the driver does."""
         sample = engine.sample(index)
         parts = tuple(
             (residence, sample.busy_ns / SAMPLE_NS) for residence in residents if residence.load.pid == sample.pid
@@ -420,7 +420,7 @@ def _bursts(load: SimulatedLoad, now: float) -> Bursts:
 
 
 def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[SimulatedInstance, ...]:
-    """Numbers instances as drivers do: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
+    """Makes instances with the driver's ids: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
     taken: set[int] = set()
     instances: list[SimulatedInstance] = []
     for slot, (profile, uuid) in enumerate(zip(profiles, uuids, strict=True)):

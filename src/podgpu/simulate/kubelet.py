@@ -1,4 +1,4 @@
-"""A kubelet's pod-resources socket: a real gRPC server with injectable faults."""
+"""Simulates a kubelet's pod-resources socket with a real gRPC server. Faults can be injected."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from podgpu.holders import podresources_pb2
 Resources = Mapping[str, Sequence[str]]  # resource name -> device ids
 
 RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
-"""The kubelet's error beyond 100 requests a second (Kubernetes 1.27 and later)."""
+"""The kubelet's error at more than 100 requests per second (Kubernetes 1.27 and later)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """One device of a claim. Kubelets 1.27 to 1.30 report only the CDI names."""
+    """One device of a resource claim. Kubelets 1.27 to 1.30 report only the CDI names."""
 
     driver: str = ""
     pool: str = ""
@@ -55,10 +55,10 @@ class SimulatedKubelet:
         self.socket = socket
         self.pods: tuple[SimulatedPod, ...] = tuple(pods)
         self.allocatable: Resources | None = None
-        """Devices that the plugins registered, empty while they are away. None: the allocated devices."""
+        """Devices that device plugins registered; empty if no plugin runs. If None, the allocated devices are used."""
         self.numa_nodes: Sequence[int] = (0,)  # NUMA nodes of every device; the kubelet lists a device once per node
         self.versions: frozenset[str] = frozenset({"v1", "v1alpha1"})  # served versions; others are Unimplemented
-        self.raw_answer: bytes | None = None  # sent instead of the pods
+        self.raw_answer: bytes | None = None  # response that is sent instead of the pods
         self.refusal: tuple[str, str] | None = None  # gRPC code and message with which every call fails
         self.calls: deque[str] = deque(maxlen=1000)  # recent methods, such as `/v1.PodResourcesLister/List`
         self._answering = threading.Event()
@@ -80,15 +80,15 @@ class SimulatedKubelet:
 
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="simulated-kubelet")
         self._server = grpc.server(self._workers, handlers=(self,))
-        # gRPC removes the path that it bound some time after stopping, when it may be a successor's. So it binds
-        # another name, which is then renamed.
+        # Some time after stopping, gRPC removes the path that it bound. A new server may use the path by then. So the
+        # server binds another name, and the socket is renamed.
         bound = self.socket + ".new"
         self._server.add_insecure_port("unix://" + quote(os.fsencode(os.path.abspath(bound))))
         self._server.start()
         os.replace(bound, self.socket)
 
     def stop(self, leave_socket: bool = False) -> None:
-        """Stops at once; calls in progress fail. `leave_socket`: as a killed kubelet does."""
+        """Stops immediately; calls in progress fail. `leave_socket`: keeps the socket file, like a killed kubelet."""
         server, workers = self._server, self._workers
         self._server = self._workers = None
         if server is None or workers is None:
@@ -102,19 +102,19 @@ class SimulatedKubelet:
                 os.unlink(self.socket)
 
     def restart(self) -> None:
-        """Restarts on a new socket file. A real kubelet lists no pods at first; set `pods` for that."""
+        """Restarts on a new socket file. A real kubelet lists no pods at first; clear `pods` to simulate that."""
         self.stop()
         self.start()
 
     def hang(self) -> None:
-        """Accepts calls, but answers none until `resume`."""
+        """Makes calls hang until `resume`."""
         self._answering.clear()
 
     def resume(self) -> None:
         self._answering.set()
 
     def service(self, call: Any) -> Any:
-        """Returns gRPC's handler of a method, None if unimplemented."""
+        """Returns the gRPC handler of a method, None if the method is not implemented."""
         self.calls.append(call.method)
         package, _, method = call.method.removeprefix("/").partition(".PodResourcesLister/")
         if package not in self.versions:
@@ -158,7 +158,7 @@ class SimulatedKubelet:
 
 
 def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), with_claims: bool = True) -> bytes:
-    """Encodes a List response. v1alpha1 has neither topology (no NUMA nodes) nor claims."""
+    """Encodes a List response. v1alpha1 has neither NUMA nodes nor claims."""
     answer = podresources_pb2.ListPodResourcesResponse()
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
@@ -170,7 +170,7 @@ def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), 
 
 
 def _dynamic_resource(claim: SimulatedClaim) -> Any:
-    """For each device the kubelet repeats the CDI names of earlier devices of the same claim and driver."""
+    """Encodes a claim. Like the kubelet, repeats the CDI names of earlier devices of the same driver in each device."""
     resource = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
     cdi_names: dict[str, list[str]] = {}
     for device in claim.devices:

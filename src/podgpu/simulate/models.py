@@ -1,7 +1,7 @@
-"""The GPU models that can be simulated, and the text form of a node's GPUs: `8xH100`, `1xA100/2x1g.5gb+1x3g.20gb,L4`.
+"""Defines the GPU models that can be simulated, and parses specs such as `8xH100` or `1xA100/2x1g.5gb+1x3g.20gb,L4`.
 
-The H200's figures in models.csv are measured (except MIG sizes). Those of the other models are plausible; what matters
-is that a T4 has no MIG, an L40S no memory temperature and an A100 no GPM.
+The figures of the H200 in models.csv are measured, except its MIG sizes. The figures of other models are plausible, and
+their features are correct: a T4 has no MIG, an L40S no memory temperature and an A100 no GPM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from podgpu.errors import UsageError
 
 MIB = 1024**2
 AMPERE, ADA, HOPPER = 7, 8, 9
-"""NVML's architecture numbers; later architectures have larger ones."""
+"""NVML's architecture numbers. Later architectures have larger numbers."""
 _GEFORCE = 5
 MAX_GPUS = 64  # each GPU has its own PCI bus below 0x84
 _COUNTED = re.compile(r"(?:(\d{1,6})x)?(\S.*)", re.ASCII)
@@ -28,7 +28,7 @@ _COUNTED = re.compile(r"(?:(\d{1,6})x)?(\S.*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One kind of GPU instance. The slices of all instances must fit the GPU."""
+    """One kind of GPU instance. The slices of all instances must fit into the GPU."""
 
     name: str
     compute_slices: int
@@ -67,7 +67,7 @@ class GpuModel:
 
     @property
     def row_remapping(self) -> bool:
-        """Replaces page retirement since Ampere."""
+        """True for Ampere and later. Older models use page retirement instead."""
         return self.ecc and self.architecture >= AMPERE
 
     @property
@@ -108,14 +108,14 @@ MODELS = _read_models()
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU to simulate. MIG is on if there are profiles."""
+    """One GPU to simulate. MIG is enabled if there are profiles."""
 
     model: GpuModel
     profiles: tuple[MigProfile, ...] = ()
 
 
 def parse_spec(text: str) -> tuple[GpuSpec, ...]:
-    """Returns one `GpuSpec` per GPU. Raises UsageError."""
+    """Parses a spec and returns one `GpuSpec` per GPU. Raises UsageError."""
     gpus: list[GpuSpec] = []
     for group in text.split(","):
         count, spec = _parse_group(group.strip())
@@ -126,7 +126,7 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
 
 def parse_profiles(model: GpuModel, names: Iterable[str]) -> tuple[MigProfile, ...]:
-    """Checks that the instances fit the model. Raises UsageError."""
+    """Finds MIG profiles by name and checks that they fit into one GPU. Raises UsageError."""
     profiles = tuple(_find_profile(model, name) for name in names)
     compute = sum(profile.compute_slices for profile in profiles)
     memory = sum(profile.memory_slices for profile in profiles)
@@ -146,7 +146,7 @@ def _parse_group(group: str) -> tuple[int, GpuSpec]:
     names: list[str] = []
     for part in layout.split("+") if slash else ():
         instances, profile = _parse_counted(part.strip(), group)
-        # A larger count is rejected below; a huge one must not fill the memory first.
+        # Limited, so that a huge count cannot exhaust memory. `parse_profiles` rejects counts that do not fit.
         names += [profile] * min(instances, model.compute_slices + 1)
     return count, GpuSpec(model, parse_profiles(model, names))
 
@@ -154,10 +154,10 @@ def _parse_group(group: str) -> tuple[int, GpuSpec]:
 def _parse_counted(part: str, group: str) -> tuple[int, str]:
     match = _COUNTED.fullmatch(part)
     if match is None:
-        raise UsageError(f"GPU spec group {group!r} is not COUNTxMODEL or COUNTxMODEL/COUNTxPROFILE+...")
+        raise UsageError(f"GPU spec group {group!r} must be COUNTxMODEL or COUNTxMODEL/COUNTxPROFILE+...")
     count = int(match[1] or 1)
     if count == 0:
-        raise UsageError(f"GPU spec group {group!r} has a count of zero for {match[2]!r}; leave it out instead")
+        raise UsageError(f"GPU spec group {group!r} has a count of zero for {match[2]!r}: remove {match[2]!r}")
     return count, match[2]
 
 
@@ -167,14 +167,14 @@ def _find_model(name: str) -> GpuModel:
         return MODELS[keys[name.lower()]]
     close = difflib.get_close_matches(name.lower(), keys, n=3, cutoff=0.5)
     advice = f"did you mean {' or '.join(keys[key] for key in close)}?" if close else f"known: {', '.join(MODELS)}"
-    raise UsageError(f"no simulated GPU model {name!r}; {advice}")
+    raise UsageError(f"GPU model {name!r} cannot be simulated; {advice}")
 
 
 def _find_profile(model: GpuModel, name: str) -> MigProfile:
     if not model.profiles:
-        raise UsageError(f"{model.name} has no MIG, so it cannot be divided into {name!r}")
+        raise UsageError(f"{model.name} does not support MIG: remove the profile {name!r}")
     profile = model.profile(name.lower())
     if profile is None:
-        known = ", ".join(profile.name for profile in model.profiles)
-        raise UsageError(f"{model.name} has no MIG profile {name!r}; it has {known}")
+        names = ", ".join(profile.name for profile in model.profiles)
+        raise UsageError(f"{model.name} has no MIG profile {name!r}; its profiles are {names}")
     return profile

@@ -1,7 +1,7 @@
-"""A simulated node with pods: loads on the GPUs, the pods that a kubelet lists for them, /proc and log directories.
+"""Simulates the pods of a node: loads on the GPUs, the pods that the kubelet lists, /proc and log directories.
 
-One pattern over the GPUs is repeated: a pod on two GPUs, one of two containers, two pods in time slices of one GPU, one
-that is idle, a busy one, and a GPU without a holder.
+A pattern repeats every eight GPUs: a pod on two GPUs, a pod with two containers on two GPUs, two pods that share one
+GPU by time-slicing, an idle pod, a busy pod, and a GPU without a pod.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from podgpu.simulate.kubelet import SimulatedPod
 _GIB = 1024**3
 _FIRST_PID = 4000
 _SWAY_SECONDS, _SWAYS_APART = 30, 37
-"""Loads vary with periods of 30 to 66 s."""
+"""The periods of varying loads are 30 to 66 s."""
 _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
@@ -59,7 +59,10 @@ class Tenant:
 
 
 def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
-    """`first`: offset in the pattern. With a multiple of 8 the pods have other names than those of another node."""
+    """Returns the tenants of a node.
+
+    `first`: position of the first GPU in the pattern. Nodes with different multiples of 8 have different pod names.
+    """
     result: list[Tenant] = []
     whole = [g for g in driver.gpus if not g.instances]
     for position, gpu in enumerate(whole, first):
@@ -105,10 +108,10 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     for number, tenant in enumerate(on):
         if tenant.duty:
-            driver.place(load_of(tenant, driver, pid_of(number), phase=number * 0.013))
+            driver.place(make_load(tenant, driver, make_pid(number), phase=number * 0.013))
 
 
-def load_of(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
+def make_load(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
     room = driver.gpus[tenant.gpu].model.memory // 2
     return SimulatedLoad(
         gpu=tenant.gpu,
@@ -126,10 +129,10 @@ def furnish(root: Path, of: list[Tenant]) -> None:
     """Creates the host's files: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
-        furnish_one(root, proc, tenant, pid_of(number))
+        create_files(root, proc, tenant, make_pid(number))
 
 
-def furnish_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
     if tenant.duty:
         proc.add(pid, container_cgroup(_uid(tenant), _container_id(tenant)), "python3")
     pod, container = _log_paths(root, tenant)
@@ -138,12 +141,12 @@ def furnish_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> No
     container.touch()
 
 
-def clear_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+def remove_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
     if tenant.duty:
         proc.remove(pid)
     pod, container = _log_paths(root, tenant)
     container.unlink(missing_ok=True)
-    with suppress(OSError):  # another container of the pod has removed it
+    with suppress(OSError):  # removed with another container of the same pod
         pod.rmdir()
 
 
@@ -152,7 +155,7 @@ def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
 
 
-def pid_of(number: int) -> int:
+def make_pid(number: int) -> int:
     return _FIRST_PID + number
 
 
@@ -177,7 +180,7 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
 
 
 class SimulatedProc:
-    """Use `root` as /proc. `pid_namespace`: namespace of the reader."""
+    """A directory like /proc. `pid_namespace`: PID namespace of the process that reads it."""
 
     def __init__(self, root: Path, pid_namespace: str = HOST_PID_NAMESPACE) -> None:
         self.root = root
@@ -187,10 +190,9 @@ class SimulatedProc:
         os.symlink(pid_namespace, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """Starts a process. `cgroup`: text of its cgroup file, see `container_cgroup`."""
+        """Adds a process. `cgroup`: text of its cgroup file, see `container_cgroup`."""
         folder = self.root / str(pid)
         folder.mkdir()
-        # Written last, because readers open it first.
         (folder / "stat").write_text(stat_line(pid, name, next(self._starts)))
         (folder / "cgroup").write_text(cgroup)
 
@@ -198,7 +200,7 @@ class SimulatedProc:
         shutil.rmtree(self.root / str(pid))
 
     def reuse(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """Ends the process and starts another one with its pid."""
+        """Replaces the process by another one with the same pid."""
         self.remove(pid)
         self.add(pid, cgroup, name)
 
@@ -210,7 +212,7 @@ class SimulatedProc:
 
 
 def stat_line(pid: int, name: str, started: int) -> str:
-    """Returns the text of /proc/<pid>/stat. The kernel keeps 15 characters of the name."""
+    """Returns the text of /proc/<pid>/stat. The kernel cuts the name to 15 characters."""
     before_start = " ".join(["1"] * 18)
     after_start = " ".join(["0"] * _FIELDS_AFTER_START)
     return f"{pid} ({name[:15]}) S {before_start} {started} {after_start}\n"
@@ -225,7 +227,7 @@ def container_cgroup(
     qos: Qos = "burstable",
     runtime: Runtime = "containerd",
 ) -> str:
-    """Returns the cgroup file of a process in a pod's container."""
+    """Returns the text of the cgroup file of a process in a pod's container."""
     make = _systemd_path if driver == "systemd" else _cgroupfs_path
     return cgroup_text(make(uid, container_id, qos, runtime), version)
 

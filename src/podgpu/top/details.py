@@ -1,4 +1,4 @@
-"""Renders the details of one GPU: what is wrong and what to do, the holders, and every figure of the server."""
+"""Renders the details of one GPU: its problems with advice, its holders, and all fields that the server reports."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _UNITS_NOT_SHOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    line: Line  # of the GPU or MIG instance
+    line: Line  # the line of a GPU or MIG instance
     now: float  # Unix time by the source's clock
     currency: str = ""
     sparklines: Sparklines | None = None
-    fetched: FetchedDetails | None = None  # None: there is no API
+    fetched: FetchedDetails | None = None  # None if the source has no API
 
 
 def render_details(subject: Subject, width: int, glyphs: Glyphs) -> list[Spans]:
@@ -52,13 +52,13 @@ def render_details(subject: Subject, width: int, glyphs: Glyphs) -> list[Spans]:
     for condition in slot.conditions:
         lines += _condition(condition, subject.now, width)
     if slot.absent and not slot.conditions:
-        lines += _wrap("it was here and is not any more", width, "bad")
+        lines += _wrap("no longer present", width, "bad")
     if fetched is not None and fetched.details is not None:
         lines += _problems(fetched.details, width)
     lines += _join(_figures(subject, glyphs), width)
     lines += _sparkline(subject, width, glyphs)
     for holder in slot.holders:
-        owner = f", of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
+        owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
         lines += _wrap(f"held by {name_of(holder)}{owner}", width, "title")
         lines += _join(_holder_figures(holder, subject, glyphs), width, _INDENT)
     if slot.last_holders:
@@ -126,7 +126,7 @@ def _holder_figures(holder: HolderView, subject: Subject, glyphs: Glyphs) -> lis
     return facts
 
 
-# What only the server knows
+# Details from the server
 
 
 def _problems(details: GpuDetails, width: int) -> Iterator[Spans]:
@@ -134,7 +134,7 @@ def _problems(details: GpuDetails, width: int) -> Iterator[Spans]:
         yield from _wrap(_describe_xid(xid), width, "warn")
     for source in details.sources:
         if not source.ok:
-            reason = source.message or source.error or "does not answer"
+            reason = source.message or source.error or "does not respond"
             yield from _wrap(f"source {source.source}: {reason}", width, "warn")
 
 
@@ -145,18 +145,18 @@ def _describe_xid(xid: XidView) -> str:
 
 def _fetched(fetched: FetchedDetails, width: int, glyphs: Glyphs) -> Iterator[Spans]:
     if fetched.details is None:
-        text = f"no details: {fetched.error}" if fetched.error else f"fetching details {glyphs.cut}"
+        text = f"details are not available: {fetched.error}" if fetched.error else f"fetching details {glyphs.cut}"
         yield from _wrap(text, width)
         return
     if fetched.error:
-        yield from _wrap(f"the following is old: {fetched.error}", width, "warn")
+        yield from _wrap(f"the following details are out of date: {fetched.error}", width, "warn")
     if fetched.details.method:
-        yield from _wrap(f"method of busy times: {fetched.details.method}", width, "dim")
+        yield from _wrap(f"usage measured by: {fetched.details.method}", width, "dim")
     yield from _fields(fetched.details.fields or (), width, glyphs)
 
 
 def _fields(fields: Iterable[FieldView], width: int, glyphs: Glyphs) -> Iterator[Spans]:
-    """In as many columns as fit."""
+    """Arranges the fields in as many columns as fit."""
     texts = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     if not texts:
         return
@@ -186,7 +186,7 @@ def _wrap(text: str, width: int, style: str = "") -> list[Spans]:
 
 
 def _join(facts: Iterable[str], width: int, indent: str = "") -> list[Spans]:
-    """As many facts on a line as fit. None is broken."""
+    """Puts as many facts on each line as fit. Never breaks a line within a fact."""
     text = "   ".join(printable(fact).replace(" ", _NO_BREAK) for fact in facts)
     lines = textwrap.wrap(text, max(1, width), initial_indent=indent, subsequent_indent=indent or _INDENT)
     return [[(line.replace(_NO_BREAK, " "), "")] for line in lines]

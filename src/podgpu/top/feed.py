@@ -1,4 +1,4 @@
-"""Reads a source in the background, so that the screen never waits, and keeps recent utilisation for sparklines."""
+"""Reads a source in the background, so that the screen never waits, and stores recent utilisation for sparklines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from podgpu.top.source import PodgpuApi, ServerHistory, Source
 from podgpu.top.text import FULL, NO_DATA
 from podgpu.workers import Workers
 
-WARM_UP_SECONDS = 1.0  # the second reading follows this soon, because rates need two
-REFRESH_SECONDS = 5.0  # of the details of a GPU
+WARM_UP_SECONDS = 1.0  # time between the first two readings; short, because rates need two readings
+REFRESH_SECONDS = 5.0  # how often the selected GPU's details are fetched
 POINTS = 60
-_HISTORY_SECONDS = 300.0  # a server's history is read again: new GPUs appear, and top may have been stopped
-_HISTORY_RETRY_SECONDS = 30.0  # while the server has no history
+_HISTORY_SECONDS = 300.0  # how often the server's history is read, to include new GPUs and times when top was stopped
+_HISTORY_RETRY_SECONDS = 30.0  # used instead while the server has no history
 _MAX_STEP = 60.0
-_MIN_REMEMBERED = 6  # points that make a useful sparkline
+_MIN_KNOWN_POINTS = 6  # fewer points do not make a useful sparkline
 
 
 # Sparklines
@@ -31,12 +31,12 @@ _MIN_REMEMBERED = 6  # points that make a useful sparkline
 
 @dataclass(frozen=True, slots=True)
 class Sparklines:
-    points: Mapping[Row, bytes] = field(default_factory=dict)  # see `text.FULL`; the newest is last
-    span: float = 60.0  # seconds that all points cover
+    points: Mapping[Row, bytes] = field(default_factory=dict)  # encoded as described at `text.FULL`, newest last
+    span: float = 60.0  # time covered by all points, in seconds
 
 
-class _Trail:
-    """Points of one row. The last one is the mean of the current step."""
+class _RowPoints:
+    """Points of one row. The last point is the mean of the current step."""
 
     __slots__ = ("count", "points", "total")
 
@@ -61,50 +61,50 @@ class _Trail:
         self.points = bytearray(merged.rjust(POINTS, bytes([NO_DATA])))
 
 
-class Trails:
-    """Recent utilisation by row: what top saw, and before that what the server remembers.
+class RecentUtilization:
+    """Recent utilisation by row: top's own readings, preceded by the server's history.
 
-    Without a server's history the step doubles when all points are used, so that up to half an hour is shown.
+    Without a server's history, the step doubles whenever all points are used, until they cover half an hour or more.
     """
 
     def __init__(self, step: float = 1.0) -> None:
-        """`step`: seconds from one point to the next, at first."""
+        """`step` is the initial time between two points, in seconds."""
         self.step = step
-        self.has_history = False  # of the server
-        self._trails: dict[Row, _Trail] = {}
+        self.has_history = False  # True after the server's history was added
+        self._points: dict[Row, _RowPoints] = {}
         self._current = 0  # number of the current step
-        self._used = POINTS  # points since the start; none before the first update
+        self._used = POINTS  # number of points since the first reading; set to 0 by the first update
 
     def update(self, ratios: Mapping[Row, float | None], now: float) -> None:
-        """`now` is monotonic. Other rows are dropped."""
+        """Adds one reading at the monotonic time `now`. Removes rows that are not in `ratios`."""
         steps = math.floor(now / self.step) - self._current
         self._current += steps
-        self._used = self._used + steps if self._trails else 0
-        self._trails = {row: self._trails.get(row) or _Trail() for row in ratios}
-        for row, trail in self._trails.items():
+        self._used = self._used + steps if self._points else 0
+        self._points = {row: self._points.get(row) or _RowPoints() for row in ratios}
+        for row, points in self._points.items():
             if steps > 0:
-                trail.shift(steps)
+                points.shift(steps)
             if (ratio := ratios[row]) is not None:
-                trail.add(ratio)
+                points.add(ratio)
         if self._used >= POINTS and not self.has_history and self.step * 2 <= _MAX_STEP:
             self.step *= 2
             self._current, self._used = math.floor(now / self.step), POINTS // 2
-            for trail in self._trails.values():
-                trail.merge_pairs()
+            for points in self._points.values():
+                points.merge_pairs()
 
     def add_history(self, history: ServerHistory, rows: Mapping[Row, tuple[str, str]], now: float) -> None:
-        """Replaces the points, unless the server has just started. `rows`: UUID and MIG instance of each row."""
+        """Replaces the points by the server's, unless it has too few. `rows` has UUID and MIG instance of each row."""
         known = (len(points) - points.count(NO_DATA) for points in history.devices.values())
-        if max(known, default=0) < _MIN_REMEMBERED:
+        if max(known, default=0) < _MIN_KNOWN_POINTS:
             return
         if history.step != self.step:
-            self._trails.clear()
+            self._points.clear()
         self.step, self.has_history, self._current = history.step, True, math.floor(now / history.step)
         for row, device in rows.items():
-            self._trails[row] = _Trail(history.devices.get(device, b""))
+            self._points[row] = _RowPoints(history.devices.get(device, b""))
 
     def snapshot(self) -> Sparklines:
-        return Sparklines({row: bytes(trail.points) for row, trail in self._trails.items()}, self.step * POINTS)
+        return Sparklines({row: bytes(points.points) for row, points in self._points.items()}, self.step * POINTS)
 
 
 # Readings
@@ -112,7 +112,7 @@ class Trails:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The last good reading, and the error of a later one."""
+    """The last successful reading, and the error if a later one failed."""
 
     view: View
     lines: tuple[Line, ...] = ()
@@ -137,8 +137,8 @@ class Feed:
         self._source = source
         self._interval = interval
         self._clock = clock or Clock()
-        self._trails = Trails(max(1.0, interval))
-        self._history: ServerHistory | None = None  # until the next reading uses it
+        self._recent = RecentUtilization(max(1.0, interval))
+        self._history: ServerHistory | None = None  # added to the sparklines by the next reading
         self._workers = Workers(self._clock.monotonic)
         self._stopped = threading.Event()
         self.seen: Seen | None = None
@@ -149,7 +149,7 @@ class Feed:
         return self._source.api
 
     def read(self) -> Seen:
-        """Reads once, within the source's deadline. Raises SourceError or StartError if there never was a reading."""
+        """Reads once, within the source's deadline. Raises SourceError or StartError if no reading succeeded before."""
         result = self._workers.run({self.name: self._source.read}, self._source.deadline)[self.name]
         if result.value is None:
             assert result.error is not None
@@ -159,22 +159,22 @@ class Feed:
             return self.seen
         view, before = result.value.view, self.seen
         now, wall = self._clock.monotonic(), view.taken_at or self._clock.wall()
-        # A cluster's view changes every 15 s. Thousands of lines are not made again in between.
+        # A cluster's view changes every 15 s. In between, reuse the lines, because there may be thousands.
         is_same = before is not None and view.taken_at is not None and view.taken_at == before.view.taken_at
         lines = before.lines if before and is_same else tuple(make_lines(view, wall, result.value.processes))
-        self._update_trails(lines, now)
-        self.seen = Seen(view, lines, now, wall, self._trails.snapshot())
+        self._update_recent(lines, now)
+        self.seen = Seen(view, lines, now, wall, self._recent.snapshot())
         return self.seen
 
-    def _update_trails(self, lines: Sequence[Line], now: float) -> None:
+    def _update_recent(self, lines: Sequence[Line], now: float) -> None:
         shown = [line for _, line in flatten(lines) if line.kind != "condition"]
         history, self._history = self._history, None
         if history is not None:
-            self._trails.add_history(history, {line.row: line.row[1:3] for line in shown if line.is_slot}, now)
-        self._trails.update({line.row: line.utilization for line in shown}, now)
+            self._recent.add_history(history, {line.row: line.row[1:3] for line in shown if line.is_slot}, now)
+        self._recent.update({line.row: line.utilization for line in shown}, now)
 
     def read_for_print(self) -> Seen:
-        """Reads twice if rates need that. Raises SourceError or StartError."""
+        """Reads twice if the source computes rates. Raises SourceError or StartError."""
         seen = self.read()
         if self._source.has_rates:
             self._stopped.wait(min(WARM_UP_SECONDS, self._interval))
@@ -184,7 +184,7 @@ class Feed:
         return seen
 
     def start(self, notify: Callable[[], object]) -> None:
-        """`notify` is called from a thread after each reading."""
+        """Starts the background threads. Calls `notify` from a thread after each reading."""
         threading.Thread(target=self._run, args=(notify,), name="top-feed", daemon=True).start()
         threading.Thread(target=self._run_history, name="top-history", daemon=True).start()
 
@@ -198,14 +198,14 @@ class Feed:
             wait = max(0.0, began + self._interval - self._clock.monotonic())
 
     def _run_history(self) -> None:
-        """In its own thread, so that a slow answer does not delay readings."""
+        """Runs in its own thread, so that a slow response does not delay readings."""
         while True:
             self.read_history()
-            if self._stopped.wait(_HISTORY_SECONDS if self._trails.has_history else _HISTORY_RETRY_SECONDS):
+            if self._stopped.wait(_HISTORY_SECONDS if self._recent.has_history else _HISTORY_RETRY_SECONDS):
                 return
 
     def read_history(self) -> None:
-        """For the next reading. Not every server has a history, so errors are ignored."""
+        """Fetches the history for the next reading. Ignores errors, because not every server has a history."""
         api = self._source.api
         if api is not None:
             try:
@@ -225,7 +225,7 @@ class Feed:
 @dataclass(frozen=True, slots=True)
 class FetchedDetails:
     details: GpuDetails | None = None
-    error: str = ""  # why there are none, or no newer ones
+    error: str = ""  # why the last request failed
 
 
 class DetailsApi(Protocol):
@@ -237,7 +237,7 @@ class DetailsFeed:
     """Fetches the details of the selected GPU, one request at a time."""
 
     def __init__(self, notify: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> None:
-        """`notify` is called from a thread after each answer."""
+        """Calls `notify` from a thread after each response."""
         self._notify = notify
         self._clock = clock
         self._lock = threading.Lock()
@@ -247,7 +247,7 @@ class DetailsFeed:
         self._requesting = False
 
     def get(self, uuid: str, api: DetailsApi | None) -> FetchedDetails | None:
-        """Returns what is known now, and starts a request if that is old. None: there is no API."""
+        """Returns the cached details, and starts a request if they are old. Returns None if there is no API."""
         if api is None:
             return None
         with self._lock:
@@ -268,6 +268,6 @@ class DetailsFeed:
         finally:
             with self._lock:
                 self._requesting = False
-                if uuid == self._uuid:  # after an error the old details stay
+                if uuid == self._uuid:  # after an error, keep the old details
                     self._fetched = fetched if fetched.details else replace(fetched, details=self._fetched.details)
             self._notify()

@@ -1,6 +1,6 @@
-"""Turns a view into lines of a table, as a tree: a GPU, beneath it its conditions, MIG instances, holders, processes.
+"""Turns a view into a tree of table lines: below each GPU its conditions, MIG instances, holders and processes.
 
-A GPU or instance with one holder is one line.
+A GPU or instance and its holder share one line if there is only one holder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
 Severity = Literal["", "warn", "bad"]
 Row = tuple[str, str, str, WorkloadKey | str]
-"""Identity of a line from reading to reading: node, UUID, MIG instance, and holder, process or condition."""
+"""Identifies a line across readings: node, UUID, MIG instance, and holder, process or condition."""
 SlotOfView = GpuView | InstanceView
-Processes = Mapping[str, Sequence[RunningProcess]]  # key of a GPU or instance -> processes on it
+Processes = Mapping[str, Sequence[RunningProcess]]  # processes by the key of their GPU or instance
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
 
 
@@ -35,29 +35,29 @@ class Line:
     row: Row
     node: str
     gpu: GpuView
-    slot: SlotOfView  # the GPU or MIG instance that the line is about or stands beneath, without figures if blind
+    slot: SlotOfView  # the line's GPU or MIG instance (or its parent); has no figures if it could not be read
     number: str = ""
     model: str = ""
     holder: Workload | None = None
-    remark: str = ""  # shown if no holder is named
+    remark: str = ""  # shown if the line has no holder
     utilization: float | None = None
     memory: int | None = None
     power: float | None = None
     temperature: float | None = None
     processes: int | None = None
     use: Use | None = None
-    idle: float | None = None  # seconds
+    idle: float | None = None  # idle time in seconds
     conditions: Sequence[ConditionView] = ()
-    age: float | None = None  # of a condition, in seconds
+    age: float | None = None  # age of the condition, in seconds
     beneath: tuple[Line, ...] = ()
 
     @property
     def severity(self) -> Severity:
-        """The worst of this line and all lines beneath."""
-        found = {line.severity for line in self.beneath} | {severity_of(c) for c in self.conditions}
+        """The highest severity of this line and all lines below it."""
+        severities = {line.severity for line in self.beneath} | {severity_of(c) for c in self.conditions}
         if self.is_slot and self.slot.absent:
-            found.add("bad")
-        return next((severity for severity in _SEVERITIES if severity in found), "")
+            severities.add("bad")
+        return next((severity for severity in _SEVERITIES if severity in severities), "")
 
     @property
     def is_slot(self) -> bool:
@@ -88,12 +88,12 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
 
 
 def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
-    """One line for each GPU. `now` is Unix time by the clock of the source."""
+    """Returns one tree of lines for each GPU. `now` is Unix time by the clock of the source."""
     return [_LineBuilder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
 
 
 class _LineBuilder:
-    """Makes the lines of one GPU."""
+    """Builds the lines of one GPU."""
 
     def __init__(self, node: NodeView, gpu: GpuView, now: float, processes: Processes) -> None:
         self._node = node.name
@@ -203,7 +203,7 @@ def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
 
 
 def _without_figures(slot: SlotOfView) -> SlotOfView:
-    """Leaves identity, conditions and holders: the figures are not current."""
+    """Removes the figures, which are out of date. Keeps identity, conditions and holders."""
     holders = [
         HolderView(
             *parts_of(holder),
@@ -227,7 +227,7 @@ def _without_figures(slot: SlotOfView) -> SlotOfView:
 def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
-    return "not there" if slot.absent else "-"
+    return "missing" if slot.absent else "-"
 
 
 def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:
@@ -250,13 +250,13 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Returns the lines that match `wanted`: broken GPUs first, then by `order`, the largest first."""
+    """Returns the lines that match `wanted`: broken GPUs first, then sorted by `order`, largest first."""
     kept = [match for line in lines if (match := _match(line, wanted.casefold())) is not None]
     return list(_show_shared_once(sorted(_sort(kept, order), key=lambda line: _SEVERITIES.index(line.severity))))
 
 
 def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
-    """A condition that all GPUs of a node share is shown beneath the first of them only."""
+    """Shows a condition that affects a whole node only below the first GPU of the node."""
     shown: set[tuple[str, str]] = set()
     for line in lines:
         shared = {(line.node, c.condition) for c in line.conditions if c.condition in (DRIVER_AWAY, NODE_GONE)}
@@ -275,7 +275,7 @@ def _is_condition(line: Line, names: Container[str]) -> bool:
 
 
 def _match(line: Line, wanted: str) -> Line | None:
-    """A matching line keeps everything beneath. Another line stays only for the lines beneath that match."""
+    """A matching line keeps all lines below it. Any other line keeps only the lines below it that match."""
     if not wanted or wanted in _searchable(line).casefold():
         return line
     beneath = tuple(match for inner in line.beneath if (match := _match(inner, wanted)) is not None)
@@ -299,6 +299,6 @@ def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
 
 
 def _largest(line: Line, order: Order) -> float:
-    """A line is sorted by the largest value in its tree."""
+    """Returns the largest value in the tree of this line, by which the line is sorted."""
     own = {"utilisation": line.utilization, "memory": line.memory, "power": line.power, "idle": line.idle}.get(order)
     return max([float("-inf") if own is None else own, *(_largest(inner, order) for inner in line.beneath)])

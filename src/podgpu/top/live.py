@@ -1,4 +1,4 @@
-"""The live table: draws with rich, and waits for keys, signals and readings."""
+"""Runs the live table: draws with rich, and waits for keys, signals and new readings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from podgpu.top.table import Spans, Table
 from podgpu.top.terminal import EventLoop, Events, read_single_keys, stop_process
 from podgpu.top.text import Glyphs
 
-_REDRAW_SECONDS = 1.0  # ages grow also when nothing happens
+_REDRAW_SECONDS = 1.0  # updates the displayed ages even if there are no events
 _EXIT_BY_SIGNAL = 128
 _STYLES = {
     "title": "bold",
@@ -77,7 +77,10 @@ class Painter:
 
 
 def show_live(feed: Feed, controls: Controls, colour: bool, glyphs: Glyphs, keyboard: int, output: TextIO) -> int:
-    """Returns the exit code: 0, or 128 plus the number of the signal that ended it. Raises StartError."""
+    """Shows the table until the user quits. Raises StartError.
+
+    Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
+    """
     painter = Painter(output, colour)
     with EventLoop(keyboard) as events:
         session = _Session(feed, controls, glyphs, painter, output.fileno(), events)
@@ -103,7 +106,7 @@ class _Session:
         self._details = DetailsFeed(events.notify)
         self._lines: tuple[Line, ...] = ()
         self._made_for: tuple[object, ...] = ()
-        self._table: Table | None = None  # cached, because keys that move the cursor do not change it
+        self._table: Table | None = None  # cached, because moving the cursor does not change it
 
     def run(self) -> End:
         while True:

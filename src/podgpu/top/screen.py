@@ -1,4 +1,4 @@
-"""The screen as text: what the keys have set, and the lines to draw (title, totals, table, details, notes, keys)."""
+"""The screen as text: handles keys, and computes the lines to draw (title, totals, table, details, notes, key help)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _MAX_FILTER = 200
 _HELP = (
     "q          quit",
     "↑ ↓  j k   move the cursor; PgUp, PgDn by a page; Home, End",
-    "Enter      details of the GPU; again: on the whole screen; Esc closes them",
+    "Enter      details of the GPU; press again for full screen; Esc closes them",
     "u          sort by utilisation",
     "m          sort by memory in use",
     "p          sort by power",
     "i          sort by idle time",
     "g          sort by GPU",
-    "/          show only lines with a text in holder, node or model; 'broken' finds broken GPUs",
+    "/          show only lines whose holder, node or model contains a text; 'broken' finds broken GPUs",
     "Esc        close the details, then clear the filter",
     "h          this help",
     "",
     "Broken GPUs are always first.",
-    "IDLE       busy: the holder runs something; 5m02s: it has run nothing for that time",
-    "–          unknown, which is not zero",
+    "IDLE       busy: the holder uses the GPU; 5m02s: it has not used the GPU for this time",
+    "–          unknown (not zero)",
 )
 _KEYS = "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
 _ORDER_NAMES = {"gpu": "GPU", "utilisation": "utilisation", "memory": "memory", "power": "power", "idle": "idle time"}
-_AROUND = 3  # lines beside table and totals: title, header, keys
+_FIXED_LINES = 3  # title, header and key help
 _MIN_HEIGHT_OF_TOTALS = 8
 _MIN_PANE = 4
 _MAX_NOTES = 3
@@ -50,23 +50,23 @@ _MAX_NOTES = 3
 
 @dataclass(frozen=True, slots=True)
 class Viewport:
-    rows: Sequence[Row]  # of all lines, visible or not
+    rows: Sequence[Row]  # rows of all lines, visible or not
     height: int  # number of visible lines
-    details: int = 0  # lines of the details on the whole screen
+    details: int = 0  # number of lines of the full-screen details
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What the keys have set."""
+    """The state that keys change: sort order, filter, cursor, and open panes."""
 
     order: Order = "gpu"
-    wanted: str = ""  # the filter
+    wanted: str = ""  # the filter text
     cursor: int = 0
-    selected: Row | None = None  # row of a cursor that was moved: the cursor follows it when lines change
+    selected: Row | None = None  # set when the cursor was moved: the cursor follows this row when lines change
     scroll: int = 0
     pane: Pane = "closed"
     pane_scroll: int = 0
-    typing: bool = False  # the filter
+    typing: bool = False  # True while the filter is being typed
     helping: bool = False
     ended: bool = False
 
@@ -140,7 +140,7 @@ def _target(key: str, now: int, height: int, count: int) -> int:
 
 
 FetchDetails = Callable[[str], FetchedDetails | None]
-"""Details of the GPU with this UUID, as far as they are known; None: there is no API."""
+"""Returns the cached details of the GPU with this UUID, or None if the source has no API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that a frame is drawn from, except the controls."""
+    """The input for drawing a frame, except the controls."""
 
     seen: Seen
     table: Table
-    name: str  # of the source
-    now: float  # monotonic
-    size: tuple[int, int]  # columns and lines
+    name: str  # name of the source
+    now: float  # monotonic time
+    size: tuple[int, int]  # columns and lines of the terminal
     glyphs: Glyphs
     fetch: FetchDetails = lambda _uuid: None
 
@@ -174,7 +174,7 @@ def draw(scene: Scene, controls: Controls) -> Frame:
     glyphs, view = scene.glyphs, scene.seen.view
     notes = _notes(scene)
     totals = [render_totals(view.totals, view.currency, width, glyphs)] if height >= _MIN_HEIGHT_OF_TOTALS else []
-    room = max(1, height - _AROUND - len(totals) - len(notes))
+    room = max(1, height - _FIXED_LINES - len(totals) - len(notes))
     rows = scene.table.rows
     controls = controls.clamp(Viewport(rows, room))
     details = _details(scene, controls)
@@ -197,12 +197,12 @@ def _body(scene: Scene, controls: Controls, details: list[Spans], height: int) -
         return details[controls.pane_scroll : controls.pane_scroll + height]
     rows = scene.table.render(controls.scroll, controls.scroll + height)
     if not rows:
-        return [[(fit("no line has this text", width, glyphs), "dim")]]
+        return [[(fit("no line matches the filter", width, glyphs), "dim")]]
     return [_mark(row, at == controls.cursor, glyphs) for at, row in enumerate(rows, start=controls.scroll)]
 
 
 def _mark(row: Spans, has_cursor: bool, glyphs: Glyphs) -> Spans:
-    """The cursor is shown in reverse, or by `>` without colours."""
+    """Shows the cursor in reverse video, or as `>` without colours."""
     styled = [(text, f"cursor {style}".strip()) for text, style in row] if has_cursor else row
     return _margin(glyphs, ">" if has_cursor else " ", "") + styled
 
@@ -224,7 +224,7 @@ def _details(scene: Scene, controls: Controls) -> list[Spans]:
 
 
 def _pane(details: list[Spans], controls: Controls, room: int, scene: Scene) -> list[Spans]:
-    """At most half of the screen."""
+    """Returns the details pane, which uses at most half of the screen."""
     if controls.pane != "half" or controls.helping or room < 2 * _MIN_PANE:
         return []
     width = scene.size[0]
@@ -250,7 +250,7 @@ def _title(scene: Scene, controls: Controls) -> str:
 
 
 def _notes(scene: Scene) -> list[Spans]:
-    """An error of the source with the age of the figures, or the notes of the view. Serious ones first."""
+    """Returns the source's error with the age of the figures, or the notes of the view, most serious first."""
     seen, width, glyphs = scene.seen, scene.size[0], scene.glyphs
     if seen.error is not None:
         age = f"; the figures are {format_duration(max(0.0, scene.now - seen.read_at))} old"
@@ -262,7 +262,7 @@ def _notes(scene: Scene) -> list[Spans]:
     notes.sort(key=lambda note: note[1] != "bad")
     if len(notes) > _MAX_NOTES:
         hidden = len(notes) - _MAX_NOTES + 1
-        notes[_MAX_NOTES - 1 :] = [(f"{hidden} more notes: podgpu top --once prints them", "dim")]
+        notes[_MAX_NOTES - 1 :] = [(f"{hidden} more notes: run podgpu top --once to see them", "dim")]
     return [[(fit_start(printable(text), width, glyphs), style)] for text, style in notes]
 
 

@@ -1,4 +1,4 @@
-"""The sources of `top`: this node's driver, an exporter, a cluster view."""
+"""The sources of `top`: the driver on this node, an exporter, or a cluster view."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from podgpu.top.lines import Processes
 from podgpu.top.text import FULL, NO_DATA
 
 EXPORTER_TIMEOUT = 5.0
-CLUSTER_TIMEOUT = 10.0  # the view of thousands of GPUs has some megabytes
+CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
 _ALLOCATION_SECONDS = 1.0
 _MAX_POINTS = 10_000
-_SAFE_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")  # it becomes part of a path
+_SAFE_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")  # the UUID becomes part of a URL path
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class SourceReading:
 class Source(Protocol):
     name: str
     deadline: float
-    has_rates: bool  # a second reading shortly after the first one knows more
+    has_rates: bool  # computes rates, which need a second reading
 
     @property
     def api(self) -> PodgpuApi | None:
-        """For history and details. None: the source is no podgpu server."""
+        """The API for history and details, or None if the source is not a podgpu server."""
 
     def read(self) -> SourceReading:
         """Raises SourceError or StartError."""
@@ -69,10 +69,10 @@ class LocalSource:
         self._node = node
         self._with_processes = with_processes
         self._allocated_at = float("-inf")
-        self.deadline = 4 * agent.settings.deadline  # each turn keeps its own deadline; this one is for their sum
+        self.deadline = 4 * agent.settings.deadline  # `read` makes several calls, each with its own deadline
 
     def read(self) -> SourceReading:
-        """Raises SourceError if no GPU answers now, StartError if none ever will."""
+        """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""
         agent = self._agent
         agent.read_telemetry()
         now = agent.clock.monotonic()
@@ -83,10 +83,10 @@ class LocalSource:
         state = agent.published.state
         failing = [source for source in state.sources if source.up is False]
         if not has_readings(state):
-            why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "there is none here"
-            raise SourceError("no_gpu", f"no GPU could be read: {why}. Use --url or --cluster for other machines")
+            why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
+            raise SourceError("no_gpu", f"no GPU could be read: {why}. To show other machines, use --url or --cluster")
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        state = replace(state, node=self._node, sources=())  # the notes have the messages, the sources only the names
+        state = replace(state, node=self._node, sources=())  # the notes already include these errors, with messages
         view = make_view(build_single_node_state(state, ViewSettings(), now, agent.clock.wall(), notes=notes))
         return SourceReading(view, agent.list_processes() if self._with_processes else {})
 
@@ -99,9 +99,9 @@ class LocalSource:
 
 @dataclass(frozen=True, slots=True)
 class ServerHistory:
-    step: float  # seconds from a point to the next
+    step: float  # time between two points, in seconds
     devices: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
-    """UUID and MIG instance -> points of `text.FULL`, the newest last."""
+    """Points by UUID and MIG instance, encoded as described at `text.FULL`, newest last."""
 
 
 class _HistoryAnswer(msgspec.Struct):
@@ -111,10 +111,10 @@ class _HistoryAnswer(msgspec.Struct):
 
 
 class PodgpuApi:
-    """The JSON of a podgpu exporter or a podgpu cluster (docs/api.md). All methods raise SourceError."""
+    """Client for the JSON API of podgpu's exporter and cluster view (docs/api.md). All methods raise SourceError."""
 
     def __init__(self, url: str, server: str, timeout: float) -> None:
-        """`server` is what should run there, for messages. Raises UsageError."""
+        """`server` names the expected server in error messages. Raises UsageError."""
         base = url.rstrip("/").removesuffix("/metrics")
         self._client = HttpClient(base, Access(prefix="", server=server), timeout=timeout)
         self._server = server
@@ -132,7 +132,7 @@ class PodgpuApi:
 
     def gpu(self, uuid: str) -> GpuDetails:
         if not _SAFE_UUID.fullmatch(uuid):
-            raise SourceError("http_404", f"{self.name} has no details of a GPU of this name")
+            raise SourceError("http_404", f"{self.name} has no details of this GPU")
         return decode_details(self._client.get_blocking(f"api/v1/gpus/{uuid}"))
 
 
@@ -141,10 +141,10 @@ def decode_history(body: bytes) -> ServerHistory:
     try:
         answer = msgspec.json.decode(body, type=_HistoryAnswer)
         if answer.api != API:
-            raise msgspec.ValidationError("it is not podgpu's")
+            raise msgspec.ValidationError("the field `api` is wrong")
         devices = {_split_device(name): _decode_points(text) for name, text in answer.devices.items()}
     except (msgspec.DecodeError, ValueError) as error:
-        raise SourceError("malformed", f"is not an answer of podgpu's /api/v1/history: {error}") from error
+        raise SourceError("malformed", f"not a valid response of podgpu's /api/v1/history: {error}") from error
     return ServerHistory(answer.step_seconds, devices)
 
 
@@ -158,9 +158,9 @@ def _decode_points(text: str) -> bytes:
 
 
 class ClusterSource:
-    """`podgpu cluster`, or any other server with podgpu's API."""
+    """Reads the view of `podgpu cluster`, or of any other server with podgpu's API."""
 
-    deadline = CLUSTER_TIMEOUT + 1.0  # the request's own message says more
+    deadline = CLUSTER_TIMEOUT + 1.0  # longer than the request's timeout, whose message has more details
     has_rates = False
 
     def __init__(self, url: str) -> None:
@@ -178,17 +178,17 @@ class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
 
     has_rates = False
-    deadline = 2 * EXPORTER_TIMEOUT + 0.5  # the messages of the two requests say more
+    deadline = 2 * EXPORTER_TIMEOUT + 0.5  # longer than two requests, whose messages have more details
 
     def __init__(self, url: str) -> None:
-        """A URL without a path means /metrics. Raises UsageError."""
+        """If the URL has no path, /metrics is used. Raises UsageError."""
         try:
             self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT)
             self._api = PodgpuApi(url, "a podgpu exporter", EXPORTER_TIMEOUT)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error
         self.name = self._metrics.shown
-        self._is_podgpu = True  # until its metrics show another exporter
+        self._is_podgpu = True  # False if its metrics are from another exporter
         self._has_view = False
         self._state: ClusterState | None = None
 
@@ -202,7 +202,7 @@ class ExporterSource:
         return SourceReading(view or self._read_metrics())
 
     def _read_view(self) -> View | None:
-        """None: there is no view, or it has no GPUs. The metrics then have figures, or the reason."""
+        """Returns None if there is no view or it has no GPUs. The metrics may have GPUs, or show the reason."""
         try:
             view = self._api.view()
         except SourceError:
@@ -213,8 +213,8 @@ class ExporterSource:
         states = self._parse(self._metrics.fetch())
         failing = [source.name for state in states for source in state.sources if source.up is False]
         if not any(state.devices for state in states):
-            reason = f"the exporter cannot read: {few_of(failing)}" if failing else "is it a GPU exporter?"
-            raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: {reason}")
+            reason = f"the exporter cannot read {few_of(failing)}" if failing else "is it a GPU exporter?"
+            raise SourceError("no_gpu", f"the metrics of {self.name} contain no GPU: {reason}")
         self._is_podgpu = any(state.producer == "podgpu" for state in states)
         now, wall = time.monotonic(), time.time()
         readings = tuple(NodeReading(self.name, state, now) for state in states)
@@ -230,6 +230,6 @@ class ExporterSource:
             reason, message = error.reason, str(error)
         except msgspec.ValidationError as error:
             reason, message = "malformed", str(error)
-        raise SourceError(reason, f"the metrics of {self.name} cannot be read: {message}")
+        raise SourceError(reason, f"cannot parse the metrics of {self.name}: {message}")
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Lays lines out as a table of a given width: columns, cells with names of styles, and the line of totals."""
+"""Lays out lines as a table of a given width, with styled cells and a line of totals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from podgpu.top.text import (
 )
 
 Span = tuple[str, str]
-"""Text and the name of its style ("" is plain)."""
+"""A text and the name of its style; an empty name means unstyled."""
 Spans = list[Span]
 _INDENT = "  "
 
@@ -50,7 +50,7 @@ class Column:
     right: bool = True
     order: Order | None = None
     style: Callable[[Line], str] = lambda _line: ""
-    kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")  # lines that have the cell
+    kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")  # kinds of lines that have this column
 
 
 _MIN_MODEL = 7
@@ -69,7 +69,7 @@ def _severity_style(line: Line) -> str:
 
 
 def _memory_text(line: Line, glyphs: Glyphs) -> str:
-    """Beneath a device the total is left blank, so that the figures stay in line."""
+    """Lines below a device have blanks instead of the total, so that the figures are aligned."""
     total = f"/{format_gib(line.slot.memory_total_bytes, glyphs):<4}"
     return format_gib(line.memory, glyphs) + (total if line.is_slot else " " * len(total))
 
@@ -110,16 +110,16 @@ _COLUMNS = (
 
 _BAR, _NARROW_BAR, _MAX_BAR = 10, 4, 20
 _NARROW_NODE, _NARROW_MODEL = 16, 12
-_NAMESPACE, _MIN_NAMESPACE = 13, 5  # a shortened namespace with the cut and the slash
+_NAMESPACE, _MIN_NAMESPACE = 13, 5  # widths of a shortened namespace, including the ellipsis and the slash
 _MIN_HOLDER = 24
-_READABLE_POD = 40  # columns are left out to show that much of a pod's name
+_READABLE_POD = 40  # columns are removed until this many characters of the pod's name fit
 _MAX_HISTORY = 30
 _MIN_REMARK = 12
 
 
 @dataclass(frozen=True, slots=True)
 class _HolderWidths:
-    """Widths of the longest holder: with everything, without the container, the pod alone."""
+    """Widths of the longest holder name: in full, without the container, and only the pod."""
 
     full: int
     without_container: int
@@ -128,7 +128,7 @@ class _HolderWidths:
 
 @dataclass(slots=True)
 class _Layout:
-    widths: dict[str, int]  # by title; a column that is left out is absent
+    widths: dict[str, int]  # by column title, without hidden columns
     bar: int = _BAR
 
     def has(self, column: Column) -> bool:
@@ -140,7 +140,7 @@ class _Layout:
 
 
 def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int | None, hidden: set[Column]) -> _Layout:
-    """`cells`: a row of texts for each line, one for each of `_COLUMNS`. Without `width` nothing is cut."""
+    """`cells` has one text per line and column of `_COLUMNS`. Without `width`, nothing is truncated."""
     widths = {
         column.title: max(column.min_width, len(column.title), *(width_of(row[at]) for row in cells), 0)
         for at, column in enumerate(_COLUMNS)
@@ -160,12 +160,12 @@ def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int |
 
 
 def _narrow(layout: _Layout, holder: _HolderWidths, width: int) -> None:
-    """Leaves out columns until the holder fits: first the model for a name without container, figures for the pod."""
+    """Removes columns one by one, each only if the part of the holder's name listed next to it does not fit."""
     widths = layout.widths
     for column, narrow in ((_NODE, _NARROW_NODE), (_MODEL, _NARROW_MODEL)):
         if layout.has(column):
             widths[column.title] = min(widths[column.title], narrow)
-    layout.bar = 0 if layout.has(_HISTORY) else _NARROW_BAR  # the end of the sparkline shows the same
+    layout.bar = 0 if layout.has(_HISTORY) else _NARROW_BAR  # the sparkline ends with the same value
     widths[_HOLDER.title] = 0
     pod = min(holder.pod, _READABLE_POD)
     most = holder.full
@@ -183,7 +183,7 @@ def _narrow(layout: _Layout, holder: _HolderWidths, width: int) -> None:
         if layout.room(width) >= needed or not layout.has(column):
             continue
         if column is _UTIL:
-            layout.bar = 0  # the figure stays
+            layout.bar = 0  # removes only the bar, not the figure
         else:
             del widths[column.title]
             most = holder.full if column is _MODEL else holder.without_container
@@ -207,7 +207,7 @@ def _measure_holders(lines: Iterable[tuple[int, Line]]) -> _HolderWidths:
 
 @dataclass(frozen=True)
 class Table:
-    lines: Sequence[tuple[int, Line]]  # depth and line of each row
+    lines: Sequence[tuple[int, Line]]  # each row's depth in the tree, and its line
     order: Order
     glyphs: Glyphs
     width: int | None
@@ -239,7 +239,7 @@ class Table:
         return spans[:-1]
 
     def render(self, start: int, end: int) -> list[Spans]:
-        """Only these rows: a screen shows fifty of thousands."""
+        """Renders only these rows, because a screen shows few of possibly thousands."""
         return [self._render_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
 
     def _render_row(self, at: int) -> Spans:
@@ -276,7 +276,7 @@ class Table:
 def make_table(
     lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | None = None, sparklines: Sparklines | None = None
 ) -> Table:
-    """Without `width` nothing is cut. The node is shown if there are several."""
+    """Without `width`, nothing is truncated. The node column is shown if there are several nodes."""
     flat = list(flatten(lines))
     cells = [[_cell(column, line, glyphs) for column in _COLUMNS] for _, line in flat]
     hidden = set() if len({line.node for _, line in flat}) > 1 else {_NODE}
@@ -291,20 +291,20 @@ def _cell(column: Column, line: Line, glyphs: Glyphs) -> str:
 
 
 def format_condition(condition: ConditionView, age: float | None) -> str:
-    """`lost for 12m04s: GPU 3 has fallen off the bus`."""
+    """Returns a text such as `lost for 12m04s: GPU 3 has fallen off the bus`."""
     duration = "" if age is None else f" for {format_duration(age)}"
     return f"{condition.condition.replace('_', ' ')}{duration}: {condition.says or condition.condition}"
 
 
 # Totals
 
-_LEAVE_OUT = ("free", "used", "allocated", "unknown")  # in this order, if the terminal is narrow
+_OPTIONAL_TOTALS = ("free", "used", "allocated", "unknown")  # removed in this order if the terminal is too narrow
 _GAP = "  "
 
 
 def render_totals(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Spans:
     parts = _make_totals(totals, currency, glyphs)
-    for name in _LEAVE_OUT:
+    for name in _OPTIONAL_TOTALS:
         if sum(width_of(text) + len(_GAP) for text, _ in parts.values()) - len(_GAP) > width:
             parts.pop(name, None)
     spans: Spans = []
@@ -321,7 +321,7 @@ def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Spa
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
         "idle": (f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
-        "unknown": (f"{_format_gpus(totals.unknown)} not known", ""),
+        "unknown": (f"{_format_gpus(totals.unknown)} unknown", ""),
         "free": (f"{_format_gpus(totals.free)} free", ""),
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
         "watts": (_format_watts(totals.power_watts, glyphs), ""),

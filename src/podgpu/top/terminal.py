@@ -1,4 +1,4 @@
-"""The terminal: keys by name, signals as events, and terminal modes that are always restored."""
+"""Terminal input: decodes keys, turns signals into events, and sets and restores terminal modes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHARACTERS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backs
 
 
 class KeyReader:
-    """Decodes keys. Keeps incomplete characters and sequences for the next bytes."""
+    """Decodes bytes into key names. Buffers incomplete characters and escape sequences."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -37,52 +37,52 @@ class KeyReader:
 
     @property
     def is_incomplete(self) -> bool:
-        """An Escape may begin a sequence: call `finish` if nothing follows soon."""
+        """True after an Escape, which may start a sequence. Call `finish` if no more bytes arrive soon."""
         return bool(self._rest)
 
     def decode(self, data: bytes) -> list[str]:
         return self._keys(self._rest + self._decoder.decode(data))
 
     def finish(self) -> list[str]:
-        """Nothing followed, so it was the key Escape."""
+        """Reports buffered bytes as the Escape key."""
         rest, self._rest = self._rest, ""
         return ["escape"] if rest else []
 
     def _keys(self, text: str) -> list[str]:
-        found: list[str] = []
+        keys: list[str] = []
         at = 0
         self._rest = ""
         while at < len(text):
             if text[at] != "\x1b":
-                found.append(_CHARACTERS.get(text[at], text[at]))
+                keys.append(_CHARACTERS.get(text[at], text[at]))
                 at += 1
             elif (sequence := _SEQUENCE.match(text, at)) is not None:
-                found.append(_SEQUENCES.get(sequence[0], "unknown"))
+                keys.append(_SEQUENCES.get(sequence[0], "unknown"))
                 at = sequence.end()
             elif _INCOMPLETE.fullmatch(text, at) and len(text) - at <= _MAX_SEQUENCE:
                 self._rest = text[at:]
                 break
             else:
-                found.append("escape")
+                keys.append("escape")
                 at += 1
-        return found
+        return keys
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HANDLED = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
-_ESCAPE_SECONDS = 0.05  # the bytes of a sequence arrive together
+_ESCAPE_SECONDS = 0.05  # sufficient, because the bytes of a sequence arrive together
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
     keys: list[str] = field(default_factory=list)
-    ended_by: int = 0  # number of the signal
-    stopped: bool = False  # Ctrl-Z
+    ended_by: int = 0  # number of the signal that ends the process, or 0
+    stopped: bool = False  # Ctrl-Z was pressed
     closed: bool = False  # the terminal was closed
 
 
 class EventLoop:
-    """Waits for keys, signals and notifications. For the main thread. Restores the signal handlers."""
+    """Waits for keys, signals and notifications. Use it in the main thread. Restores the signal handlers on exit."""
 
     def __init__(self, keyboard: int) -> None:
         self._keyboard = keyboard
@@ -141,7 +141,7 @@ class EventLoop:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """The number is written to the wake-up pipe; that needs a handler."""
+    """A signal is written to the wake-up pipe only if it has a Python handler."""
 
 
 @contextlib.contextmanager
@@ -157,5 +157,5 @@ def read_single_keys(keyboard: int) -> Iterator[None]:
 
 
 def stop_process() -> None:
-    """Like Ctrl-Z. Returns when the shell continues the job."""
+    """Stops this process, as Ctrl-Z does. Returns when the shell resumes it."""
     os.kill(os.getpid(), signal.SIGSTOP)

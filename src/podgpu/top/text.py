@@ -1,4 +1,4 @@
-"""Formats figures as short texts and fits them into columns of a terminal."""
+"""Formats values as short texts and fits them into terminal columns."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from podgpu.cluster.parts import Use
 from podgpu.model import Workload
 
-FULL, NO_DATA = 200, 255  # a point of utilisation is one byte: 200 means 100 %, 255 no data
+FULL, NO_DATA = 200, 255  # a utilisation point is one byte: 200 means 100 %, 255 means no data
 GIB = 1024**3
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _MIN_NAMESPACE = 3
 _TO_ASCII = str.maketrans({"↑": "^", "↓": "v", "–": "-", "…": "~", "─": "-"})
-_MIN_GIB = 0.05  # less would be shown as 0.0
+_MIN_GIB = 0.05  # smaller values would be shown as 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters beyond ASCII, or their replacements."""
+    """The non-ASCII characters to use, or their ASCII replacements."""
 
     absent: str = "–"
     cut: str = "…"
-    levels: str = "▁▂▃▄▅▆▇█"  # of a sparkline
+    levels: str = "▁▂▃▄▅▆▇█"  # characters of a sparkline, lowest first
     blocks: bool = False  # draw bars with block characters instead of #
 
     def replace_in(self, text: str) -> str:
@@ -48,7 +48,7 @@ def draw_bar(ratio: float | None, width: int, glyphs: Glyphs) -> str:
 
 
 def draw_sparkline(points: bytes, width: int, glyphs: Glyphs) -> str:
-    """The newest point is last. A column without data is blank."""
+    """Draws points, newest last. Columns without data are blank."""
     size = -(-len(points) // width) if width > 0 else 0  # points per column
     ends = range(len(points), max(0, len(points) - size * width), -size) if size else ()
     columns = [_level(points[max(0, end - size) : end], glyphs) for end in reversed(ends)]
@@ -98,7 +98,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """Length of a time axis: `1h`, `15m`, `90s`."""
+    """Formats the length of a time axis: `1h`, `15m`, `90s`."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
@@ -117,12 +117,12 @@ def count_of(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Names come from other systems and must not contain control sequences."""
+    """Replaces control characters, because names from other systems could contain escape sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def width_of(text: str) -> int:
-    """Columns on a terminal: some characters take two, accents none."""
+    """Returns the number of terminal columns. Wide characters use two, combining characters none."""
     return len(text) if text.isascii() else sum(_columns(c) for c in text)
 
 
@@ -133,7 +133,7 @@ def _columns(character: str) -> int:
 
 
 def fit(text: str, width: int, glyphs: Glyphs, right: bool = False) -> str:
-    """Exactly `width` columns. A long text loses its middle, because names of pods differ at their ends."""
+    """Pads or truncates to exactly `width` columns. Truncates in the middle, because pod names differ at their ends."""
     if width_of(text) > width:
         head = _take(text, width // 2)
         tail = _take(text[::-1], width - 1 - width_of(head))[::-1]
@@ -142,7 +142,7 @@ def fit(text: str, width: int, glyphs: Glyphs, right: bool = False) -> str:
 
 
 def fit_start(text: str, width: int, glyphs: Glyphs) -> str:
-    """Like `fit`, but a long text loses its end."""
+    """Like `fit`, but truncates at the end."""
     if width_of(text) > width:
         text = _take(text, width - 1).rstrip() + glyphs.cut if width > 0 else ""
     return _pad(text, width)
@@ -153,7 +153,7 @@ def name_of(workload: Workload) -> str:
 
 
 def names_of(workload: Workload) -> tuple[str, ...]:
-    """The full name, the name without the container, the pod alone."""
+    """Returns the full name, the name without the container, and only the pod's name."""
     if workload.job or not workload.pod:
         return (name_of(workload),)
     without_container = "/".join(filter(None, (workload.namespace, workload.pod)))
@@ -161,7 +161,7 @@ def names_of(workload: Workload) -> tuple[str, ...]:
 
 
 def fit_holder(workload: Workload, width: int, glyphs: Glyphs) -> str:
-    """The container is left out first, then the namespace is cut, then the pod."""
+    """Shortens a long name: removes the container first, then truncates the namespace, then the pod."""
     names = [printable(name) for name in names_of(workload)]
     fitting = [name for name in names[:-1] if width_of(name) <= width]
     if fitting or len(names) == 1:

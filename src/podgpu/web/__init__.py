@@ -1,1 +1,1 @@
-"""This room owns the HTTP server: it hands out prepared bytes, nothing else. It touches the inbound network."""
+"""The HTTP servers of podgpu: listeners, TLS, authentication, metrics, probes, web page and JSON API."""

@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 class Service(Protocol):
-    """Runs in the background while requests are answered: the agent of a node, or the loop of the cluster view."""
+    """Background work that runs while the server is up, such as a node's agent or the loop of the cluster view."""
 
     @property
     def fatal(self) -> StartError | None:
-        """Why the process must end."""
+        """The error that ends the process, or None."""
 
     def start(self, on_fatal: Callable[[], object]) -> None: ...
     def reload(self) -> None: ...
@@ -43,7 +43,7 @@ class Service(Protocol):
 
 
 class Several:
-    """Starts and stops several services together. A fatal error of one ends all."""
+    """Starts and stops several services together. A fatal error in one of them stops all."""
 
     def __init__(self, members: Sequence[Service]) -> None:
         self._members = list(members)
@@ -75,13 +75,15 @@ class Listener:
     option: str = ADDRESS_OPTION
     tls: MakeTlsContext | None = None
     announcement: str = ""
-    """Logged once it listens, with %s for its URL."""
+    """Log message for when the listener is up; %s is replaced by its URL."""
     sockets: Sequence[socket.socket] = ()
-    """Already bound, used instead of the address."""
+    """Sockets that are already bound. If given, the address is not bound."""
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
-    return Listener(make_application(handlers, None), address, PROBE_OPTION, announcement="probes alone on %s/livez")
+    return Listener(
+        make_application(handlers, None), address, PROBE_OPTION, announcement="serving only probes on %s/livez"
+    )
 
 
 def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
@@ -99,10 +101,10 @@ async def _add_security_headers(_request: web.Request, response: web.StreamRespo
 
 
 def load_protection(path: str) -> Protection | None:
-    """Reads the web config file, if there is a path. Raises UsageError."""
+    """Reads the web config file. Returns None if the path is empty. Raises UsageError."""
     if not path:
         return None
-    from podgpu.web.protection import Protection  # loads bcrypt and YAML, which an exporter without it does not need
+    from podgpu.web.protection import Protection  # imports bcrypt and YAML, which are needed only here
 
     return Protection(path)
 
@@ -114,8 +116,10 @@ def run(
     release: Callable[[], object] | None = None,
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
 ) -> None:
-    """Runs until SIGINT, SIGTERM or a fatal error. `on_listening` gets the address of every listener, before the
-    services start. `release` is called on SIGUSR1."""
+    """Runs until SIGINT, SIGTERM or a fatal error.
+
+    Calls `on_listening` with the addresses of all listeners before the services start, and `release` on SIGUSR1.
+    """
     asyncio.run(_run(served, listeners, on_listening, release, limits))
     if served.fatal is not None:
         raise served.fatal
@@ -147,7 +151,7 @@ async def _run(
 
 
 def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
-    """Runs `work` in a thread. Signals during that time are ignored: they request the same."""
+    """Returns a signal handler that runs `work` in a thread. Signals that arrive while it runs are ignored."""
     loop = asyncio.get_running_loop()
     running: asyncio.Future[object] | None = None
 
@@ -161,7 +165,7 @@ def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterator[Address]:
-    """Answers requests inside the context. Raises StartError that names the address."""
+    """Serves requests while the context is open. Raises StartError if the address cannot be bound."""
     sockets = listener.sockets or await bind(listener.address, listener.option)
     server = LimitedServer(listener.app, limits, listener.tls)
     try:

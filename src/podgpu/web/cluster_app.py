@@ -29,7 +29,7 @@ _LINKS = ("metrics", "metrics/nodes", "health", "ready")
 _MAX_PROBLEMS = 100
 _EXPORTER_SECONDS = 3.0
 _MAX_EXPORTER_REQUESTS = 8
-"""Concurrent requests to exporters for the details of a GPU."""
+"""Maximum number of concurrent requests to exporters for GPU details."""
 
 
 def cluster_listeners(
@@ -41,7 +41,7 @@ def cluster_listeners(
     waste: ReadWaste | None = None,
     lifecycle: bool = True,
 ) -> list[Listener]:
-    """`lifecycle`: POST /-/forget is allowed."""
+    """`lifecycle` enables POST /-/forget."""
     app = cluster_application(cluster, protection, history, waste, lifecycle)
     listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
     if probe_address is not None:
@@ -67,7 +67,7 @@ def cluster_application(
 
 
 def _complete_gpu(cluster: Cluster) -> Complete:
-    """Adds the details that the exporter of the GPU has."""
+    """Returns a function that fetches a GPU's details from its exporter and adds them to the response."""
     limit = asyncio.Semaphore(_MAX_EXPORTER_REQUESTS)
 
     async def complete(answer: GpuResponse) -> GpuResponse:
@@ -77,7 +77,7 @@ def _complete_gpu(cluster: Cluster) -> Complete:
                 body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")
             return add_details(answer, await asyncio.to_thread(decode_details, body))
         except TimeoutError:
-            problem = SourceError("deadline", f"its exporter did not answer within {_EXPORTER_SECONDS:g} s")
+            problem = SourceError("deadline", f"the exporter did not respond within {_EXPORTER_SECONDS:g} s")
         except SourceError as error:
             problem = error
         failed = SourceView(source="exporter", ok=False, error=problem.reason, message=str(problem)[:512])
@@ -105,12 +105,12 @@ def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
 
 
 def _is_live(cluster: Cluster) -> tuple[bool, str]:
-    """Unreachable exporters are no reason for a restart; a loop that does not run is."""
+    """Fails only if the loop is stuck: a restart does not help against unreachable exporters."""
     if not cluster.turns:
-        return False, "podgpu does not read the nodes any more (its loop is stuck)\n"
+        return False, "podgpu no longer reads the nodes: its loop is stuck\n"
     state = cluster.published.state
     alerts = (alert.text for alert in state.alerts)
-    stale = (f"{n.name}: stale, its figures are {n.age_seconds or 0:.0f} s old" for n in state.nodes if n.stale)
+    stale = (f"{n.name}: stale, last read {n.age_seconds or 0:.0f} s ago" for n in state.nodes if n.stale)
     failed = (outcome.text for outcome in state.outcomes if outcome.error)
     problems = bound_notes(tuple(dict.fromkeys((*alerts, *state.notes, *stale, *failed))), _MAX_PROBLEMS)
     return True, "\n".join(["degraded", *problems, ""]) if problems else "OK\n"
@@ -119,5 +119,5 @@ def _is_live(cluster: Cluster) -> tuple[bool, str]:
 def _is_ready(cluster: Cluster) -> tuple[bool, str]:
     state = cluster.published.state
     if not cluster.turns or not state.has_fresh_nodes:
-        return False, "\n".join(["no node has current figures", *state.notes, ""])
+        return False, "\n".join(["no node has up-to-date readings", *state.notes, ""])
     return True, "OK\n"

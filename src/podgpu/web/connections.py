@@ -1,4 +1,4 @@
-"""Accepts the connections of an aiohttp application and limits their number, time and memory."""
+"""Accepts connections for an aiohttp application and limits their number, duration and memory use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from podgpu.clock import RepeatFilter
 
 MakeTlsContext = Callable[[], ssl.SSLContext]
-"""Called for each connection, so that a renewed certificate is used."""
+"""Called for each new connection, so that renewed certificates are picked up."""
 _log = logging.getLogger(__name__)
 _log.addFilter(RepeatFilter())
 
@@ -25,15 +25,15 @@ _log.addFilter(RepeatFilter())
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     max_connections: int = 256
-    """Three listeners need 768 of the usual 1,024 descriptors."""
+    """Per listener. Three listeners use at most 768 of the usual 1,024 file descriptors."""
     header_seconds: float = 10.0
-    """From connecting to the first complete request, including the TLS handshake."""
+    """Time limit for the TLS handshake and the first complete request."""
     write_seconds: float = 60.0
-    """From a complete request to the end of its response."""
+    """Time limit for computing and sending a response."""
     idle_seconds: float = 180.0
-    """From a response to the next request. Longer than usual scrape intervals."""
+    """Time limit between a response and the next request. Longer than usual scrape intervals."""
     max_unread_bytes: int = 16 * 1024 * 1024
-    """Of all responses that clients have not read yet."""
+    """Total size of all responses that clients have not read yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class _Connection:
     socket: socket
     deadline: float
     transport: asyncio.Transport | None = None
-    """None before the first complete request."""
+    """None until the first complete request."""
     is_answering: bool = False
 
     @property
@@ -52,11 +52,11 @@ class _Connection:
         if self.transport is not None:
             self.transport.abort()
         with suppress(OSError):
-            self.socket.shutdown(SHUT_RDWR)  # asyncio then closes it, also during a TLS handshake
+            self.socket.shutdown(SHUT_RDWR)  # makes asyncio close the socket, even during a TLS handshake
 
 
 class LimitedServer:
-    """Replaces `web.SockSite`. If all places are taken, closes the connection that is longest without a request."""
+    """Replaces `web.SockSite`. At the connection limit, closes the connection that has been idle longest."""
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, make_tls: MakeTlsContext | None = None) -> None:
         app.middlewares.insert(0, self._track_request)
@@ -70,12 +70,12 @@ class LimitedServer:
         )
         self._limits, self._make_tls = limits, make_tls
         self._connections: dict[web.RequestHandler, _Connection] = {}
-        """In the order of their last complete requests."""
+        """Ordered by the time of the last complete request, oldest first."""
         self._sockets: Sequence[socket] = ()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, sockets: Sequence[socket]) -> None:
-        """Accepts connections until `close`. The sockets must not block."""
+        """Accepts connections until `close`. The sockets must be non-blocking."""
         await self._runner.setup()
         self._sockets = sockets
         for listener in sockets:
@@ -100,30 +100,36 @@ class LimitedServer:
             try:
                 accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:
-                _log.error("no connection can be accepted (%s): raise LimitNOFILE or ulimit -n", error.strerror)
+                _log.error("cannot accept connections (%s): raise LimitNOFILE or ulimit -n", error.strerror)
                 self._evict()
                 await asyncio.sleep(0.1)
             else:
                 self._run(self._open(accepted))
-                await asyncio.sleep(0)  # serve the others before the next accept
+                await asyncio.sleep(0)  # let other tasks run before the next accept
 
     async def _open(self, accepted: socket) -> None:
         self._connections = {key: each for key, each in self._connections.items() if each.socket.fileno() >= 0}
         is_full = len(self._connections) >= self._limits.max_connections
         if is_full:
-            _log.warning("more than %d connections: the longest idle ones are closed", self._limits.max_connections)
+            _log.warning(
+                "more than %d connections: closing those that have been idle longest", self._limits.max_connections
+            )
         if self._runner.server is None or (is_full and not self._evict()):
             return accepted.close()
         handler, timeout = self._runner.server(), self._limits.header_seconds
         self._connections[handler] = _Connection(accepted, monotonic() + timeout)
         tls = self._make_tls() if self._make_tls is not None else None
-        with suppress(OSError):  # a failed handshake
+        with suppress(OSError):  # the TLS handshake failed
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: handler, accepted, ssl=tls, ssl_handshake_timeout=timeout if tls else None
             )
 
     def _evict(self) -> bool:
-        """Connections without any request use at most half of the places, so that scrapers keep theirs."""
+        """Closes the longest idle connection; returns False if none is idle.
+
+        If half of the limit is used by connections that never sent a request, closes one of these, so that scrapers
+        stay connected.
+        """
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
         new = [handler for handler in idle if self._connections[handler].transport is None]
         if idle:
@@ -133,7 +139,7 @@ class LimitedServer:
     @web.middleware
     async def _track_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if (connection := self._connections.pop(request.protocol, None)) is None:
-            raise web.HTTPServiceUnavailable  # evicted while the request arrived
+            raise web.HTTPServiceUnavailable  # the connection was evicted while the request arrived
         self._connections[request.protocol] = connection
         connection.deadline = monotonic() + self._limits.write_seconds
         connection.transport, connection.is_answering = request.transport, True
@@ -159,7 +165,7 @@ class LimitedServer:
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Waits until the client has read the response, so that the caller can count it until then."""
+    """Returns when the response is fully written, so that the count of running scrapes includes slow clients."""
     with suppress(ConnectionError):  # the client has closed the connection
         await response.prepare(request)
         await response.write_eof()

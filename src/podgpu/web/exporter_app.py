@@ -1,4 +1,4 @@
-"""The web server of `podgpu exporter`: metrics, node document, page, probes, and gpu-manager's metrics."""
+"""The web server of `podgpu exporter`: metrics, JSON API, web page, probes, and gpu-manager's metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPU_MANAGER_OPTION = "--gpu-manager-address"
 
 @dataclass(frozen=True, slots=True)
 class PageSources:
-    """What the page shows besides the current state. None: not available."""
+    """Optional data of the web page; None if not available."""
 
     history: HistorySource | None = None
     prices: ReadPrices | None = None
@@ -47,7 +47,7 @@ class RequestLimits:
     read_seconds: float = 10.0
     write_seconds: float = 30.0
     scrapes: int = 16
-    """Concurrent requests for /metrics."""
+    """Maximum number of concurrent requests for /metrics."""
 
 
 def serve(
@@ -63,18 +63,21 @@ def serve(
     services: Sequence[Service] = (),
     limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
 ) -> None:
-    """Starts the agent and answers requests until SIGINT, SIGTERM or a fatal error of the agent.
+    """Starts the agent and serves requests until SIGINT, SIGTERM or a fatal error of the agent.
 
-    `gpu_manager_address`: for gpu-manager's metrics alone. `probe_address`: for probes without `protection`, because a
-    kubelet sends neither password nor certificate. `sockets`: already bound, used instead of the address.
-    `lifecycle`: POST /-/release and /-/forget are allowed. `services`: run as long as the agent does.
+    - `gpu_manager_address`: a separate listener that serves only gpu-manager's metrics.
+    - `probe_address`: a separate listener for probes, without `protection`, because a kubelet sends neither a password
+      nor a certificate.
+    - `sockets`: sockets that are already bound. If given, `address` is not bound.
+    - `lifecycle`: enables POST /-/release and /-/forget.
+    - `services`: started and stopped together with the agent.
     """
     tls = protection.make_tls if protection else None
     app = application(agent, protection, lifecycle, page, limits.scrapes)
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         gpu_manager = gpu_manager_application(agent, protection)
-        text = "gpu-manager's metrics alone on %s/metric"
+        text = "serving only gpu-manager's metrics on %s/metric"
         listeners.append(Listener(gpu_manager, gpu_manager_address, GPU_MANAGER_OPTION, tls, text))
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(agent), probe_address))
@@ -110,7 +113,7 @@ def application(
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    """gpu-manager's own path, and Prometheus' default path."""
+    """Serves gpu-manager's metrics on its own path and on Prometheus' default path."""
     return make_application(
         [web.get(path, _gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")], protection
     )
@@ -130,7 +133,7 @@ def _metrics(agent: Agent) -> Handler:
         published = agent.published
         if agent.is_fresh(published):
             text = await renderer.render(published, "fresh")
-        if not agent.is_fresh(published):  # before or after a long rendering
+        if not agent.is_fresh(published):  # the snapshot may also become stale during a long rendering
             text = await renderer.render(published, "stale")
         return await metrics_response(request, text)
 
@@ -158,7 +161,7 @@ def _node_document(agent: Agent) -> Handler:
 
 
 def limit_concurrency(limit: int, handler: Handler) -> Handler:
-    """Counts requests until their responses are sent. The text of the refusal is dcgm-exporter's."""
+    """Responds with 503, in dcgm-exporter's words, if `limit` requests are already running."""
     running = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -175,8 +178,10 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 class Renderer:
-    """Renders each exposition once per snapshot; concurrent requests share the result. Large ones are rendered in a
-    thread."""
+    """Renders each exposition once per snapshot; concurrent requests share the result.
+
+    Large expositions are rendered in a thread.
+    """
 
     def __init__(self) -> None:
         self._running: tuple[Published, ExpositionName, asyncio.Future[Exposition]] | None = None
@@ -199,9 +204,9 @@ class Renderer:
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
-    """A missing driver is no reason for a restart; a loop that does not run is."""
+    """Fails only if the loop is stuck: a restart does not help against a missing driver."""
     if not agent.turns:
-        return False, "podgpu does not read the GPUs any more (its loop is stuck)\n"
+        return False, "podgpu no longer reads the GPUs: its loop is stuck\n"
     lines = [*describe_alerts(agent), *describe_problems(agent)]
     return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
 
@@ -209,7 +214,7 @@ def is_live(agent: Agent) -> tuple[bool, str]:
 def is_ready(agent: Agent) -> tuple[bool, str]:
     published = agent.published
     if not agent.is_fresh(published):
-        return False, "the figures are too old to be shown\n"
+        return False, "the readings are too old to be served\n"
     if not has_readings(published.state):
         lines = [*describe_alerts(agent), *describe_problems(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])

@@ -1,7 +1,7 @@
-"""POST /-/release and /-/forget, for operators on this machine.
+"""POST /-/release and /-/forget, which only operators on this machine may use.
 
-Browsers, sidecars and proxies on this machine also connect from a loopback address. Web pages of other sites cannot
-make a browser send the header X-Podgpu-Request.
+A loopback address is not sufficient, because local browsers, sidecars and proxies have one too. The requests must
+therefore have the header X-Podgpu-Request, which web pages of other sites cannot make a browser send.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ DEFAULT_RELEASE_SECONDS = 60.0
 _MAX_RELEASE_SECONDS = 3600.0
 _MAX_UUID_LENGTH = 256
 _LOOPBACK = {ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")}
-"""Sidecars of service meshes forward requests from 127.0.0.6."""
+"""Not all of 127.0.0.0/8: sidecars of service meshes forward remote requests from 127.0.0.6."""
 Forget = Callable[[str], tuple[int, str]]
-"""Forgets the GPU with this UUID. Returns the status and text of the response."""
+"""Removes the GPU with this UUID. Returns status code and text of the response."""
 
 
 def explain_refusal(request: web.Request, action: str) -> str:
-    """Why the request is not from an operator on this machine who wants `action`; empty if it is."""
+    """Returns why the request is rejected, or an empty string if an operator on this machine sent it for `action`."""
     if not is_loopback(request.remote):
-        return "only from this machine (127.0.0.1 or ::1)"
+        return "allowed only from this machine (127.0.0.1 or ::1)"
     if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via")):
-        return "only from this machine, not through a proxy"
+        return "allowed only from this machine, not through a proxy"
     if not _is_own_name(request.headers.get("Host", "")):
-        return "use localhost, 127.0.0.1 or [::1], not another name"
+        return "the host name in the URL must be localhost, 127.0.0.1 or [::1]"
     if request.headers.get(REQUEST_HEADER) != action:
-        return f"send the header {REQUEST_HEADER}: {action}, to confirm that this is intended"
+        return f"send the header {REQUEST_HEADER}: {action} to confirm that this is intended"
     return ""
 
 
@@ -60,11 +60,11 @@ def _is_own_name(host: str) -> bool:
 def _operator_route(
     path: str, action: str, allowed: bool, handle: Callable[[web.Request], tuple[int, str]]
 ) -> web.RouteDef:
-    """Runs `handle` in a thread, one request at a time: a hanging driver must not use up the threads."""
+    """Runs `handle` in a thread, one request at a time, so that a hanging driver blocks at most one thread."""
     lock = asyncio.Lock()
 
     async def check_and_handle(request: web.Request) -> web.Response:
-        why = explain_refusal(request, action) if allowed else "turned off by --web-enable-lifecycle=false"
+        why = explain_refusal(request, action) if allowed else "disabled by --web-enable-lifecycle=false"
         if why:
             return web.Response(status=403, text=f"{why}\n")
         async with lock:
@@ -75,7 +75,7 @@ def _operator_route(
 
 
 def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
-    """Closes the driver for some time, so that it can be unloaded."""
+    """Closes the driver library for some time, so that the driver can be unloaded."""
 
     def release(request: web.Request) -> tuple[int, str]:
         text = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
@@ -84,16 +84,16 @@ def release_route(agent: Agent, allowed: bool) -> web.RouteDef:
         except ValueError:
             seconds = -1.0
         if not 0 < seconds <= _MAX_RELEASE_SECONDS:
-            return 400, f"seconds={text!r}: a number above 0, up to {_MAX_RELEASE_SECONDS:.0f}"
+            return 400, f"seconds={text!r}: must be a number above 0, at most {_MAX_RELEASE_SECONDS:.0f}"
         if not agent.release(seconds):
-            return 409, "a call into the driver has not returned: it cannot be released"
+            return 409, "the driver cannot be released, because a call into it has not returned"
         return 200, f"driver released for {seconds:g} s"
 
     return _operator_route("/-/release", "release", allowed, release)
 
 
 def forget_route(forget: Forget, allowed: bool) -> web.RouteDef:
-    """Removes a GPU that is gone from the expected ones."""
+    """Removes a GPU that no longer exists from the list of expected GPUs."""
 
     def handle(request: web.Request) -> tuple[int, str]:
         uuid = request.query.get("gpu", "")
@@ -106,23 +106,26 @@ def forget_route(forget: Forget, allowed: bool) -> web.RouteDef:
 
 def forget_on_node(agent: Agent) -> Forget:
     def forget(uuid: str) -> tuple[int, str]:
-        forgotten = agent.forget(uuid)
-        if forgotten is None:
-            return 404, f"there is no GPU {uuid} here, nor was there one"
-        if forgotten == "nothing":
-            return 409, f"{uuid} is here and has had no XID: there is nothing to forget"
-        return 200, f"{uuid} is forgotten" if forgotten == "gpu" else f"the XIDs of {uuid} are forgotten"
+        removed = agent.forget(uuid)
+        if removed is None:
+            return 404, f"this node has no GPU {uuid} and has never had one"
+        if removed == "nothing":
+            return 409, f"{uuid} is present and has no XIDs: nothing to remove"
+        return 200, f"removed {uuid}" if removed == "gpu" else f"removed the XIDs of {uuid}"
 
     return forget
 
 
 def forget_in_cluster(cluster: Cluster) -> Forget:
     def forget(uuid: str) -> tuple[int, str]:
-        found = cluster.forget(uuid)
-        if found == "unknown":
-            return 404, f"no node has a GPU {uuid}, nor had one"
-        if found == "here":
-            return 409, f"{uuid} is here, and so is its node: there is nothing to forget"
-        return 200, f"{uuid} is forgotten here until it is back; its exporter forgets it by POST /-/forget there"
+        result = cluster.forget(uuid)
+        if result == "unknown":
+            return 404, f"no node has a GPU {uuid} or has ever had one"
+        if result == "present":
+            return 409, f"{uuid} and its node are both present: nothing to remove"
+        return 200, (
+            f"{uuid} is removed from this page until it reappears. To remove it from its exporter, send POST /-/forget"
+            " there."
+        )
 
     return forget

@@ -1,4 +1,4 @@
-"""The page and the waste of one node: the exporter's own view, built from its document."""
+"""Data of the exporter's own web page: the current state, the history and the waste of one node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def node_state(agent: Agent, published: Published) -> NodeState:
 
 
 def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[str] = ()) -> ClusterState:
-    """The present state of the node."""
+    """Builds a cluster state that contains only this node."""
     published = agent.published
     tags, problems = prices()
     return build_single_node_state(
@@ -45,19 +45,17 @@ def describe_alerts(agent: Agent) -> list[str]:
 
 
 def describe_problems(agent: Agent) -> list[str]:
-    """One line for each source that fails, and for other problems."""
+    """Returns one line for each failing source and each other problem."""
     state = agent.published.state
     lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
     has_answer = any(source.up is not None for source in state.sources)
     if has_answer and not lines and not state.gpus_visible and state.gpus_expected:
-        lines.append(
-            f"the PCI bus shows {state.gpus_expected} GPUs, the driver none: `podgpu doctor` says what to look at"
-        )
+        lines.append(f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: run `podgpu doctor`")
     return [*lines, *agent.notes_beside()]
 
 
 class NodePage:
-    """Builds the data of the page once per snapshot, in the thread of the first request."""
+    """Caches the data of the web page for each snapshot. Thread-safe."""
 
     def __init__(self, agent: Agent, prices: ReadPrices | None = None) -> None:
         self._agent = agent
@@ -76,9 +74,9 @@ class NodePage:
     def _make(self, published: Published, fresh: bool) -> PageState:
         notes = describe_problems(self._agent)
         if not fresh and published.state.taken_at:
-            notes = ["the figures are too old to be shown: the driver has not been read in time", *notes]
+            notes = ["the readings are too old to be shown: the driver has not been read recently", *notes]
         elif not fresh:
-            notes = ["there are no figures yet: the driver has never been read", *notes]
+            notes = ["there are no readings yet: the driver has not been read yet", *notes]
         return PageState.of(build_state(self._agent, self._prices, notes))
 
 

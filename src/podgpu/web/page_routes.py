@@ -1,6 +1,6 @@
 """The web page and the paths below `/api/v1` (docs/api.md), for the exporter and the cluster view.
 
-Content is made and compressed in threads, so that no scrape waits for it.
+Responses are built and compressed in threads, so that they do not delay scrapes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 
 JsonObject = dict[str, Any]
 Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
-"""Adds the details of a GPU that only its exporter knows."""
+"""Adds the details of a GPU that only its exporter provides."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 
@@ -43,8 +43,11 @@ def page_routes(
     history: HistorySource | None = None,
     waste: ReadWaste | None = None,
 ) -> list[web.RouteDef]:
-    """`latest` and `waste` are called for every request, in a thread. `links`: other paths of the server, shown at the
-    bottom of the page. Must be the last routes: they answer all other paths below `/api`."""
+    """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
+
+    Each request calls `latest` or `waste` in a thread. `links` are other paths of the server, shown at the bottom of
+    the page.
+    """
     return [
         web.get("/", _index(links)),
         web.get("/page/{name}", _asset()),
@@ -99,7 +102,7 @@ def _compress_json(content: JsonObject) -> tuple[Body, str]:
     return _compress(msgspec.json.encode(content))
 
 
-# The present
+# Current state
 
 
 def _view(latest: Callable[[], PageState]) -> Handler:
@@ -112,14 +115,14 @@ def _view(latest: Callable[[], PageState]) -> Handler:
 
 def _pod(latest: Callable[[], PageState]) -> Handler:
     def find(namespace: str, name: str) -> Body | None:
-        found = make_pod(latest(), namespace, name)
-        return None if found is None else Body.of(msgspec.json.encode(found))
+        pod = make_pod(latest(), namespace, name)
+        return None if pod is None else Body.of(msgspec.json.encode(pod))
 
     async def handle(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         body = await asyncio.to_thread(find, namespace, name)
         if body is None:
-            return json_error(404, f"no GPU is held by pod {namespace}/{name}")
+            return json_error(404, f"pod {namespace}/{name} holds no GPU")
         return body_response(request, body, JSON_HEADERS)
 
     return handle
@@ -130,7 +133,7 @@ def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
         uuid = request.match_info["uuid"]
         answer = await asyncio.to_thread(lambda: make_gpu_answer(latest().view, uuid))
         if answer is None:
-            return json_error(404, f"there is no GPU {uuid[:64]!r}")
+            return json_error(404, f"GPU {uuid[:64]!r} does not exist")
         complete_answer = await complete(answer)
         body = await asyncio.to_thread(lambda: Body.of(msgspec.json.encode(complete_answer)))
         return body_response(request, body, JSON_HEADERS)
@@ -138,26 +141,26 @@ def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
     return handle
 
 
-# The past
+# History
 
 
 def _history(
     history: HistorySource | None, find: Callable[[web.Request, HistorySource], Awaitable[JsonObject | str]]
 ) -> Handler:
-    """`find` returns the answer, or why there is none."""
+    """`find` returns the JSON object, or a message if there is no history for the request."""
 
     async def handle(request: web.Request) -> web.Response:
         if history is None:
-            return json_error(404, "no history is kept here")
+            return json_error(404, "this server does not store a history")
         try:
-            found = await find(request, history)
+            result = await find(request, history)
         except UsageError as error:
             return json_error(400, str(error))
         except SourceError as error:
             return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
-        if isinstance(found, str):
-            return json_error(404, found)
-        body, etag = await asyncio.to_thread(_compress_json, found)
+        if isinstance(result, str):
+            return json_error(404, result)
+        body, etag = await asyncio.to_thread(_compress_json, result)
         return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
 
     return handle
@@ -169,17 +172,17 @@ async def _sparklines(request: web.Request, history: HistorySource) -> JsonObjec
 
 async def _history_of_gpu(request: web.Request, history: HistorySource) -> JsonObject | str:
     uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
-    found = await history.gpu(uuid, instance, _range(request))
-    return found or f"no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
+    answer = await history.gpu(uuid, instance, _parse_range(request))
+    return answer or f"there is no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
 
 
 async def _history_of_pod(request: web.Request, history: HistorySource) -> JsonObject | str:
     namespace, name = request.match_info["namespace"], request.match_info["pod"]
-    found = await history.pod(namespace, name, _range(request))
-    return found or f"pod {namespace}/{name} is not known to have held a GPU in that time"
+    answer = await history.pod(namespace, name, _parse_range(request))
+    return answer or f"there is no record that pod {namespace}/{name} held a GPU in this time range"
 
 
-def _range(request: web.Request) -> int:
+def _parse_range(request: web.Request) -> int:
     return parse_range(request.query.get("range", "1h"))
 
 
@@ -209,6 +212,6 @@ def _waste(waste: ReadWaste) -> Handler:
 
 async def _unknown_path(request: web.Request) -> web.Response:
     if request.method not in ("GET", "HEAD"):
-        return json_error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
-    known = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
-    return json_error(404, f"no such path: {request.path}; there are {known}")
+        return json_error(405, f"{request.method} {request.path}: only GET and HEAD are allowed", Allow="GET, HEAD")
+    paths = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
+    return json_error(404, f"no such path: {request.path}; the paths are {paths}")

@@ -1,4 +1,4 @@
-"""TLS, rate limit, headers and basic auth as the web config file says. Changes of the file apply without a restart."""
+"""TLS, rate limit, headers and basic auth from the web config file, which is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from podgpu.web.web_config import ProblemLog, TlsConfig, WebConfig, parse_web_co
 _MAX_CONFIG_BYTES = 256 * 1024
 _MAX_CACHED_LOGINS = 100
 _MAX_BCRYPT_BYTES = 72
-"""Go ignores the rest of a longer password; Python's bcrypt refuses it."""
+"""Longer passwords are truncated, as in Go. Python's bcrypt rejects them."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +39,7 @@ class Protection:
         """Raises UsageError if the file cannot be used."""
         self._path = path
         self._file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
-        self._file_problem = ProblemLog("podgpu answers requests with 500 and refuses TLS handshakes")
+        self._file_problem = ProblemLog("requests get status 500 and TLS handshakes fail")
         self._tls_problem = ProblemLog("TLS handshakes fail")
         self._contexts = ContextCache(make_server_context)
         self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -55,7 +55,7 @@ class Protection:
 
     @property
     def make_tls(self) -> MakeTlsContext | None:
-        """None: plain HTTP, until the process is restarted."""
+        """None for plain HTTP. Turning TLS on or off requires a restart."""
         return self._make_tls if self._has_tls else None
 
     def _make_tls(self) -> ssl.SSLContext:
@@ -64,7 +64,7 @@ class Protection:
             return self._refusing
         try:
             if config.tls is None:
-                raise UsageError("the web config has no TLS any more, and turning it off takes a restart")
+                raise UsageError("the web config no longer enables TLS, but turning TLS off requires a restart")
             context = self._load_context(config.tls)
         except UsageError as error:
             self._tls_problem.report(str(error))
@@ -96,7 +96,7 @@ class Protection:
             raise UsageError(str(error)) from error
 
     def _current(self) -> WebConfig | None:
-        """None if the file cannot be used now."""
+        """Returns None if the file is currently invalid or unreadable."""
         try:
             config = self._read()
         except UsageError as error:
@@ -108,40 +108,46 @@ class Protection:
     def _warn(self, config: WebConfig) -> None:
         tls = config.tls
         if tls is None and config.tls_server_config not in (None, TlsConfig()):
-            _log.warning("%s: tls_server_config names no certificate: podgpu serves plain HTTP", self._path)
+            _log.warning("%s: tls_server_config has no certificate: podgpu serves plain HTTP", self._path)
         if config.users and tls is None:
-            _log.warning("%s: basic auth without TLS: passwords cross the network readable", self._path)
+            _log.warning("%s: basic auth without TLS: passwords are sent in clear text", self._path)
         if tls is not None and len(tls.curves) > 1:
-            _log.warning("%s: curve_preferences: Python can set one curve; of several, OpenSSL chooses", self._path)
+            _log.warning(
+                "%s: curve_preferences: only one curve can be set from Python; with several, OpenSSL's defaults apply",
+                self._path,
+            )
         if tls is not None and tls.verify_mode and not (tls.client_ca_file or tls.client_ca):
-            _log.warning("%s: no client_ca_file: certificates of all CAs of this system are accepted", self._path)
+            _log.warning(
+                "%s: no client_ca_file: client certificates from every CA that this system trusts are accepted",
+                self._path,
+            )
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
         config = self._current()
         for name, value in config.headers.items() if config is not None else ():
-            response.headers.setdefault(name, value)  # as in Go, headers of handlers have priority
+            response.headers.setdefault(name, value)  # as in Go, a header that a handler has set is kept
 
     @web.middleware
     async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         config = self._current()
         if config is None:
-            return web.Response(status=500, text="the web config file cannot be used; the log says why\n")
+            return web.Response(status=500, text="the web config file is invalid or unreadable; see podgpu's log\n")
         if self._bucket is not None and not self._bucket.take():
             return web.Response(status=429, text="Too Many Requests\n")
         allowed = config.tls.client_allowed_sans if config.tls is not None else None
         if allowed and _client_names(request).isdisjoint(allowed):
             return web.Response(status=403, text="the client certificate has none of the allowed names\n")
-        if config.users and not await self._is_login_right(request, config.users):
+        if config.users and not await self._has_valid_login(request, config.users):
             return web.Response(status=401, text="Unauthorized\n", headers={"WWW-Authenticate": "Basic"})
         return await handler(request)
 
-    async def _is_login_right(self, request: web.Request, users: Mapping[str, str]) -> bool:
+    async def _has_valid_login(self, request: web.Request, users: Mapping[str, str]) -> bool:
         login = parse_basic(request.headers.get("Authorization", ""))
-        return login is not None and await self._logins.is_right(users, *login)
+        return login is not None and await self._logins.is_valid(users, *login)
 
 
 class TokenBucket:
-    """Starts full and gets one token per interval, up to `burst`."""
+    """A rate limiter that starts with `burst` tokens and regains one token per interval."""
 
     def __init__(self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = interval
@@ -161,7 +167,7 @@ class TokenBucket:
 
 
 class LoginChecker:
-    """Compares one password at a time, in a thread, and caches right logins. Wrong ones cannot evict them."""
+    """Checks one password at a time, in a thread, and caches valid logins. Failed logins are not cached."""
 
     def __init__(self, compare: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._compare = compare
@@ -169,11 +175,11 @@ class LoginChecker:
         self._salt = os.urandom(32)
         self._lock = asyncio.Lock()
 
-    async def is_right(self, users: Mapping[str, str], user: bytes, password: bytes) -> bool:
+    async def is_valid(self, users: Mapping[str, str], user: bytes, password: bytes) -> bool:
         hashed = users.get(user.decode("utf-8", "surrogateescape"))
-        # Unknown users take as much time as known ones.
+        # For unknown users, compare with a dummy hash: equal timing does not reveal which users exist.
         against = (hashed or f"$2b${max(value[4:6] for value in users.values())}${'.' * 53}").encode()
-        # Contains the hash, so that a changed password takes effect immediately.
+        # The cache key contains the hash, so that a changed password takes effect immediately.
         login = hashlib.blake2b(repr((user, against, password)).encode(), key=self._salt).digest()
         if login in self._right:
             return True
@@ -188,12 +194,12 @@ class LoginChecker:
     def _is_equal(self, password: bytes, hashed: bytes) -> bool:
         try:
             return self._compare(password[:_MAX_BCRYPT_BYTES], hashed)
-        except ValueError:  # such as a password with NUL
+        except ValueError:  # for example, the password contains NUL
             return False
 
 
 def parse_basic(header: str) -> tuple[bytes, bytes] | None:
-    """User and password of an Authorization header."""
+    """Returns user and password from an Authorization header, or None."""
     scheme, _, credentials = header.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -212,7 +218,7 @@ class TlsMaterial(NamedTuple):
     certificate: bytes
     key: bytes
     authorities: bytes | None
-    """None: those of the system."""
+    """None for the CAs of the system."""
     pair_name: str
     authorities_name: str
 
@@ -229,19 +235,21 @@ def make_server_context(material: TlsMaterial) -> ssl.SSLContext:
         if len(config.curves) == 1:
             context.set_ecdh_curve(config.curves[0])
     except (ssl.SSLError, ValueError):
-        raise UsageError("tls_server_config: OpenSSL here has none of cipher_suites or curve_preferences") from None
+        raise UsageError(
+            "tls_server_config: this OpenSSL supports none of cipher_suites, or not the curve in curve_preferences"
+        ) from None
     load_pair(context, material.certificate, material.key, material.pair_name)
     context.verify_mode = config.verify_mode
     if config.verify_mode is ssl.CERT_NONE:
         return context
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate CA is sufficient
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go, an intermediate CA is sufficient
     if material.authorities is None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
         return context
     try:
         context.load_verify_locations(cadata=material.authorities.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
-        raise UsageError(f"{material.authorities_name}: no certificates in PEM that OpenSSL takes") from error
+        raise UsageError(f"{material.authorities_name} contains no valid PEM certificate") from error
     return context
 
 
@@ -251,7 +259,7 @@ def _client_names(request: web.Request) -> frozenset[str]:
 
 
 def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
-    """DNS, e-mail, IP and URI alternative names, as Go writes them."""
+    """Returns the DNS, e-mail, IP and URI alternative names, formatted as in Go."""
     names = set()
     for kind, value in certificate.get("subjectAltName", ()):
         if kind in ("DNS", "email", "URI"):

@@ -1,4 +1,4 @@
-"""Responses from prepared bytes, in the format and encoding that the client accepts."""
+"""Builds HTTP responses in the format and encoding that the client accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podgpu.metrics.encode import CONTENT_TYPE, OPENMETRICS_TYPE, Body, Expositi
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]
-"""Returns whether all is well, and the text of the response."""
+"""Returns whether the probe succeeds, and the text of the response."""
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -26,7 +26,7 @@ PAGE_HEADERS = {
 }
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 _MAX_INLINE_BYTES = 512 * 1024
-"""Longer texts are converted to OpenMetrics in a thread."""
+"""Longer expositions are converted to OpenMetrics in a thread."""
 
 
 def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
@@ -45,7 +45,7 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
 
 
 async def metrics_response(request: web.Request, exposition: Exposition) -> web.Response:
-    """Prometheus text, or OpenMetrics if the client prefers it."""
+    """Responds with the Prometheus text format, or OpenMetrics if the client prefers it."""
     vary = "Accept, Accept-Encoding"
     if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
         return body_response(request, exposition.text, {"Content-Type": CONTENT_TYPE}, vary)
@@ -59,7 +59,7 @@ async def metrics_response(request: web.Request, exposition: Exposition) -> web.
 def body_response(
     request: web.Request, body: Body, headers: Mapping[str, str], vary: str = "Accept-Encoding"
 ) -> web.Response:
-    """`headers` contain the Content-Type. With an ETag among them, answers 304 if the client has it."""
+    """`headers` must contain the Content-Type. If they contain an ETag that the client has, responds with 304."""
     sent = {**headers, "Vary": vary}
     if "ETag" in sent and _has_etag(request, sent["ETag"]):
         return web.Response(status=304, headers={k: v for k, v in sent.items() if k != "Content-Type"})
@@ -74,14 +74,14 @@ def json_error(status: int, message: str, **headers: str) -> web.Response:
 
 
 def _has_etag(request: web.Request, etag: str) -> bool:
-    """Weak comparison of RFC 9110; * matches anything."""
-    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
-    return "*" in known or etag.removeprefix("W/") in known
+    """Uses the weak comparison of RFC 9110; * matches every ETag."""
+    tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
+    return "*" in tags or etag.removeprefix("W/") in tags
 
 
 @lru_cache(maxsize=64)
 def accepts_gzip(header: str) -> bool:
-    """RFC 9110: the weight of gzip counts, otherwise that of *. A weight of 0 means no."""
+    """Implements RFC 9110: uses the weight of gzip or, if gzip is not listed, the weight of *. Weight 0 means no."""
     weights: dict[str, bool] = {}
     for coding, _, weight in _parse_accept(header):
         weights.setdefault(coding, weight > 0)
@@ -90,7 +90,7 @@ def accepts_gzip(header: str) -> bool:
 
 @lru_cache(maxsize=64)
 def accepts_openmetrics(header: str) -> bool:
-    """True if OpenMetrics 1.0.0 is listed by name with at least the weight of plain text."""
+    """Returns True if OpenMetrics 1.0.0 is listed by name and its weight is not below that of plain text."""
     openmetrics, text, anything = 0.0, 0.0, 0.0
     for kind, parameters, weight in _parse_accept(header):
         if kind == "application/openmetrics-text" and parameters.get("version", "") in ("", "1.0.0"):
@@ -103,7 +103,7 @@ def accepts_openmetrics(header: str) -> bool:
 
 
 def _parse_accept(header: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Yields each value with its parameters and weight. The weight is 1 by default and 0 if it is not a number."""
+    """Yields each value with its parameters and weight. The default weight is 1; an invalid weight is 0."""
     for part in header.lower().split(","):
         value, *pieces = (piece.strip() for piece in part.split(";"))
         pairs = (piece.partition("=") for piece in pieces)

@@ -1,4 +1,4 @@
-"""Addresses, and the sockets bound to them by podgpu or systemd."""
+"""Parses listen addresses, and opens sockets that podgpu or systemd has bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_DESCRIPTORS = 64
 @dataclass(frozen=True, slots=True)
 class Address:
     host: str
-    """Empty: every interface."""
+    """Empty for all interfaces."""
     port: int
     scheme: str = "http"
 
@@ -38,21 +38,21 @@ def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    known_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    if not colon or not known_port or (":" in host and not bracketed):
-        raise UsageError(f"{option} {text!r}: not an address; write HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not is_port or (":" in host and not bracketed):
+        raise UsageError(f"{option} {text!r}: must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
     return Address(host, int(port))
 
 
 async def bind(address: Address, option: str) -> list[socket.socket]:
-    """Listens on every address of the name. Raises StartError that names the address."""
+    """Listens on every IP address of the host name. Raises StartError."""
     loop = asyncio.get_running_loop()
     try:
-        # asyncio binds IPv6, names and port 0. Connections are accepted elsewhere.
+        # Used only to resolve and bind: LimitedServer accepts the connections.
         server = await loop.create_server(
             asyncio.Protocol, address.host or None, address.port, backlog=_BACKLOG, start_serving=False
         )
-    except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b
+    except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
         why = getattr(e, "strerror", None) or e
         raise StartError(
             f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
@@ -65,17 +65,19 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
     return bound
 
 
-def systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
-    """Returns the sockets that a .socket unit has bound for this process (sd_listen_fds). Raises UsageError if there
-    are none. Removes the variables, so that child processes do not use them."""
+def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """Returns the sockets that systemd passed to this process (see sd_listen_fds). Raises UsageError if there are none.
+
+    Removes the LISTEN_* variables, so that child processes do not use the sockets.
+    """
     is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
     number = environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
     count = int(number) if is_for_us and number.isascii() and number.isdigit() and len(number) < 5 else 0
     if not 0 < count <= _MAX_DESCRIPTORS:
         raise UsageError(
-            f"{SYSTEMD_OPTION}: systemd passed no socket to this process: start it by podgpu.socket "
-            "(systemctl enable --now podgpu.socket), or leave the option out and listen by -a"
+            f"{SYSTEMD_OPTION}: systemd passed no socket to this process. Start podgpu through podgpu.socket "
+            "(systemctl enable --now podgpu.socket), or use -a instead of this option"
         )
     return [_open_descriptor(descriptor) for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + count)]
 
@@ -89,7 +91,7 @@ def _open_descriptor(descriptor: int) -> socket.socket:
         raise UsageError(f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket: {e.strerror}") from e
     if opened.type != socket.SOCK_STREAM or not is_listening:
         raise UsageError(
-            f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket that accepts connections: the unit needs "
+            f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a listening stream socket: the unit needs "
             "ListenStream= and Accept=no"
         )
     opened.setblocking(False)
@@ -97,7 +99,7 @@ def _open_descriptor(descriptor: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
-    """The address of a socket, with the port that the system chose for port 0. `host`: the configured one, if any."""
+    """Returns the address of a bound socket, including the port chosen for port 0. `host` is the configured host."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
     if not isinstance(name, tuple):

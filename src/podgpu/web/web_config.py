@@ -1,6 +1,6 @@
-"""The web config file of Prometheus' exporter-toolkit: parsing and checks.
+"""Parses and validates the web config file, in the format of Prometheus' exporter-toolkit.
 
-Settings that podgpu does not support are refused, unless clients would not notice (http2).
+Settings that podgpu does not support are errors, except http2, which makes no difference to clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
-"""Headers that may be set, with their allowed values; empty: any value."""
+"""Headers that may be set, with their allowed values. An empty tuple allows any value."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,10 +38,10 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""Go has two more policies, which accept certificates without verification."""
+"""Go's other two policies accept unverified certificates and are not supported."""
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Always enabled: neither Go nor Python can select them."""
+"""Accepted but ignored: with TLS 1.3, neither Go nor Python can select ciphers."""
 CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
@@ -53,13 +53,13 @@ CIPHERS = {
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
     "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
     "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
-    # Go disables these four by default since 1.22. Older files may name them.
+    # Go 1.22 and later disable these four by default. Older files may contain them.
     "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
     "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
     "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
     "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
 }
-"""OpenSSL's names by Go's names."""
+"""Maps Go's cipher names to OpenSSL's."""
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 
 
@@ -79,20 +79,20 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     curve_preferences: list[str] | None = None
 
     def __post_init__(self) -> None:
-        _check_known("client_auth_type", self.client_auth_type, CLIENT_AUTH)
-        _check_known("min_version", self.min_version, VERSIONS)
-        _check_known("max_version", self.max_version, VERSIONS)
+        _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
+        _check_name("min_version", self.min_version, VERSIONS)
+        _check_name("max_version", self.max_version, VERSIONS)
         for name in self.cipher_suites or ():
-            _check_known("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
+            _check_name("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
         for name in self.curve_preferences or ():
-            _check_known("curve_preferences", name, CURVES)
+            _check_name("curve_preferences", name, CURVES)
         lowest, highest = self.versions
         if lowest > highest:
-            raise ValueError("max_version is below min_version, or no cipher of cipher_suites fits it")
+            raise ValueError("max_version is below min_version, or cipher_suites has no cipher for max_version")
         if not self.is_enabled:
             return
         if not (self.cert_file or self.cert) or not (self.key_file or self.key):
-            raise ValueError("TLS needs cert_file or cert, and key_file or key: one of them is missing")
+            raise ValueError("needs cert_file or cert, and key_file or key: one of them is missing")
         if self.verify_mode is ssl.CERT_NONE and (self.client_ca_file or self.client_ca or self.client_allowed_sans):
             raise ValueError("client_ca and client_allowed_sans have no effect without client_auth_type")
 
@@ -107,12 +107,12 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def ciphers(self) -> list[str]:
-        """OpenSSL's names, for TLS 1.2. Empty: OpenSSL's default."""
+        """OpenSSL's names of the TLS 1.2 ciphers. Empty for OpenSSL's default."""
         return [CIPHERS[name] for name in self.cipher_suites or () if name in CIPHERS]
 
     @property
     def versions(self) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
-        """As in Go, TLS 1.2 is off if `cipher_suites` has no cipher for it."""
+        """Minimum and maximum version. As in Go, TLS 1.2 is disabled if `cipher_suites` has no cipher for it."""
         has_no_tls12 = bool(self.cipher_suites) and not self.ciphers
         lowest = "TLS13" if has_no_tls12 else self.min_version or "TLS12"
         return VERSIONS[lowest], VERSIONS[self.max_version or "TLS13"]
@@ -122,7 +122,7 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return [CURVES[name] for name in self.curve_preferences or ()]
 
     def find_pem(self, name: str, file: str) -> Pem | None:
-        """The certificates or key of this name. Paths are relative to the web config file."""
+        """Returns the PEM text or file of this setting. Paths are relative to the web config file."""
         path, text = getattr(self, f"{name}_file"), getattr(self, name)
         if path:
             return Pem(file=os.path.join(os.path.dirname(os.path.abspath(file)), path))
@@ -135,9 +135,9 @@ class HttpConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def __post_init__(self) -> None:
         for name, value in (self.headers or {}).items():
-            _check_known("headers", name, _HEADERS)
+            _check_name("headers", name, _HEADERS)
             if _HEADERS[name] and value not in _HEADERS[name]:
-                raise ValueError(f"headers: {name} is not {' or '.join(_HEADERS[name])}")
+                raise ValueError(f"headers: {name} must be {' or '.join(_HEADERS[name])}")
             if not value.isprintable():
                 raise ValueError(f"headers: {name} has a character that is not allowed, such as a line break")
 
@@ -149,7 +149,7 @@ class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def __post_init__(self) -> None:
         text = self.interval or "0"
         if text != "0" and "".join(map("".join, _DURATION_PART.findall(text[:40]))) != text:
-            raise ValueError("interval is not a duration (write 1s, 100ms or 1m30s)")
+            raise ValueError("interval must be a duration, such as 1s, 100ms or 1m30s")
 
     @property
     def seconds(self) -> float:
@@ -166,12 +166,12 @@ class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def __post_init__(self) -> None:
         for name, value in self.users.items():
             if not _BCRYPT_HASH.fullmatch(value):
-                advice = "make one with htpasswd -nBC 10 USER"
+                advice = "create one with htpasswd -nBC 10 USER"
                 raise ValueError(f"basic_auth_users: the password of {name[:60]!r} is not a bcrypt hash ({advice})")
 
     @property
     def tls(self) -> TlsConfig | None:
-        """None: plain HTTP."""
+        """The TLS section, or None for plain HTTP."""
         section = self.tls_server_config
         return section if section is not None and section.is_enabled else None
 
@@ -184,18 +184,18 @@ class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return self.basic_auth_users or {}
 
 
-def _check_known(key: str, name: str | None, known: Iterable[str]) -> None:
-    if name and name not in known:
-        raise ValueError(f"{key}: {name[:60]!r} is not supported; write {', '.join(known)}")
+def _check_name(key: str, name: str | None, supported: Iterable[str]) -> None:
+    if name and name not in supported:
+        raise ValueError(f"{key}: {name[:60]!r} is not supported; supported are {', '.join(supported)}")
 
 
 def parse_web_config(content: bytes, file: str) -> WebConfig:
-    """Raises UsageError that names the file and the key."""
+    """Raises UsageError with the file name and the key."""
     return decode_yaml(content, file, WebConfig)
 
 
 class ProblemLog:
-    """Logs a problem once, and once that it is solved."""
+    """Logs a problem once when it occurs and once when it is solved."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence
@@ -203,7 +203,7 @@ class ProblemLog:
 
     def report(self, problem: str) -> None:
         if problem != self._logged:
-            _log.error("%s; %s until that is fixed", problem, self._consequence)
+            _log.error("%s; %s until this is fixed", problem, self._consequence)
         self._logged = problem
 
     def clear(self) -> None:
@@ -213,10 +213,10 @@ class ProblemLog:
 
 
 class LastValid(Generic[T]):
-    """Reads a value again at every access. Keeps the last valid one, and logs why."""
+    """Reads a value at every access. If reading fails, logs the error and returns the last valid value."""
 
     def __init__(self, read: Callable[[], T], consequence: str) -> None:
-        """`read` raises SourceError. Raises UsageError if the first reading fails."""
+        """`read` may raise SourceError. Raises UsageError if the first read fails."""
         self._read = read
         self._problem = ProblemLog(consequence)
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switch_attribution import Habits, Residency, Stay, estimate_without_samples
+from podgpu.gpu.nvml.switch_attribution import BusyShareModel, Residency, Stay, estimate_without_samples
 
 MS = 1_000_000
 
@@ -31,14 +31,14 @@ def test_by_residency_alone_every_stay_was_busy_from_its_beginning() -> None:
 
 def test_samples_tell_work_from_an_idle_tail() -> None:
     """One works for all of its 20 ms, one rests after 10 of its 80."""
-    habits = Habits()
+    model = BusyShareModel()
     estimate = {}
     for turn in range(60):
         window = residency((1, 0, 20), (2, 20, 100))
         moment = turn * 37 % 100
         busy = moment < 30
-        habits.learn(window, [(moment * MS, busy)])
-        estimate = habits.estimate(window, 30 * MS)
+        model.learn(window, [(moment * MS, busy)])
+        estimate = model.estimate(window, 30 * MS)
     assert abs(estimate[1] - 20 * MS) < 2 * MS
     assert abs(estimate[2] - 10 * MS) < 2 * MS
     assert sum(estimate.values()) <= 30 * MS
@@ -58,12 +58,12 @@ def test_short_stays_and_long_ones_of_a_process_have_their_own_habits() -> None:
         return Residency(0, at, made), work
 
     usual, work = window(*[(1 + n % 2, short) for n in range(6)], (1, long), (2, long))
-    habits = Habits()
+    model = BusyShareModel()
     for turn in range(300):
         moment = turn * 7_310_003 % usual.until
-        habits.learn(usual, [(moment, any(begin <= moment < end for begin, end in work))])
+        model.learn(usual, [(moment, any(begin <= moment < end for begin, end in work))])
     another, work = window(*[(1, short)] * 5, *[(2, long)] * 3)
-    estimate = habits.estimate(another, sum(end - begin for begin, end in work))
+    estimate = model.estimate(another, sum(end - begin for begin, end in work))
     assert estimate[1] == pytest.approx(5 * short, abs=0.4 * MS)
     assert estimate[2] == pytest.approx(3 * work_of_long, abs=0.4 * MS)
 
@@ -79,7 +79,7 @@ def test_short_stays_and_long_ones_of_a_process_have_their_own_habits() -> None:
         "went on, and stopped?",
     ],
 )
-@pytest.mark.parametrize("estimate", [estimate_without_samples, Habits().estimate], ids=["switches", "exact"])
+@pytest.mark.parametrize("estimate", [estimate_without_samples, BusyShareModel().estimate], ids=["switches", "exact"])
 def test_saving_a_context_in_the_middle_of_its_work_is_not_work(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
@@ -91,15 +91,15 @@ def test_saving_a_context_in_the_middle_of_its_work_is_not_work(
 
 def test_a_long_stay_uses_its_own_samples() -> None:
     """A process that usually rests after 10 ms works for all of a long stay; another that usually works does not."""
-    habits = Habits()
+    model = BusyShareModel()
     usual = residency((1, 0, 500), (2, 500, 1000))
     for turn in range(20):
         moments = [(60 * n + 3 * turn) * MS for n in range(16)]
-        habits.learn(usual, [(moment, not 10 * MS <= moment < 500 * MS) for moment in moments])
+        model.learn(usual, [(moment, not 10 * MS <= moment < 500 * MS) for moment in moments])
     samples = [(moment * MS, moment < 500) for moment in range(20, 1000, 60)]
-    habits.learn(usual, samples)
-    by_habit, by_samples = habits.estimate(usual, 500 * MS), habits.estimate(usual, 500 * MS, samples)
-    assert by_habit[1] < 250 * MS
+    model.learn(usual, samples)
+    by_model, by_samples = model.estimate(usual, 500 * MS), model.estimate(usual, 500 * MS, samples)
+    assert by_model[1] < 250 * MS
     assert by_samples[1] == pytest.approx(500 * MS, abs=60 * MS)
     assert sum(by_samples.values()) == pytest.approx(500 * MS, abs=10)
 
@@ -112,12 +112,12 @@ def test_samples_of_long_stays_are_unbiased(work: int) -> None:
     at, chance, looks = 0.0, random.Random(1), []
     while (at := at + chance.uniform(30, 90)) < count * length:
         looks.append((int(at * MS), at % length < (320 if at // length % 2 else work)))
-    habits, found = Habits(), 0
+    model, found = BusyShareModel(), 0
     for first in range(0, count, 12):
         window = Residency(stays[first].since, stays[first + 11].until, stays[first : first + 12])
         own = [look for look in looks if window.since <= look[0] < window.until]
-        habits.learn(window, own)
-        found += habits.estimate(window, 6 * (work + 320) * MS, own)[1]
+        model.learn(window, own)
+        found += model.estimate(window, 6 * (work + 320) * MS, own)[1]
     assert found / (count / 2) / MS == pytest.approx(work, abs=3)
 
 
@@ -135,13 +135,13 @@ def test_no_process_exceeds_its_residency_and_the_sum_does_not_exceed_the_device
         at += length
     window = Residency(0, at, stays)
     device = int(busy * at)
-    habits = Habits()
+    model = BusyShareModel()
     looks = [(int(moment * at), was) for moment, was in samples]
-    habits.learn(window, looks)
+    model.learn(window, looks)
     resident = window.sum_by_process()
     for figures in (
-        habits.estimate(window, device),
-        habits.estimate(window, device, looks),
+        model.estimate(window, device),
+        model.estimate(window, device, looks),
         estimate_without_samples(window, device),
     ):
         assert figures.keys() == resident.keys()

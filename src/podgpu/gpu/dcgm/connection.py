@@ -1,4 +1,4 @@
-"""Loads libdcgm, converts its return codes to our errors, and keeps one connection to an embedded or remote engine."""
+"""Loads libdcgm, converts its return codes to our errors, and connects to an embedded or remote engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
 _MAJORS = (3, 4)
 Version = tuple[int, ...]
-"""Empty if unknown."""
+"""Such as (4, 2, 3); empty if unknown."""
 
 _H, _HP = s.Handle, POINTER(s.Handle)
 _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
@@ -70,10 +70,10 @@ _UNSUPPORTED = {
 }
 _LOST = {-18, -19}
 _GONE = {
-    -10: ("connection_lost", "the connection to DCGM is gone"),
+    -10: ("connection_lost", "the connection to DCGM is not valid any more"),
     -21: ("connection_lost", "the connection to the host engine was lost"),
     -25: ("driver_not_loaded", "DCGM does not find the driver's libnvidia-ml.so.1 (check `nvidia-smi` on the host)"),
-    -56: ("driver_not_loaded", "DCGM has no driver to talk to (check `nvidia-smi` on the host)"),
+    -56: ("driver_not_loaded", "DCGM reports that no driver is loaded (check `nvidia-smi` on the host)"),
     -67: ("gpus_detached", "the GPUs are detached from the host engine (dcgmi detach); attach them again"),
 }
 _REASONS = {
@@ -96,7 +96,7 @@ _REASONS = {
 
 
 def _find_candidates() -> Sequence[str]:
-    """The loader's own search ($LD_LIBRARY_PATH, the cache) comes before the folders of packages."""
+    """Returns names and paths of libdcgm. A plain name, which the loader finds in its own search path, comes first."""
     return [place for name in SONAMES for place in (name, *(f"{folder}/{name}" for folder in _FOLDERS))]
 
 
@@ -111,8 +111,8 @@ def _load(places: Sequence[str]) -> ctypes.CDLL:
                 broken = broken or str(e)
     problem = broken or f"{' or '.join(SONAMES) if len(places) > 1 else places[0]} was not found"
     raise DriverGone(
-        f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, name the "
-        "file with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
+        f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, give its "
+        "path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
         "library_not_found",
     )
 
@@ -153,9 +153,9 @@ class EngineAddress:
     """Address of a host engine."""
 
     text: str
-    """In libdcgm's format."""
+    """The address in libdcgm's format."""
     host: str = ""
-    """Empty for a unix socket."""
+    """Host name or IP address; empty for a unix socket."""
 
     @property
     def is_local(self) -> bool:
@@ -163,7 +163,10 @@ class EngineAddress:
 
 
 def parse_address(text: str) -> EngineAddress:
-    """HOST, HOST:PORT, [IPV6]:PORT, with or without tcp://, unix:///path or vsock://CID:PORT. Raises UsageError."""
+    """Parses HOST, HOST:PORT or [IPV6]:PORT (with or without tcp://), unix:///path or vsock://CID:PORT.
+
+    Raises UsageError.
+    """
     if text.startswith("unix://"):
         path = text.removeprefix("unix://")
         if not path.startswith("/"):
@@ -172,20 +175,21 @@ def parse_address(text: str) -> EngineAddress:
             )
         return EngineAddress(path)
     if _VSOCK.fullmatch(text):
-        return EngineAddress(text, "localhost")  # libdcgm also uses this machine's name
+        return EngineAddress(text, "localhost")  # libdcgm also uses this host name for vsock
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
     if m is None or not 0 < int(m["port"] or DEFAULT_PORT) < 65536:
         raise UsageError(
-            f"-r {text!r}: write HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT of the host engine"
+            f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, unix:///path or "
+            "vsock://CID:PORT"
         )
     return EngineAddress(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
 
 
 class DcgmConnection:
-    """Connection to DCGM through libdcgm. `inventory` opens it again after a loss."""
+    """Connection to a DCGM engine through libdcgm."""
 
     def __init__(self, address: EngineAddress | None = None, library_path: str = "", log_level: str = "") -> None:
-        """Without an address an engine runs inside this process. Without `log_level` DCGM logs nothing."""
+        """Without `address`, the engine runs inside this process. Without `log_level`, DCGM logs nothing."""
         self._address = address
         self._library_path = library_path
         self._log_level = log_level
@@ -194,10 +198,10 @@ class DcgmConnection:
         self.engine_version: Version = ()
         self._handle = 0
         self.lost = False
-        """A call found the connection lost: close and open it again."""
+        """True if a call failed because the connection was lost. It must be closed and opened again."""
         self._lock = DriverLock("DCGM")
         self.hold = self._lock.hold
-        """Encloses every group of calls, so that `close` does not disconnect during a call."""
+        """Context manager around every group of calls, so that `close` does not disconnect during a call."""
 
     @property
     def is_open(self) -> bool:
@@ -213,7 +217,8 @@ class DcgmConnection:
         self._lock.open(self._connect)
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then disconnects. Returns False, and stays open, if a call does not return in time."""
+        """Calls `free`, then disconnects. If a call does not return within `wait` seconds, returns False and leaves the
+        connection open."""
 
         def stop() -> None:
             if not self.lost:
@@ -226,7 +231,7 @@ class DcgmConnection:
         return self._lock.close(wait, stop)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises Unsupported, DeviceLost, DriverGone or SourceError."""
+        """Calls a libdcgm function. Raises Unsupported, DeviceLost, DriverGone or SourceError."""
         try:
             self._call(name, self._handle, *arguments)
         except DriverGone as e:
@@ -236,7 +241,7 @@ class DcgmConnection:
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._dll, name, None)
         if function is None:
-            raise Unsupported(f"this libdcgm has no {name}; a newer one may")
+            raise Unsupported(f"this libdcgm has no function {name}; a newer version may have it")
         function.argtypes, function.restype = _SIGNATURES[name], c_int
         code = function(*arguments)
         if code:
@@ -300,7 +305,10 @@ class DcgmConnection:
         return handle.value
 
     def _check_versions(self) -> None:
-        """Structures differ between major versions. A library older than the engine only lacks new fields."""
+        """Raises DriverGone if the major versions differ, because then the structures differ, too.
+
+        A library with the same major version that is older than the engine only lacks new fields.
+        """
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmHostengineVersionInfo", self._handle, byref(info))
         self.engine_version = parse_version(info.text)
@@ -311,7 +319,7 @@ class DcgmConnection:
         engine = f"has version {format_version(self.engine_version)}" if self.engine_version else "has another version"
         return DriverGone(
             f"libdcgm has version {format_version(self.library_version)}, the host engine {engine}: the major versions "
-            "must be equal; name a matching library with --telemetry dcgm:PATH, or update the older of the two",
+            "must be equal; give the path of a matching library with --telemetry dcgm:PATH, or update the older one",
             "version_mismatch",
         )
 

@@ -1,4 +1,4 @@
-"""Finds DCGM's entities on a node: GPUs with MIG instances and links, NVSwitches, CPUs with their cores."""
+"""Finds DCGM's entities on a node: GPUs with their MIG instances and links, NVSwitches, and CPUs with their cores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOST_STATES = {
     7: "detached from the host engine",
 }
 _MIG_MODE = 2
-"""Index in the settings of a device."""
+"""Index of the MIG mode in `DeviceAttributes.settings`."""
 _MAX_SWITCHES = 64
 SWITCH_LINK = "SWITCH_LINK"
 
@@ -39,9 +39,9 @@ class GpuEntities:
     device: Device
     instances: Mapping[Entity, Device] = field(default_factory=dict)
     compute_instances: Mapping[Entity, Device] = field(default_factory=dict)
-    """With the device of their GPU instance."""
+    """Compute instance -> device of its GPU instance."""
     links: Mapping[Entity, int] = field(default_factory=dict)
-    """Numbers of the NVLinks that are up."""
+    """NVLink that is up -> its number."""
 
     @property
     def entity(self) -> Entity:
@@ -57,7 +57,7 @@ class OtherEntity:
     """An entity that is not a GPU and belongs to no GPU."""
 
     kind: str
-    """As in `Field.level`, or SWITCH_LINK: links of a switch have other fields than those of a GPU."""
+    """A value of `Field.level`, or SWITCH_LINK, because links of a switch have other fields than links of a GPU."""
     entity: Entity
     labels: tuple[tuple[str, str], ...]
 
@@ -65,13 +65,13 @@ class OtherEntity:
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
     gpus: Mapping[str, GpuEntities] = field(default_factory=dict)
-    """By UUID."""
+    """UUID -> GPU."""
     unreachable: Mapping[int, str] = field(default_factory=dict)
     others: tuple[OtherEntity, ...] = ()
 
     @property
     def xid_entities(self) -> dict[Entity, str]:
-        """Entities and device keys. DCGM reports XIDs on the GPU, the instance or the compute instance."""
+        """Entity -> device key. DCGM reports an XID for the GPU, the GPU instance or the compute instance."""
         gpus = self.gpus.values()
         return {e: d.key for gpu in gpus for e, d in (*gpu.devices.items(), *gpu.compute_instances.items())}
 
@@ -83,7 +83,7 @@ class _Mig(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """Part of the layout that is cheap enough to read in every turn. Most changes show in it."""
+    """The part of the layout that is cheap to read. It is read in every turn to detect changes."""
 
     states: Mapping[int, int]
     """GPU id -> DCGM's status."""
@@ -110,7 +110,10 @@ def read_outline(connection: DcgmConnection) -> Outline:
 
 
 def read_layout(connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection) -> NodeLayout:
-    """A GPU that does not answer is listed as unreachable. `switches`, `cpus`: `-s` and `-p`."""
+    """Reads all entities. A GPU that does not answer is listed as unreachable.
+
+    `switches` and `cpus`: selections of the options `-s` and `-p`.
+    """
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
     minors = read_live(connection, ids, fields()[_MINOR]) if ids else {}
     gpu_links, switch_links = _read_links(connection)
@@ -162,7 +165,7 @@ def _read_instances(connection: DcgmConnection, gpu: GpuEntities, migs: Sequence
     mig_uuids: dict[Entity, tuple[str, ...]] = {}
     for c in compute:
         uuid = str(uuids.get(c.entity, ""))
-        if uuid.startswith("MIG-"):  # with an older engine a compute instance has the UUID of its GPU
+        if uuid.startswith("MIG-"):  # older engines return the UUID of the GPU instead
             mig_uuids[c.parent] = (*mig_uuids.get(c.parent, ()), uuid)
     instances = {
         m.entity: replace(
@@ -178,7 +181,7 @@ def _read_instances(connection: DcgmConnection, gpu: GpuEntities, migs: Sequence
 
 
 def _read_optional(connection: DcgmConnection, function: str, *arguments: object) -> bool:
-    """Returns False if the call fails: most nodes have no module for switches, links or CPUs."""
+    """Makes a call and returns False if it fails. Most nodes do not support switches, links or CPUs."""
     try:
         connection.call(function, *arguments)
     except DriverGone:
@@ -194,7 +197,7 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Returns links that are up by GPU and by switch. Not with DCGM 3, which has other ids for links."""
+    """Returns the links that are up, by GPU and by switch. Returns none with DCGM 3, which uses other ids for links."""
     status = s.make_struct(s.NvLinkStatus)
     if connection.major < 4 or not _read_optional(connection, "dcgmGetNvLinkLinkStatus", byref(status)):
         return {}, {}

@@ -1,4 +1,4 @@
-"""Reads DCGM's own assessment of GPUs (health watches, NVLink peers) and their XID errors."""
+"""Reads DCGM's health checks, the state of NVLink peers, and XID errors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _P2P_STATES = (
     *("DisabledByRegKey", "NotSupported", "Unknown"),
 )
 _OVERLAP_US = 60_000_000
-"""Samples of different entities need not arrive in the order of their times, so this much is read again."""
+"""Each reading overlaps the previous one by this much, because samples may arrive out of order."""
 
 Details = Mapping[int, tuple[Detail, ...]]
-"""By GPU id."""
+"""GPU id -> details."""
 
 
 def check_health(connection: DcgmConnection, groups: Sequence[int], gpu_ids: Sequence[int]) -> Details:
-    """Returns one detail per watch and GPU. The worst of several incidents counts."""
+    """Returns one detail per watch and GPU, with the worst incident if there are several."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
         response = s.make_struct(s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4)
@@ -49,7 +49,7 @@ def check_health(connection: DcgmConnection, groups: Sequence[int], gpu_ids: Seq
 
 
 def _make_health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
-    """The watch of the whole GPU is left out without a failure, as in dcgm-exporter."""
+    """Makes the details of one GPU. The watch ALL is included only if it failed, as in dcgm-exporter."""
     details = []
     for watch, name in _WATCHES.items():
         if watch != s.HEALTH_ALL or (gpu, watch) in worst:
@@ -79,15 +79,15 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
 
 
 class HealthReader:
-    """Health and peers of all GPUs as of the last turn, as far as they are wanted."""
+    """Reads health and NVLink peers of all GPUs in one round, if these fields are wanted."""
 
     def __init__(self) -> None:
         self.details: Details = {}
         self.errors: dict[int, SourceError] = {}
-        """By field id."""
+        """Field id -> error of the last reading."""
 
     def start(self, connection: DcgmConnection, groups: Sequence[int]) -> None:
-        """Starts DCGM's health watches; a check before that returns nothing."""
+        """Starts DCGM's health watches. Without them, a check returns nothing."""
         try:
             for group in groups:
                 connection.call("dcgmHealthSet", group, s.HEALTH_ALL)
@@ -115,7 +115,7 @@ class HealthReader:
 
 
 class XidReader:
-    """Reads XIDs from all samples of field 230 since the last call, each once."""
+    """Reads XIDs from the samples of field 230. Each sample is reported once."""
 
     def __init__(self) -> None:
         self._last: dict[Entity, int] = {}
@@ -126,9 +126,9 @@ class XidReader:
     def read(
         self, connection: DcgmConnection, groups: Sequence[tuple[int, int]], devices: Mapping[Entity, str]
     ) -> None:
-        """`groups`: pairs of entity group and field group. `devices`: device keys by entity.
+        """Reads the samples since the last call. Ignores samples from before the first call.
 
-        Samples from before the first call are ignored.
+        `groups`: pairs of entity group and field group. `devices`: entity -> device key.
         """
         if not groups:
             return

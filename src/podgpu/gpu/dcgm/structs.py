@@ -1,6 +1,7 @@
 """libdcgm's structures and constants for ctypes, as in DCGM 3.3 and 4.x.
 
-The library checks the sizes through the version word of each structure; tests compare them with NVIDIA's headers.
+Each structure has a version word that contains its size, which the library checks. Tests compare the sizes with
+NVIDIA's headers.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from enum import IntEnum
 from typing import Any
 
 Handle = c_size_t
-"""dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t have the size of a pointer."""
+"""Type of dcgmHandle_t, dcgmGpuGrp_t and dcgmFieldGrp_t, which have the size of a pointer."""
 MAX_GPUS = 32
 MAX_FIELDS = 128
-"""Limit of a field group and of one call."""
+"""Maximum number of fields in a field group and in one call."""
 MAX_ENTITIES = 64
-"""Limit of a group and of one call in DCGM 3; DCGM 4 has 1024."""
+"""Maximum number of entities in a group and in one call of DCGM 3. DCGM 4 allows 1024."""
 MODE_AUTO = 1
 GROUP_EMPTY = 1
 LIVE = 1
-"""Flag: read from the driver instead of the cache."""
+"""Flag to read from the driver instead of the cache."""
 LINK_UP = 3
 HEALTH_ALL = 0xFFFFFFFF
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0
 INT32_BLANK = 0x7FFFFFF0
 DOUBLE_BLANK = 140737488355328.0
 BLANK, NOT_FOUND, NOT_SUPPORTED, NOT_PERMITTED = BLANKS = range(4)
-"""Offsets of the four special values above each BLANK constant."""
+"""The four special values, as offsets that are added to a BLANK constant."""
 
 
 class EntityGroup(IntEnum):
@@ -65,7 +66,7 @@ class FieldType(IntEnum):
 
 
 def _struct(number: int = 0, /, **members: Any) -> Any:
-    """Makes a structure of these members. `number`: its version; 0: it has no version word."""
+    """Makes a structure type with these members. `number`: version of the structure; 0 if it has no version word."""
     version = {"version": c_uint32} if number else {}
     return type("Struct", (Structure,), {"_fields_": list((version | members).items()), "STRUCT_VERSION": number})
 

@@ -1,7 +1,7 @@
-"""DcgmTelemetry takes figures from DCGM: an engine inside this process, or a running host engine.
+"""Reads figures from DCGM: from an engine inside this process, or from a running host engine.
 
-DCGM reads the GPUs at its own interval; every turn takes its latest values. Processes and usage come from the local
-driver, if there is one.
+The engine reads the GPUs at its own interval, and podgpu reads the latest values from the engine. Processes and usage
+come from the local driver, if there is one.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from podgpu.model import Device, OtherReading, Reading, Value
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
-"""Changes that the outline does not show, such as a link that came up, are seen after this time."""
+"""Interval of reading the whole layout, for changes that the outline does not contain, such as a link that came up."""
 _CLOSE_WAIT = 2.0
 _STALE_INTERVALS = 3
 _EXPORTER_FIELDS = 9000
-"""Fields from here on are dcgm-exporter's, not DCGM's."""
+"""Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
 _XID_WATCHES = "XID", "XID of MIG"
-"""Separate watches, because an engine may refuse one of them."""
+"""Names of the watches for XIDs. There are two, because an engine may reject one of them."""
 _XID_KEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class DcgmSettings:
     address: EngineAddress | None = None
-    """None: an engine inside this process."""
+    """None for an engine inside this process."""
     interval: float = 30.0
     log_level: str = ""
-    """Empty: DCGM logs nothing."""
+    """If empty, DCGM logs nothing."""
     switches: Selection = field(default_factory=Selection)
     cpus: Selection = field(default_factory=Selection)
     library: str = ""
-    """Path; empty: the newest libdcgm of this machine."""
+    """Path of libdcgm. If empty, the newest libdcgm of this machine is used."""
 
 
 class DcgmTelemetry(UsageFromCompanion):
@@ -69,7 +69,7 @@ class DcgmTelemetry(UsageFromCompanion):
     ) -> None:
         """`driver`: NVML on the same machine, for processes and usage.
 
-        `count_expected`: number of GPUs on the PCI bus, None if unknown.
+        `count_expected`: returns the number of GPUs on the PCI bus, None if unknown.
         """
         self._settings = settings or DcgmSettings()
         self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
@@ -97,7 +97,7 @@ class DcgmTelemetry(UsageFromCompanion):
         self._lanes = tuple(lanes)
 
     def _find_lane(self, fields: Sequence[Field]) -> Lane:
-        """Returns the lane of these fields. Without a schedule creates one."""
+        """Returns the lane of these fields. Creates one if there is no schedule."""
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
@@ -108,7 +108,9 @@ class DcgmTelemetry(UsageFromCompanion):
 
     def inventory(self) -> Inventory:
         if self._connection.lost and not self._close(_CLOSE_WAIT):
-            raise SourceError("connection_lost", "the connection to DCGM was lost, and a call over it has not returned")
+            raise SourceError(
+                "connection_lost", "the connection to DCGM was lost and cannot be closed, because a call hangs"
+            )
         if not self._connection.is_open:
             self._connection.open()
             self._outline = None
@@ -131,7 +133,10 @@ class DcgmTelemetry(UsageFromCompanion):
         self._outline, self._layout, self._layout_read_at = outline, layout, now
 
     def _read_health(self) -> None:
-        """Reads what one call returns for all GPUs. The wanted fields are known after the first reading."""
+        """Reads XIDs, health and peers, which DCGM returns for all GPUs in one call.
+
+        Does nothing before the first reading, because the wanted fields are not known yet.
+        """
         with self._watch_lock:
             if self._watched is None:
                 return
@@ -181,7 +186,7 @@ class DcgmTelemetry(UsageFromCompanion):
             dropped=tuple(latest.dropped),
             errors=_deduplicate([*latest.errors, *errors]),
             others=tuple(_make_link_readings(devices[gpu.entity], gpu.links, latest.values)),
-            reports_errors=not self._watches.find(_XID_WATCHES[0]).refused,
+            reports_errors=not self._watches.find(_XID_WATCHES[0]).rejected,
             links_up=len(gpu.links) or None,
         )
 
@@ -190,9 +195,9 @@ class DcgmTelemetry(UsageFromCompanion):
         substitution = self._substitute(lane)
         for kind in dict.fromkeys(kinds.values()):
             entities = [e for e, k in kinds.items() if k == kind]
-            refused = self._watches.find((kind, id(lane))).refused
-            latest.unsupported += [(entity, i) for entity in entities for i in refused]
-            watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in refused]
+            rejected = self._watches.find((kind, id(lane))).rejected
+            latest.unsupported += [(entity, i) for entity in entities for i in rejected]
+            watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in rejected]
             if watched:
                 self._values.read(entities, watched, _STALE_INTERVALS * lane.interval, latest)
         substitution.apply(latest)
@@ -210,7 +215,7 @@ class DcgmTelemetry(UsageFromCompanion):
             if HEALTH_FIELD in _field_ids(lanes):
                 self._health.start(self._connection, self._find_gpu_groups(lanes))
             self._watched = layout, lanes
-            # The first reading finds the XIDs from before podgpu started, so it must not wait for the next turn.
+            # Read now, because the first reading of XIDs skips all earlier ones, and new ones must not be skipped.
             self._read_xids(layout)
 
     def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[Hashable, Watch]:
@@ -240,7 +245,7 @@ class DcgmTelemetry(UsageFromCompanion):
         self._xids.read(self._connection, pairs, layout.xid_entities)
 
     def _find_gpu_groups(self, lanes: Sequence[Lane]) -> list[int]:
-        """Returns groups with all GPUs: those of the first lane that reads any GPU field."""
+        """Returns groups that contain all GPUs. Every lane with GPU fields has them, so the first such lane is used."""
         groups = (self._watches.find(("GPU", id(lane))).groups for lane in lanes)
         return next(filter(None, groups), [])
 
@@ -251,11 +256,11 @@ class DcgmTelemetry(UsageFromCompanion):
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
         if not closed:
-            _log.warning("DCGM cannot be released: a call has not returned")
+            _log.warning("DCGM cannot be closed: a call has not returned")
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
-        """Keeps the known timestamps, because the same value is still stale after a reconnect."""
+        """Closes the connection. `_values` is kept, so that stale values are still stale after a reconnect."""
         if not self._connection.close(wait, self._watches.close):
             return False
         with self._watch_lock:
@@ -267,7 +272,7 @@ class DcgmTelemetry(UsageFromCompanion):
 def _make_link_readings(
     gpu: Device, links: Mapping[Entity, int], values: Mapping[Entity, Mapping[int, Value]]
 ) -> Iterator[OtherReading]:
-    """Links are numbered from 1 as in dcgm-exporter, but a link that is down keeps its number."""
+    """Numbers the links from 1 like dcgm-exporter, but includes links that are down, so that numbers do not change."""
     labels = (
         ("gpu", str(gpu.index)),
         ("gpu_uuid", gpu.uuid),
@@ -297,5 +302,5 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 
 
 def _deduplicate(reasons: Sequence[str]) -> tuple[str, ...]:
-    """A reason counts once per reading, however many values it affected."""
+    """Removes duplicates, so that a reason is counted once per reading."""
     return tuple(dict.fromkeys(reasons))

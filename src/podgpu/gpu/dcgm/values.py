@@ -21,7 +21,7 @@ from podgpu.model import Value
 
 _log = logging.getLogger(__name__)
 _MAX_VALUES = 1024
-"""Per call: a value takes 4 KiB."""
+"""Maximum number of values per call, because a value needs 4 KiB of memory."""
 _NOT_YET_READ = {"no_data", "not_watched"}
 _PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
@@ -44,15 +44,15 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Fields of entities that the engine should read."""
+    """Fields and entities that the engine reads periodically."""
 
     entities: tuple[Entity, ...]
     fields: tuple[Field, ...]
     keep_seconds: float
-    """How long the engine keeps a sample; 0: no limit."""
+    """How long the engine keeps a sample; 0 means no limit."""
     interval: float
     keep_samples: int = 0
-    """How many samples the engine keeps; 0: no limit."""
+    """How many samples the engine keeps; 0 means no limit."""
 
 
 @dataclass(slots=True)
@@ -60,15 +60,15 @@ class ActiveWatch:
     groups: list[int] = field(default_factory=list)
     """Groups of entities."""
     field_groups: list[int] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
-    """Field id -> reason word, of fields that the engine does not watch."""
+    rejected: dict[int, str] = field(default_factory=dict)
+    """Id of a field that the engine does not watch -> reason word."""
 
 
 _INACTIVE = ActiveWatch()
 
 
 class Watches:
-    """The watches of one connection. The engine removes them with the connection."""
+    """The watches of one connection. The engine removes them when the connection is closed."""
 
     def __init__(self, connection: DcgmConnection) -> None:
         self._connection = connection
@@ -76,7 +76,7 @@ class Watches:
         self._active: dict[Hashable, ActiveWatch] = {}
 
     def update(self, watches: Mapping[Hashable, Watch]) -> None:
-        """Watches exactly these. Raises SourceError; fields that cannot be watched are only refused."""
+        """Replaces all watches. Adds fields that the engine rejects to `ActiveWatch.rejected`. Raises SourceError."""
         if watches == self._watches:
             return
         self.close()
@@ -87,7 +87,7 @@ class Watches:
             self.close()
             raise
         self._watches = watches
-        self._log_refused()
+        self._log_rejected()
         self._connection.call("dcgmUpdateAllFields", 1)
 
     def find(self, name: Hashable) -> ActiveWatch:
@@ -102,10 +102,10 @@ class Watches:
                     self._connection.call("dcgmGroupDestroy", group)
         self._watches, self._active = {}, {}
 
-    def _log_refused(self) -> None:
+    def _log_rejected(self) -> None:
         reasons: dict[str, set[int]] = {}
         for active in self._active.values():
-            for field_id, reason in active.refused.items():
+            for field_id, reason in active.rejected.items():
                 reasons.setdefault(reason, set()).add(field_id)
         for reason, ids in sorted(reasons.items()):
             _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
@@ -113,7 +113,7 @@ class Watches:
     def _start(self, watch: Watch, active: ActiveWatch) -> None:
         for entities in _chunks(watch.entities, s.MAX_ENTITIES):
             active.groups.append(self._create_group(entities))
-        # Profiling is a module of its own that may refuse; the other fields must not be affected.
+        # Profiling fields are separate, because the profiling module may reject all of them.
         plain = [f.id for f in watch.fields if f.id not in _PROFILING]
         profiling = [f.id for f in watch.fields if f.id in _PROFILING]
         for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
@@ -127,12 +127,12 @@ class Watches:
                 self._connection.call("dcgmGroupAddEntity", group, *entity)
             except DriverGone:
                 raise
-            except SourceError as e:  # removed since the layout was read
+            except SourceError as e:  # the entity was removed after the layout was read
                 _log.debug("%s cannot be watched: %s", entity, e)
         return group.value
 
     def _watch_fields(self, watch: Watch, active: ActiveWatch, ids: Sequence[int]) -> None:
-        """One refused field makes the engine refuse the whole group, so bisect until that field is alone."""
+        """Watches these fields. If the engine rejects the group because of one field, finds that field by bisection."""
         try:
             self._watch_group(watch, active, ids)
         except (DriverGone, DeviceLost):
@@ -141,7 +141,7 @@ class Watches:
             if e.reason in _NOT_CAUSED_BY_A_FIELD:
                 raise
             if len(ids) == 1:
-                active.refused[ids[0]] = e.reason
+                active.rejected[ids[0]] = e.reason
                 return
             middle = len(ids) // 2
             self._watch_fields(watch, active, ids[:middle])
@@ -184,7 +184,7 @@ class LatestValues:
 
 
 class ValueReader:
-    """Reads values from the engine's cache. A value whose timestamp no longer changes is stale."""
+    """Reads values from the engine's cache. A value is stale if its timestamp has not changed for `max_age` seconds."""
 
     def __init__(self, connection: DcgmConnection, clock: Callable[[], float]) -> None:
         self._connection = connection
@@ -211,7 +211,8 @@ class ValueReader:
         except SourceError as e:
             latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
         else:
-            if wanted.once or self._is_fresh(entity, wanted.id, raw.ts, max_age):  # constants keep their timestamp
+            # The timestamp of a constant never changes.
+            if wanted.once or self._is_fresh(entity, wanted.id, raw.ts, max_age):
                 latest.values[entity][wanted.id] = value
             else:
                 latest.errors.append("stale_data")
@@ -226,7 +227,7 @@ class ValueReader:
 
 
 def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
-    """Reads one field from the driver. Entities without a value are left out."""
+    """Reads one field from the driver instead of the cache. Entities without a value are left out."""
     values: dict[Entity, Value] = {}
     try:
         for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
@@ -252,7 +253,7 @@ def _read_raw(
 
 
 def decode(wanted: Field, raw: Any) -> Value:
-    """Returns the value. Raises Blank if there is none, Unsupported or SourceError if DCGM reports a reason."""
+    """Returns the value. Raises Blank if there is none, and Unsupported or SourceError if DCGM reports an error."""
     if raw.status:
         raise translate(raw.status, wanted.name)
     match raw.fieldType:
@@ -272,7 +273,7 @@ def _find_int_blank(number: int) -> int | None:
 
 
 def _find_double_blank(number: float) -> int | None:
-    """Compares exactly, because a large counter of type double may be greater."""
+    """Returns the offset of a special value, else None. Larger numbers are valid, because a counter may be large."""
     if not math.isfinite(number):
         return s.BLANK
     offset = number - s.DOUBLE_BLANK
@@ -301,7 +302,7 @@ def _decode_text(wanted: Field, raw: bytes) -> Value:
 
 @lru_cache(maxsize=2048)
 def _without_conversion(wanted: Field) -> Field:
-    """The conversions are for NVML's values; DCGM has already applied them."""
+    """Returns the field without its conversion, which is only needed for NVML. DCGM's values are already converted."""
     return replace(wanted, convert="")
 
 
@@ -310,7 +311,7 @@ def _without_conversion(wanted: Field) -> Field:
 
 @dataclass(frozen=True, slots=True)
 class FieldSubstitution:
-    """The fields to read so that the wanted fields can be computed."""
+    """Fields to read, and how to compute the wanted fields from them."""
 
     fields: tuple[Field, ...]
     substitutes: tuple[tuple[Field, int, float], ...]
@@ -326,10 +327,11 @@ class FieldSubstitution:
 
 
 def substitute_fields(version: Version, wanted: Sequence[Field]) -> FieldSubstitution:
-    """Replaces fields in base units that this version lacks by the older fields. Without a version replaces all.
+    """Replaces fields that this version of DCGM does not have by their older counterparts in other units.
 
-    DCGM 4.6.1 has the fields from 1600 on, 4.7 those from 1613 on. If the version has a field, it is read by its own
-    id, because the older one may be less exact. `version`: the older one of library and engine.
+    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. Fields that the version has are not
+    replaced, because the older counterpart may be less exact. `version`: the older version of library and engine. If it
+    is unknown, all new fields are replaced.
     """
     substitutes: list[tuple[Field, int, float]] = []
     read: dict[int, Field] = {}

@@ -1,4 +1,4 @@
-"""All NVML calls: error translation, fallbacks for older drivers, shutdown without calls in flight, and XID events."""
+"""Makes all NVML calls: translates errors, supports older drivers, shuts down safely and waits for XID events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # how NVML refuses e.g. a fan that is not there
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",  # for example for a fan that the GPU does not have
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_supported",
     pynvml.NVML_ERROR_DEPRECATED: "not_supported",
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
@@ -32,7 +32,7 @@ _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
     pynvml.NVML_ERROR_UNINITIALIZED: (
         "driver_not_loaded",
-        "the driver was unloaded while podgpu used it",
+        "the NVIDIA driver was unloaded while podgpu used it",
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
@@ -40,8 +40,8 @@ _GONE = {
     ),
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         "library_not_found",
-        "libnvidia-ml.so.1 is not here; in a container use the NVIDIA runtime with NVIDIA_DRIVER_CAPABILITIES=utility, "
-        "or mount the driver's library directory",
+        "libnvidia-ml.so.1 was not found; in a container use the NVIDIA runtime with "
+        "NVIDIA_DRIVER_CAPABILITIES=utility, or mount the driver's library directory",
     ),
 }
 _REASONS = {
@@ -55,7 +55,7 @@ _OLDER = {
     ("nvmlDeviceGetMemoryInfo", 2): "nvmlDeviceGetMemoryInfo",
     ("nvmlDeviceGetCurrentClocksEventReasons", 1): "nvmlDeviceGetCurrentClocksThrottleReasons",
 }
-"""Function and number of arguments -> function of older drivers, which takes the device only."""
+"""Function and number of arguments -> function of older drivers, whose only argument is the device."""
 _OUT_STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
@@ -67,7 +67,8 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 
 class DeviceHandle:
-    """Mutable NVML handle of one GPU, shared by all its readers. Replaced after a GPU reset or a driver restart."""
+    """Holds the NVML handle of one GPU for all its readers. The handle is replaced after a GPU reset or a driver
+    restart."""
 
     __slots__ = ("generation", "handle")
 
@@ -81,7 +82,7 @@ class DeviceHandle:
 
 
 class VersionMismatch(StartError):
-    """libnvidia-ml and the kernel driver have different versions. Only a new container helps."""
+    """libnvidia-ml and the kernel driver have different versions. The container must be recreated."""
 
 
 class NvmlDriver:
@@ -90,14 +91,15 @@ class NvmlDriver:
         self._nvml = nvml
         self._lock = DriverLock("the driver")
         self.hold = self._lock.hold
-        """Encloses every group of calls, so that `close` does not shut NVML down during a call."""
+        """Context manager around every group of calls, so that `close` does not shut NVML down during a call."""
 
     def open(self) -> None:
-        """Initialises NVML unless done. Raises DriverGone or VersionMismatch."""
+        """Initializes NVML if it is not open. Raises DriverGone or VersionMismatch."""
         self._lock.open(partial(self.call, "nvmlInit"))
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
-        """Calls `free`, then shuts NVML down. Returns False, and stays open, if a call does not return in time."""
+        """Calls `free`, then shuts NVML down. If a call does not return within `wait` seconds, returns False and leaves
+        NVML open."""
 
         def stop() -> None:
             for step in (free, partial(self.call, "nvmlShutdown")):
@@ -110,7 +112,7 @@ class NvmlDriver:
         return getattr(self._nvml, name)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
+        """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
         given = [a.handle if isinstance(a, DeviceHandle) else a for a in arguments]
         try:
             return self._call(function, *given)
@@ -121,7 +123,7 @@ class NvmlDriver:
             raise translate(e.value, function) from e
 
     def call_list(self, function: str, *arguments: Any) -> Any:
-        """Retries while a list grows: pynvml reads its length first, and entries may be added meanwhile."""
+        """Calls a function that returns a list. Retries if entries were added after pynvml read the length."""
         for _ in range(_LIST_ATTEMPTS - 1):
             try:
                 return self.call(function, *arguments)
@@ -164,7 +166,7 @@ def translate(code: int, function: str) -> SourceError | StartError:
         return DriverGone(advice, reason)
     if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return VersionMismatch(
-            "libnvidia-ml here and the driver in the kernel have different versions (was the driver upgraded?); "
+            "libnvidia-ml in this container and the kernel driver have different versions (was the driver upgraded?); "
             "exiting, because this container must be recreated"
         )
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
@@ -176,20 +178,20 @@ def handle_address(handle: Any) -> int | None:
 
 
 def parse_instance_id(gi_id: int) -> int | None:
-    """Returns None for NVML's value that stands for the whole GPU."""
+    """Returns None for NVML's value that means the whole GPU."""
     return None if gi_id == _NO_INSTANCE else gi_id
 
 
 _WAIT_MS = 400
-"""Each wait costs 0.17 ms of CPU (H200). Releasing the driver waits for its end."""
+"""Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200), and the driver is closed after it ends."""
 _MAX_EVENTS = 100_000
-"""Events not yet drained. A storm brings a thousand a second."""
+"""Maximum number of events that were not drained yet. There may be a thousand per second."""
 XID_LOG_SECONDS = 60.0
-"""The same XID of the same device is logged once in this time."""
+"""The same XID of the same device is logged at most once in this time."""
 
 
 class XidWatcher:
-    """Waits for XID errors in its own thread. Each GPU is registered by its own reader."""
+    """Waits for XID errors in its own thread. The reader of each GPU registers it."""
 
     def __init__(
         self, driver: NvmlDriver, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic
@@ -202,10 +204,10 @@ class XidWatcher:
         self._lock = threading.Lock()
         self._events: list[ErrorEvent] = []
         self._logged: dict[tuple[str, int], tuple[float, int]] = {}
-        """(device, XID) -> time of the last log line, and number of events since."""
+        """(device, XID) -> time of the last log line, and number of events since then."""
 
     def start(self) -> None:
-        """Call after opening the driver, within `hold`."""
+        """Starts the thread. Call after opening the driver, within `hold`."""
         self._uuids = {}
         try:
             self._event_set = self._driver.call("nvmlEventSetCreate")
@@ -217,7 +219,8 @@ class XidWatcher:
         threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
 
     def register(self, uuid: str, handle: DeviceHandle) -> bool:
-        """Returns False if XIDs are not watched. Raises SourceError, Unsupported if the GPU reports no XIDs."""
+        """Registers a GPU. Returns False if XIDs cannot be watched on this node. Raises SourceError, and Unsupported if
+        the GPU reports no XIDs."""
         if self._event_set is None:
             return False
         self._uuids[handle_address(handle.handle)] = uuid
@@ -226,7 +229,7 @@ class XidWatcher:
         return True
 
     def free(self) -> None:
-        """Call when no driver call is in flight. The thread ends before its next wait."""
+        """Frees the event set, which ends the thread. Call when no driver call is in progress."""
         event_set, self._event_set = self._event_set, None
         if event_set is not None:
             with suppress(SourceError):
@@ -245,7 +248,7 @@ class XidWatcher:
             _log.debug("XID watch ends: the driver is gone")
 
     def _wait(self, event_set: Any) -> bool:
-        """Returns False if the set was freed. The driver may have been closed and opened again meanwhile."""
+        """Waits for one event. Returns False if the event set was freed, even if a new one exists."""
         try:
             with self._driver.hold(gives_way=True):
                 if event_set is not self._event_set:
@@ -254,7 +257,7 @@ class XidWatcher:
         except DriverGone:
             raise
         except SourceError as e:
-            if e.reason != "timeout":  # a lost GPU makes the wait fail at once; continue for the other GPUs
+            if e.reason != "timeout":  # with a lost GPU the wait fails immediately; continue for the other GPUs
                 time.sleep(_WAIT_MS / 1000)
         return True
 

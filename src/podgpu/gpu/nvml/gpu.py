@@ -1,4 +1,4 @@
-"""One physical GPU through NVML. It is identified by its UUID and survives GPU resets and driver restarts."""
+"""Reads one physical GPU through NVML, also after GPU resets and driver restarts. The GPU is identified by its UUID."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 
 _log = logging.getLogger(__name__)
 _DETAIL_SECONDS = 60.0
-"""Details are about fifty calls of a few microseconds."""
+"""Interval of reading the details of a GPU: about fifty calls of a few microseconds each."""
 _MAX_PLANS = 128
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 _MAX_LINKS = 36
 _LINK_SECONDS = 25.0
-"""Shorter than the default telemetry interval."""
+"""Interval of counting NVLinks. Shorter than the default telemetry interval, so that each reading counts them."""
 
 
 def open_device(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
@@ -66,9 +66,10 @@ class NvmlGpu:
         self._handle_lock = threading.Lock()
         self.device = device
         self.answers: bool | None = None
-        """Result of the last call; None before the first one since the driver was opened."""
+        """True if the last reading succeeded; None before the first reading since the driver was opened."""
         self._reset_generation = 0
-        """First handle after the driver or the GPU was away, when its counters may have been reset."""
+        """Generation of the first handle after the driver or the GPU was unavailable. Its counters may have been
+        reset."""
         self._layout = MigLayout(driver, self.handle, clock)
         self._energy = EnergyCounter(driver, self.handle, clock)
         # State of `read`
@@ -76,7 +77,7 @@ class NvmlGpu:
         self._xids_registered = self._xids_failed = False
         self._instances: tuple[Instance, ...] = ()
         self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
-        """By field ids and device key."""
+        """(field ids, device key) -> plan."""
         self._detail_plan: DevicePlan | None = None
         self._details_at = float("-inf")
         self._details: Mapping[int, Value] = {}
@@ -89,7 +90,7 @@ class NvmlGpu:
         self._usage_processes = ProcessList(driver, self.handle, device.uuid)
 
     def reopen(self, handle: Any, device: Device) -> None:
-        """Continues with a new handle. Call when the driver was just opened again, before any reading."""
+        """Sets the new handle after the driver was opened again. Call before any reading."""
         self.handle.replace(handle)
         if self.answers is False:
             self._reset_generation = self.handle.generation
@@ -104,7 +105,7 @@ class NvmlGpu:
             self._drop_plans()
             self._read_generation = self.handle.generation
         self._follow_layout()
-        if len(self._plans) > _MAX_PLANS:  # the counters were changed many times
+        if len(self._plans) > _MAX_PLANS:  # the selected fields were changed many times
             self._drop_plans()
         targets: dict[Device, Any] = {self.device: self.handle}
         targets |= {i.make_device(self.device): i.handle for i in self._instances}
@@ -126,9 +127,9 @@ class NvmlGpu:
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
         if self._usage_generation != self.handle.generation:
-            was_away = self._usage_generation < self._reset_generation
+            may_have_been_reset = self._usage_generation < self._reset_generation
             self._usage_generation = self.handle.generation
-            if was_away:
+            if may_have_been_reset:
                 self.usage_reader.reset()
             else:
                 self.usage_reader.close()
@@ -146,16 +147,16 @@ class NvmlGpu:
         return f"GPU {self.device.index} ({self.device.uuid})"
 
     def _check_handle(self) -> None:
-        """Replaces an invalid handle.
+        """Replaces the handle if it is invalid, for example after a reset.
 
-        A reloaded driver rejects old handles with errors that also mean "not supported", so this reads the UUID, which
-        is always supported. A new handle is sufficient for a GPU that was reset or came back to its slot.
+        Errors of an invalid handle cannot be distinguished from "not supported". So this reads the UUID, which every
+        GPU supports.
         """
         with self._handle_lock:
             if self._has_uuid(self.handle):
                 return
             handle = self._find_handle()
-            if handle_address(handle) != handle_address(self.handle.handle):  # else a single call failed
+            if handle_address(handle) != handle_address(self.handle.handle):  # equal if only a single call failed
                 self.handle.replace(handle)
                 self._reset_generation = self.handle.generation
                 _log.info("%s was found again at %s", self._name, self.device.pci_bus_id)
@@ -167,7 +168,7 @@ class NvmlGpu:
             return False
 
     def _find_handle(self) -> Any:
-        """Raises DeviceLost, or DriverGone if the driver may be gone."""
+        """Finds the GPU by its PCI slot. Raises DeviceLost, or DriverGone if the driver may have been restarted."""
         slot = self.device.pci_bus_id
         try:
             handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", slot)
@@ -175,14 +176,14 @@ class NvmlGpu:
             raise
         except SourceError as e:
             raise DriverGone(
-                f"the driver knows {self._name} neither by its handle nor by its slot any more: {e}", "stale_handle"
+                f"the driver no longer finds {self._name} by its handle or its PCI slot: {e}", "stale_handle"
             ) from e
         if not self._has_uuid(handle):
-            raise DeviceLost(f"{self._name} does not answer at {slot}, or another GPU has replaced it")
+            raise DeviceLost(f"{self._name} does not answer at PCI slot {slot}, or another GPU has replaced it")
         return handle
 
     def _register_xids(self) -> None:
-        """Retried in every reading. A failure does not affect the reading."""
+        """Registers the GPU for XIDs. A failure does not affect the reading, and the next reading tries again."""
         if self._xid_generation == self.handle.generation:
             return
         generation, self._xids_registered = self.handle.generation, False
@@ -239,7 +240,7 @@ class NvmlGpu:
 
 
 class LinkCounter:
-    """Counts the NVLinks of one GPU that are up, in one call for all of them."""
+    """Counts the NVLinks of one GPU that are up, with one driver call."""
 
     def __init__(self, driver: NvmlDriver, handle: DeviceHandle, clock: Callable[[], float]) -> None:
         self._driver = driver

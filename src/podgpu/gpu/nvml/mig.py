@@ -12,7 +12,7 @@ from podgpu.gpu.nvml.driver import DeviceHandle, NvmlDriver
 from podgpu.model import Device
 
 _OFF_SECONDS = 1.5
-"""A result "MIG is off" is cached for this long. Reading the mode costs 0.4 ms of CPU (H200)."""
+"""Disabled MIG mode is cached for this long, because reading the mode costs 0.4 ms of CPU (H200)."""
 _PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
 
 
@@ -22,7 +22,7 @@ class Instance:
     profile: str
     mig_uuids: tuple[str, ...]
     handle: Any = field(compare=False, hash=False)
-    """Handle of a MIG device in the instance. Frame buffer figures are those of the instance."""
+    """Handle of a MIG device in the instance. Memory figures read with it are those of the whole instance."""
 
     def make_device(self, gpu: Device) -> Device:
         return replace(gpu, gi_id=self.gi_id, profile=self.profile, mig_uuids=self.mig_uuids)
@@ -37,7 +37,7 @@ class MigLayout:
         self._clock = clock
         self._is_supported = True
         self._off: tuple[int, float] | None = None
-        """Generation of the handle and time when MIG was last found to be off."""
+        """Generation of the handle and time when MIG was last read as disabled."""
 
     def read(self) -> tuple[bool, tuple[Instance, ...]]:
         off, now, generation = self._off, self._clock(), self._handle.generation

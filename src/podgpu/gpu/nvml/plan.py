@@ -19,7 +19,7 @@ MIN_GPM_SECONDS = 0.1
 
 
 class GpmSampler:
-    """Profiling ratios of one GPU or GPU instance (Hopper and later): means between two samples."""
+    """Reads the profiling metrics (GPM) of one GPU or GPU instance as means between two samples. Hopper and later."""
 
     def __init__(self, driver: NvmlDriver, take_sample: Callable[[Any], None]) -> None:
         self._driver = driver
@@ -28,7 +28,10 @@ class GpmSampler:
         self._last_at: float | None = None
 
     def read(self, metrics: Iterable[int], now: float) -> dict[int, tuple[int, float]]:
-        """Returns (NVML return code, percent or MiB/s) per metric since the last call. Empty in the first call."""
+        """Returns (NVML return code, percent or MiB/s) per metric, as means since the last call.
+
+        Returns nothing in the first call.
+        """
         if self._last_at is not None and now - self._last_at < MIN_GPM_SECONDS:
             return {}
         while len(self._samples) < 2:
@@ -68,7 +71,7 @@ class EnergyCounter:
         self._last: tuple[float, Any] | None = None
 
     def read(self, max_age: float = 0.0) -> tuple[float, Any]:
-        """Returns time and value of a reading that is at most `max_age` seconds old. Raises SourceError."""
+        """Returns time and value of a reading that is less than `max_age` seconds old. Raises SourceError."""
         last, now = self._last, self._clock()
         if last is None or now - last[0] >= max_age:
             last = self._last = now, self._driver.call(ENERGY, self._handle)

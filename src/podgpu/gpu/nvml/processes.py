@@ -11,23 +11,23 @@ from podgpu.gpu.nvml.driver import NvmlDriver, parse_instance_id
 from podgpu.gpu.nvml.mig import Instance
 from podgpu.model import ProcessUsage, device_key
 
-# With a version, because pynvml's unversioned functions raise other exceptions if the driver lacks the newest one.
+# Function names have a version, because pynvml's unversioned functions raise other exceptions with older drivers.
 _LISTS = tuple(
     tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
     for kind in ("Compute", "MPSCompute", "Graphics")
 )
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 MAX_PID = 1 << 22
-"""PID_MAX_LIMIT. Larger numbers are memory that the driver did not initialise."""
+"""Linux's PID_MAX_LIMIT. Larger numbers are uninitialized memory of the driver."""
 
 
 class _Target(NamedTuple):
-    """The GPU or one MIG device on it."""
+    """The GPU or one of its MIG devices."""
 
     handle: Any
     uuid: str
     key: str
-    """Key of the device, unless an entry names a GPU instance."""
+    """Device key for entries without a GPU instance."""
 
 
 class ProcessList:
@@ -45,7 +45,8 @@ class ProcessList:
         mig_devices = self._find_mig_devices(instances)
         if in_mig and not mig_devices:
             return ()
-        # A MIG device that was destroyed during a call seemed to support nothing; a new one may have the same UUID.
+        # A MIG device that is destroyed during a call returns "not supported". Another one may get its UUID later, so
+        # entries of missing devices are removed.
         self._unsupported = {t.uuid: self._unsupported.get(t.uuid, {}) for t in (self._gpu, *mig_devices)}
         lists = [entries for versions in _LISTS for entries in self._read_lists(versions, mig_devices)]
         if all(entries is None for entries in lists):
@@ -54,7 +55,7 @@ class ProcessList:
         return _deduplicate(usage for entries in lists for usage in entries or ())
 
     def _find_mig_devices(self, instances: Iterable[Instance]) -> list[_Target]:
-        """A GPU instance has one MIG device per compute instance."""
+        """Opens the MIG devices. A GPU instance has one per compute instance."""
         return [
             _Target(
                 self._driver.call("nvmlDeviceGetHandleByUUID", uuid), uuid, device_key(self._gpu.uuid, instance.gi_id)
@@ -66,7 +67,10 @@ class ProcessList:
     def _read_lists(
         self, versions: Sequence[str], mig_devices: Sequence[_Target]
     ) -> Iterator[list[ProcessUsage] | None]:
-        """Yields None for unsupported lists. In MIG mode the GPU lists its instances' processes only with privilege."""
+        """Yields the lists of the GPU and its MIG devices, None for unsupported ones.
+
+        The MIG devices are only read if the GPU lists nothing: without privileges it does not list their processes.
+        """
         whole = self._read_list(self._gpu, versions)
         yield whole
         if not whole:
@@ -94,7 +98,8 @@ class ProcessList:
 
 
 def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
-    """A process that computes and draws, or is an MPS client, is in two lists, each time with all its memory."""
+    """Merges entries of the same process. A process with compute and graphics, and an MPS client, is in two lists, each
+    time with all of its memory."""
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = (usage.device, usage.pid)

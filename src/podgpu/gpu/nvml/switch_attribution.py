@@ -1,10 +1,12 @@
-"""Decodes the driver's context-switch log and computes how long each process kept the GPU busy. Pure; GPU nanoseconds.
+"""Decodes the driver's context-switch log and computes how long each process kept the GPU busy.
 
-A context stays resident after its work ends until another context has work, so residency is work plus an idle tail. The
-device's own busy time and, where permitted, samples of whether the engine is busy separate the two. Every residency is
-divided by its age: young ones are busy (a context is switched in because it has work), old ones mostly are not. The
-busy share per age is learnt from the samples, per process, and separately for stays that outlived their time slice.
-Stays long enough for several samples use their own samples, each for the time around it.
+A context stays resident after its work ends until another context has work. So a residency (a "stay") is work plus an
+idle tail. Two measurements separate them: the busy time of the whole device and, where permitted, samples of whether
+the engine is busy. The busy share depends on the age of a stay: a context is switched in because it has work, and it
+becomes idle later. The share per age is learnt from the samples for each process, separately for stays that are longer
+than a time slice. Residencies that are long enough to contain several samples are divided by those samples.
+
+All times are nanoseconds of the GPU's clock. This module does no input or output.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ FECS_RECORD = 2
 SWITCHED_IN = 6
 SAVED = 7
 HIDDEN_PID = 0
-"""Pid of other users' processes if the reader has no CAP_SYS_ADMIN."""
+"""The log contains this pid for processes of other users if podgpu has no CAP_SYS_ADMIN."""
 KERNEL_PID = 0xFFFFFFFF
 WHOLE_GPU = 255
 _NUMBERS = 1 << 16
@@ -34,7 +36,7 @@ _MAX_SWITCH_NS = 1_000_000
 
 
 class SwitchLogError(Exception):
-    """The log is missing, broken or inconsistent. `reason` is the word for the metric."""
+    """The log is missing, broken or inconsistent. `reason` is the label value in metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -44,18 +46,18 @@ class SwitchLogError(Exception):
 # Records
 
 Switch = tuple[bool, int, int, int, int]
-"""Switched in (True) or saved, pid, time, GPU instance (`WHOLE_GPU` without MIG), compute instance.
-A plain tuple, because there are thousands a second."""
+"""True if switched in or False if saved, pid, time, GPU instance (`WHOLE_GPU` without MIG), compute instance.
+A plain tuple, because there are thousands per second."""
 
 
 class RecordDecoder:
-    """Decodes the log of one GPU chunk by chunk. Record numbers are continuous over all of its engines."""
+    """Decodes the log of one GPU chunk by chunk. All engines of a GPU share one sequence of record numbers."""
 
     def __init__(self) -> None:
         self._next: int | None = None
 
     def decode(self, chunk: bytes) -> Iterator[Switch]:
-        """Must be consumed completely. Raises SwitchLogError for missing or unknown records."""
+        """Yields the switches; the caller must consume all. Raises SwitchLogError for missing or unknown records."""
         if len(chunk) % RECORD.size:
             raise SwitchLogError("bad_record", f"the context-switch log ends within a record ({len(chunk)} bytes)")
         expected = self._next
@@ -71,7 +73,10 @@ class RecordDecoder:
 
 
 class Stay(NamedTuple):
-    """Residency of one process on the engine from `since` to `until`, within one window. `began` may be earlier."""
+    """Residency of one process on the engine from `since` to `until`, clipped to one window.
+
+    `began` is the start of the residency, which may be before the window.
+    """
 
     pid: int
     began: int
@@ -81,7 +86,7 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The stays of one window. Stays, `switching` and `unknown` add up to the window."""
+    """The stays in one window. Their durations, `switching` and `unknown` add up to the window."""
 
     since: int
     until: int
@@ -109,20 +114,20 @@ class Timeline:
 
     now: int
     lead: int = 0
-    """Part of every stay in which the context is restored and saved, and no work is done."""
+    """Time in every stay for restoring and saving the context, in which no work is done."""
     slice_work: int = 0
-    """Passed on to `Residency`."""
+    """See `Residency.slice_work`."""
     _times: array[int] = field(default_factory=partial(array, "Q"))
-    """Times of the switches after the last window. Arrays of numbers, because there may be 10,000 a second."""
+    """Times of the switches after the last window. An array saves memory: there may be 10,000 switches per second."""
     _pids: array[int] = field(default_factory=partial(array, "q"))
-    """The process that was switched in, or `~pid` of the one that was saved."""
+    """For each switch the pid if the process was switched in, `~pid` if it was saved."""
     _last: tuple[bool, int, int] | None = None
     _resident: tuple[int, int] | None = None
-    """Pid, and time of its switch-in."""
+    """Pid and switch-in time of the resident process."""
     _saved_at: int = -_MAX_SWITCH_NS
 
     def add(self, switched_in: bool, pid: int, timestamp: int) -> None:
-        """Raises SwitchLogError if the switch contradicts the previous one."""
+        """Adds a switch. Raises SwitchLogError if it contradicts the previous one."""
         if self._last is not None:
             was_switched_in, last_pid, last_timestamp = self._last
             if timestamp < last_timestamp:
@@ -178,32 +183,36 @@ class Timeline:
 # Attribution
 
 AGE_EDGES = (0, *(round(250_000 * 2 ** (step / 4)) for step in range(41)))
-"""Lower bounds of the age classes since the switch-in: 0, 0.25 ms, then four per doubling up to 256 ms."""
+"""Lower bounds of the age classes: 0, 0.25 ms, then four per doubling to 256 ms. Age is the time since the
+switch-in."""
 _WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
-"""A longer stay outlived its time slice (2.1 ms on an H200, and the save), so no other context had work."""
+"""A stay longer than a time slice (2.1 ms on an H200) plus the save. It lasted so long because no other context had
+work."""
 _MAX_SAVE_NS = 110_000
-"""Saving a context in the middle of its work takes 49 to 102 µs longer than saving one that is done (H200)."""
-_LIKELY_SAVE_NS = 37_000
-"""Mean of that and zero, for a stay beyond its slice that was either stopped or gave way."""
+"""Upper bound: saving a context that was preempted takes 49 to 102 µs longer than saving an idle one (H200)."""
+_MEAN_SAVE_NS = 37_000
+"""Half of the mean extra time, for stays beyond their slice, where it is unknown whether the context was preempted or
+yielded."""
 _YOUNG_SHARE = 0.95
-"""Assumed busy share of the youngest class without samples: a context is switched in because it has work."""
+"""Busy share that is assumed for the youngest age class without samples: a context is switched in because it has
+work."""
 _PRIOR_WEIGHT = 0.125
-"""Number of samples that the assumption about a class is worth."""
+"""Weight of the assumed busy share of an age class, relative to one sample."""
 _SAMPLED_STAY_NS = 250_000_000
 """A longer stay has about four samples, which are more accurate than the learnt shares."""
 _SAMPLE_REACH_NS = 60_000_000
-"""A sample counts for at most this long before and after it, and only where no other sample is nearer."""
-_SAMPLE_DOUBT = 0.1
-"""Uncertainty of time covered by a sample; comparable with `share * (1 - share)` of learnt shares."""
+"""A sample is used for at most this long before and after it, and only where no other sample is nearer."""
+_SAMPLE_UNCERTAINTY = 0.1
+"""Uncertainty of time covered by a sample. Corresponds to `share * (1 - share)` for learnt shares."""
 _HALF_LIFE_NS = 60 * 10**9
-"""Half-life of learnt samples."""
+"""Half-life of the weight of past samples."""
 
 BusySample = tuple[int, bool]
-"""Time, and whether the engine was busy."""
+"""Time of the sample, and True if the engine was busy."""
 _Kind = tuple[int, bool]
-"""Pid, and whether the stay outlived its time slice. Most of those have an idle tail."""
+"""Pid, and True if the stay was longer than its time slice. Most long stays have an idle tail."""
 
 
 def _kind(pid: int, age: int) -> _Kind:
@@ -215,8 +224,8 @@ def _age_class(age: int) -> int:
 
 
 @dataclass(slots=True)
-class _Habit:
-    """Samples of one process in stays of one kind, by age class."""
+class _AgeSamples:
+    """Weighted number of samples of one process in stays of one kind, by age class."""
 
     seen: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
     busy: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
@@ -241,9 +250,9 @@ class _Ages:
     """Ages of the stays of one kind in one window."""
 
     ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Stays by age class at their end, minus stays by age class at the window's begin."""
+    """Per age class: stays that ended in it, minus stays that were in it at the start of the window."""
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
-    """Nanoseconds beyond the lower bound of the class, counted likewise."""
+    """Per age class: nanoseconds between the class's lower bound and the ages of these stays, with the same signs."""
 
     def add(self, age: int, stays: int = 1) -> None:
         age_class = _age_class(age)
@@ -251,7 +260,8 @@ class _Ages:
         self.past_edge[age_class] += stays * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns nanoseconds per age class: its full width for older stays, the rest for those that ended in it."""
+        """Returns the resident nanoseconds per age class: the full width of the class for each older stay, and the part
+        up to its end for each stay that ended in it."""
         older = sum(self.ended)
         figures = []
         for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):
@@ -260,34 +270,34 @@ class _Ages:
         return figures
 
 
-class Habits:
-    """Learns from samples window by window, and estimates each process's busy time from them."""
+class BusyShareModel:
+    """Learns each process's busy share per age from samples, window by window, and estimates busy times from it."""
 
     def __init__(self) -> None:
-        self._habits: dict[_Kind, _Habit] = {}
+        self._samples: dict[_Kind, _AgeSamples] = {}
 
     def learn(self, residency: Residency, samples: Sequence[BusySample]) -> None:
         keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
         present = {stay.pid for stay in residency.stays}
-        self._habits = {
-            kind: habit for kind, habit in self._habits.items() if kind[0] in present or sum(habit.seen) > 0.5
+        self._samples = {
+            kind: history for kind, history in self._samples.items() if kind[0] in present or sum(history.seen) > 0.5
         }
-        for habit in self._habits.values():
-            habit.fade(keep)
+        for history in self._samples.values():
+            history.fade(keep)
         for (moment, busy), stay in zip(samples, _find_stays(residency, samples), strict=True):
             if stay is not None:
-                habit = self._habits.setdefault(_kind(stay.pid, stay.until - stay.began), _Habit())
+                history = self._samples.setdefault(_kind(stay.pid, stay.until - stay.began), _AgeSamples())
                 age_class = _age_class(moment - stay.began)
-                habit.seen[age_class] += 1
-                habit.busy[age_class] += busy
+                history.seen[age_class] += 1
+                history.busy[age_class] += busy
 
     def estimate(self, residency: Residency, busy: int, samples: Sequence[BusySample] = ()) -> dict[int, int]:
-        """Divides `busy` among the processes, each at most its residency. The rest is unattributed.
+        """Divides `busy` among the processes. None gets more than its residency; the rest is unattributed.
 
-        `samples` are those of this window.
+        `samples`: samples of this window.
         """
-        seen = sum(sum(habit.seen) for habit in self._habits.values())
-        overall = (sum(sum(habit.busy) for habit in self._habits.values()) + 1.0) / (seen + 1.0)
+        seen = sum(sum(history.seen) for history in self._samples.values())
+        overall = (sum(sum(history.busy) for history in self._samples.values()) + 1.0) / (seen + 1.0)
         kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
         for pid, began, since, until in residency.stays:
             age = until - began
@@ -295,27 +305,27 @@ class Habits:
             ages.add(age)
             if since > began:
                 ages.add(since - began, -1)
-        shares = {kind: self._habits.get(kind, _Habit()).compute_shares(overall) for kind in kinds}
+        shares = {kind: self._samples.get(kind, _AgeSamples()).compute_shares(overall) for kind in kinds}
         saving = _compute_saving(residency, lambda pid, age: shares[_kind(pid, age)][_age_class(age)])
-        likely = {pid: -float(ns) for pid, ns in saving.items()}
-        doubt: dict[int, float] = {}
+        estimates = {pid: -float(ns) for pid, ns in saving.items()}
+        uncertainty: dict[int, float] = {}
         for stay, since, until, was_busy in _sampled_parts(residency, samples):
             ages = kinds[_kind(stay.pid, stay.until - stay.began)]
             ages.add(since - stay.began)
             ages.add(until - stay.began, -1)
-            likely[stay.pid] = likely.get(stay.pid, 0.0) + (until - since) * was_busy
-            doubt[stay.pid] = doubt.get(stay.pid, 0.0) + (until - since) * _SAMPLE_DOUBT
+            estimates[stay.pid] = estimates.get(stay.pid, 0.0) + (until - since) * was_busy
+            uncertainty[stay.pid] = uncertainty.get(stay.pid, 0.0) + (until - since) * _SAMPLE_UNCERTAINTY
         for kind, ages in kinds.items():
             by_age = list(zip(ages.compute_resident(), shares[kind], strict=True))
             pid, _ = kind
-            likely[pid] = likely.get(pid, 0.0) + sum(ns * share for ns, share in by_age)
-            doubt[pid] = doubt.get(pid, 0.0) + sum(ns * share * (1 - share) for ns, share in by_age)
+            estimates[pid] = estimates.get(pid, 0.0) + sum(ns * share for ns, share in by_age)
+            uncertainty[pid] = uncertainty.get(pid, 0.0) + sum(ns * share * (1 - share) for ns, share in by_age)
         at_most = {pid: ns - saving.get(pid, 0) for pid, ns in residency.sum_by_process().items()}
-        return _fit(max(0, busy - sum(saving.values())), likely, doubt, at_most)
+        return _fit(max(0, busy - sum(saving.values())), estimates, uncertainty, at_most)
 
 
 def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator[Stay | None]:
-    """Yields the stay of each sample, None for a sample within a switch."""
+    """Yields the stay that contains each sample, or None if the sample was taken during a switch."""
     begins = [stay.since for stay in residency.stays]
     for moment, _ in samples:
         place = bisect_right(begins, moment) - 1
@@ -323,9 +333,9 @@ def _find_stays(residency: Residency, samples: Iterable[BusySample]) -> Iterator
 
 
 def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Iterator[tuple[Stay, int, int, bool]]:
-    """Yields the parts of long stays that a sample decides: where it is the nearest sample.
+    """Divides long stays into parts, each with its nearest sample. Yields stay, begin, end and the sample's value.
 
-    A sample counts equally long before and after it. That makes the mean unbiased for any pattern of work.
+    A part reaches equally far before and after its sample, so that the mean is unbiased for any pattern of work.
     """
     ordered = sorted(samples)
     middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(ordered)]
@@ -337,9 +347,10 @@ def _sampled_parts(residency: Residency, samples: Iterable[BusySample]) -> Itera
 
 
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
-    """Divides `busy` if only residency is known: every stay is busy from its begin, for the same time or to its end.
+    """Divides `busy` among the processes if only residency is known.
 
-    Better than residency in proportion on traces of an H200 (2.7 points of error against 3.7).
+    Assumes that all stays are busy for the same time from their start, or until their end if they are shorter. More
+    accurate than dividing in proportion to residency (H200 traces: 2.7 instead of 3.7 points of error).
     """
     lengths = sorted(until - since for _, _, since, until in residency.stays)
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
@@ -362,12 +373,13 @@ def compute_max_saving(residency: Residency) -> dict[int, int]:
 
 
 def _compute_saving(
-    residency: Residency, share_at: Callable[[int, int], float], past_slice: int = _LIKELY_SAVE_NS
+    residency: Residency, share_at: Callable[[int, int], float], past_slice: int = _MEAN_SAVE_NS
 ) -> dict[int, int]:
-    """Returns the extra time spent on saving contexts that were stopped in the middle of their work.
+    """Returns the extra time spent on saving preempted contexts, by pid.
 
-    A context is only stopped at the end of its time slice; before, it gives way by itself. In a stay that ended with
-    its slice, saving is the time beyond the slice. `share_at`: probability that a process works at an age of a stay.
+    A context is preempted only at the end of its time slice; before that it yields. If a stay ended with its slice, the
+    time beyond the slice is the saving. `share_at(pid, age)`: probability that the process is busy at that age.
+    `past_slice`: saving of longer stays.
     """
     result: dict[int, int] = {}
     if residency.slice_work:
@@ -380,7 +392,7 @@ def _compute_saving(
 
 
 def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Returns the nearest non-increasing sequence: work comes first in a stay, so an increase is chance."""
+    """Returns the nearest non-increasing sequence. Work is at the start of a stay, so an increase is noise."""
     levels: list[tuple[float, float, int]] = []  # figure, weight, number of places
     for figure, weight in zip(figures, weights, strict=True):
         level = figure, weight, 1
@@ -394,15 +406,16 @@ def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> 
 
 
 def _fit(
-    busy: int, likely: Mapping[int, float], doubt: Mapping[int, float], resident: Mapping[int, int]
+    busy: int, estimates: Mapping[int, float], uncertainty: Mapping[int, float], resident: Mapping[int, int]
 ) -> dict[int, int]:
-    """Moves the likely figures to the known sum, in proportion to their doubt, none beyond its residency."""
-    figures = dict(likely)
-    free = {pid for pid in figures if doubt[pid] > 0}
+    """Adjusts the estimates so that they add up to `busy`, in proportion to their uncertainty. None exceeds its
+    residency."""
+    figures = dict(estimates)
+    free = {pid for pid in figures if uncertainty[pid] > 0}
     while free:
         gap = busy - sum(figures.values())
-        weight = sum(doubt[pid] for pid in free)
-        moved = {pid: figures[pid] + gap * doubt[pid] / weight for pid in free}
+        weight = sum(uncertainty[pid] for pid in free)
+        moved = {pid: figures[pid] + gap * uncertainty[pid] / weight for pid in free}
         stopped = {pid for pid in free if not 0 <= moved[pid] <= resident[pid]}
         for pid in stopped or free:
             figures[pid] = min(max(moved[pid], 0.0), float(resident[pid]))

@@ -1,8 +1,8 @@
 """Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
 
-This module makes all ioctls of podgpu. Parameters that could harm the kernel are constants: sizes stand beside their
-layouts, the only register is read only, and a log always has its subdevice and no notification handle. The layouts are
-from NVIDIA's open kernel modules 515 to 595.
+All ioctls of podgpu are in this module. Parameters that could harm the kernel are constants. Sizes are defined next to
+their layouts. The only register access is a read. A log is always created with its subdevice and without a notification
+handle. The layouts are from NVIDIA's open kernel modules 515 to 595.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _UPDATE_GET: Final = 0x90CD0102
 _FLUSH: Final = 0x90CD0104
 
 _RECORDS: Final = 32768
-"""Three seconds at 5,000 switches a second; one physically contiguous MiB."""
+"""Capacity of the log: enough for 3 seconds at 5,000 switches per second. Needs 1 MiB of contiguous memory."""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""get, put, count, records dropped since the last update of get, variable data dropped"""
+"""Members: get, put, count, records dropped since the last update of get, variable data dropped."""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""The kernel copies the size of its own structure, which may be larger than ours. So zeros follow the parameters."""
+"""Zero bytes after the parameters, because the kernel copies as many bytes as its own, maybe larger structure has."""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
 _READ_ONLY_MAP: Final = 1
 _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
-"""Bit 0: the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
+"""Bit 0 is set while the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
 _REFUSED_VALUE: Final = 0xBADF
 _OLDEST_BRANCH: Final = 515
 
@@ -67,7 +67,8 @@ class BranchLayout:
     memory_bytes: int
     """Size of a memory object's parameters."""
     drain_seconds: float
-    """Interval for reading the log. Old branches copy the hardware's ring only once a second by themselves."""
+    """Interval of reading the log. Shorter for old branches, which copy the hardware's ring only once per second unless
+    the log is read."""
 
 
 _LAYOUTS: Final = (
@@ -78,19 +79,19 @@ _LAYOUTS: Final = (
 
 
 def select_layout(driver_version: str) -> BranchLayout:
-    """Selects by the driver's major version; unknown newer branches use the newest layout. Raises SwitchLogError."""
+    """Selects the layout for a driver version. Unknown newer branches use the newest layout. Raises SwitchLogError."""
     major = driver_version.split(".", 1)[0]
     branch = int(major) if major.isascii() and major.isdigit() else 0
     for first, layout in _LAYOUTS:
         if branch >= first:
             return layout
     raise SwitchLogError(
-        "old_driver", f"driver {driver_version} has no readable context-switch log (515 and later have)"
+        "old_driver", f"driver {driver_version} has no readable context-switch log; version 515 or later is required"
     )
 
 
 class KernelCalls:
-    """The system calls in use. Tests override them."""
+    """The system calls that this module uses. Tests override them."""
 
     def open(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -137,7 +138,7 @@ class ContextSwitchLog:
         if dropped:
             raise SwitchLogError("ring_overflow", f"{dropped} context switches were lost because the log was full")
         if put >= _RECORDS:
-            raise SwitchLogError("bad_record", f"the context-switch log reports its end at {put} of {_RECORDS}")
+            raise SwitchLogError("bad_record", f"the context-switch log ends at record {put}, beyond its {_RECORDS}")
         if put == self._get:
             return b""
         size, ring = RECORD.size, self._ring
@@ -148,7 +149,7 @@ class ContextSwitchLog:
         return chunk
 
     def now(self) -> int:
-        """Returns the GPU's clock, which also stamps the records, in nanoseconds."""
+        """Returns the time of the GPU's clock in nanoseconds. The records have timestamps of the same clock."""
         (now,) = struct.unpack("<Q", self._control(self._subdevice, _GPU_TIME, bytes(8)))
         return int(now)
 
@@ -159,7 +160,7 @@ class ContextSwitchLog:
         self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
         status, value = operation.raw[2], struct.unpack_from("<I", operation.raw, 20)[0]
         if status:
-            raise SwitchLogError("register_status", f"the driver refused to read the busy register (status {status})")
+            raise SwitchLogError("register_status", f"the driver did not read the busy register (status {status})")
         if value >> 16 == _REFUSED_VALUE:
             raise SwitchLogError("register_value", f"the busy register returned {value:#010x}, an error value")
         return bool(value & 1)
@@ -187,7 +188,7 @@ class ContextSwitchLog:
                 device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
                 device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
                 return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
-        raise SwitchLogError("gpu_not_found", f"the kernel driver has no GPU at {pci_bus_id} attached")
+        raise SwitchLogError("gpu_not_found", f"the kernel driver has no GPU at PCI address {pci_bus_id}")
 
     def _read_bus_id(self, gpu_id: int) -> tuple[int, int, int]:
         _, domain, bus, slot = struct.unpack(
@@ -197,7 +198,7 @@ class ContextSwitchLog:
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         header, ring = self._make_memory(_HEADER_BYTES), self._make_memory(_RECORDS * RECORD.size)
-        # Addresses out, record size and count, no variable part, no notification, the subdevice, the two memories.
+        # Two output addresses, record size and count, no variable part, no notification, subdevice, the two memories.
         parameters = struct.pack(
             "<QQIIQIIQIIIIII", 0, 0, RECORD.size, _RECORDS, 0, 0, 0, 0, 0, self._subdevice, 0, header, ring, 0
         )
@@ -237,7 +238,7 @@ class ContextSwitchLog:
         return memory.raw if memory is not None else b""
 
     def _map(self, memory: int, length: int) -> mmap.mmap:
-        """Maps memory read only. Opens its own descriptor, because the driver allows one mapping for each."""
+        """Maps memory read-only. Opens a new descriptor, because the driver allows only one mapping per descriptor."""
         fd = self._open("/dev/nvidiactl")
         try:
             request = bytearray(
@@ -264,13 +265,13 @@ class ContextSwitchLog:
         try:
             self._kernel.ioctl(self._control_fd, code, request)
         except OSError as e:
-            raise SwitchLogError("rm_error", f"the kernel driver refused call {number:#x}: {e.strerror}") from e
+            raise SwitchLogError("rm_error", f"ioctl {number:#x} of the kernel driver failed: {e.strerror}") from e
 
 
 def _check(answer: bytearray, offset: int, what: str) -> None:
     (status,) = struct.unpack_from("<I", answer, offset)
     if status:
-        raise SwitchLogError("rm_error", f"the kernel driver refused {what} (status {status:#x})")
+        raise SwitchLogError("rm_error", f"the kernel driver rejected {what} (status {status:#x})")
 
 
 def _parse_bus_id(bus_id: str) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Splits the busy time of a shared GPU among its processes by the driver's context-switch log.
 
-`SwitchLogFactory` decides what may be read here, `SwitchListener` reads the log, and `BusyTimeSplitter` uses it while
-processes of several containers run on a device. Without a consistent log the driver's samples are used.
+`SwitchLogFactory` opens the log, `SwitchListener` reads it, and `BusyTimeSplitter` uses it while processes of several
+containers run on a device. Without a consistent log, the driver's utilization samples are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from podgpu.gpu.nvml.switch_attribution import (
     KERNEL_PID,
     WHOLE_GPU,
     BusySample,
-    Habits,
+    BusyShareModel,
     RecordDecoder,
     Residency,
     SwitchLogError,
@@ -48,18 +48,19 @@ class SwitchLog(Protocol):
 
 
 _SAMPLE_SECONDS = 0.06
-"""A busy sample costs 0.5 ms of CPU in the driver. 17 a second are as accurate as 20 over half a minute."""
+"""Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, 17 samples per second
+are as accurate as 20."""
 _TICK_SECONDS = 0.001
-"""Work due within this time is done immediately."""
+"""A drain that is due within this time is done immediately."""
 _MAX_UNREAD_SECONDS = 90.0
-"""Limits memory if windows are no longer read."""
+"""The listener ends if no window was taken for this long, which limits its memory."""
 
 
 class SwitchListener:
     """Drains one GPU's log and takes busy samples in its own thread.
 
-    Neither can wait for the next turn: the ring is finite, and samples must be independent of the loads. After a
-    SwitchLogError the listener is closed for good.
+    A thread is needed because the log has a fixed size, and because samples must be taken at random times. After a
+    SwitchLogError the listener is closed and cannot be used again.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class SwitchListener:
         """`sampled`: the busy register may be read. Without `in_background` the caller calls `step`."""
         self.sampled = sampled
         self.pauses_sampling = False
-        """Set while samples are not needed, because resident contexts work all the time."""
+        """True while samples are not needed, because resident contexts are always busy."""
         self._log = log
         self._costs = lead, slice_work
         self._wall = wall
@@ -87,7 +88,7 @@ class SwitchListener:
         self._compute_instances: dict[int, int] = {}
         self._samples: list[BusySample] = []
         self.began = self._log_time = self._log.now()
-        """By the GPU's clock."""
+        """Start time in nanoseconds of the GPU's clock."""
         self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._read_at = clock()
         self._error: SwitchLogError | None = None
@@ -116,7 +117,7 @@ class SwitchListener:
     def step(self) -> float:
         """Takes a sample, drains the log if due, and returns the seconds until the next step.
 
-        The interval between samples is random, because regular samples would lock to regular loads.
+        The interval between samples is random, because regular samples would synchronize with periodic loads.
         """
         with self._lock:
             if self._error is not None:
@@ -127,7 +128,9 @@ class SwitchListener:
                 if self._seconds_until_drain() < _TICK_SECONDS:
                     self._drain()
                     if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
-                        raise SwitchLogError("not_taken", "the context-switch log is drained, but no longer read")
+                        raise SwitchLogError(
+                            "not_taken", f"context switches were not used for {_MAX_UNREAD_SECONDS:g} s"
+                        )
             except SwitchLogError as e:
                 self._end(e)
             return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS if self.sampled else self._seconds_until_drain()
@@ -186,31 +189,32 @@ _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 class Architecture:
     name: str
     lead_ns: int
-    """Part of every stay in which no work is done: restoring and saving the context."""
+    """Time in every stay for restoring and saving the context, in which no work is done."""
     slice_work_ns: int = 0
     """Work done in a stay that ended with its time slice; 0 if not measured."""
 
 
 MEASURED_ARCHITECTURES = {9: Architecture("Hopper (GH100)", lead_ns=64_000, slice_work_ns=2_055_000)}
-"""NVML's number of the architecture -> measured values. The busy register is read on these only.
+"""NVML's architecture number -> measured values. The busy register is read only on these architectures.
 
-H200, driver 580: stays are 63 to 67 µs longer than their work, in seven traces of 2,800 to 53,000 switches. The busy
-bit agrees with NVML's utilisation to one point. In 4,400 slices of kernels that record when they run, all are stopped
-2,100 µs after the switch-in, begin 21 to 52 µs after it, and are saved in 68 µs (a warp on each processor) to 107 µs
-(all of its memory in use). PyTorch needed 121 µs.
+Measured on an H200 with driver 580: in seven traces of 2,800 to 53,000 switches, stays are 63 to 67 µs longer than
+their work. The busy bit differs from NVML's utilization by at most one percentage point. 4,400 time slices were
+measured with kernels that record when they run. The kernels start 21 to 52 µs after the switch-in and are preempted
+2,100 µs after it. Saving takes 68 µs (one warp per multiprocessor) to 107 µs (all memory of the multiprocessors in
+use), and 121 µs for PyTorch.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """The method that a GPU would get if containers shared it, and the reasons against a better one."""
+    """How usage would be measured if containers shared the GPU, and why no better method is possible."""
 
     wanted: UsageMethod
     privileged: bool
     unsampled: str
-    """Reason why no busy samples are taken, or empty."""
+    """Reason why no busy samples are taken; empty if they are taken."""
     error: SwitchLogError | None = None
-    """Reason why the log cannot be opened."""
+    """Reason why the log cannot be opened; None if it can."""
 
     @property
     def method(self) -> UsageMethod:
@@ -220,13 +224,13 @@ class Capability:
 
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
-    """Raises SwitchLogError."""
+    """Opens the log of a GPU. Raises SwitchLogError."""
     minor = (device.index or 0) if device.minor is None else device.minor
     return ContextSwitchLog(device.pci_bus_id, minor, select_layout(driver_version))
 
 
 def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
-    """Returns True with CAP_SYS_ADMIN in the initial user namespace, as the driver requires."""
+    """Returns True if this process has CAP_SYS_ADMIN in the initial user namespace, as the driver requires."""
     try:
         status = (proc / "status").read_text()
         uids = (proc / "uid_map").read_text()
@@ -238,7 +242,7 @@ def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLogFactory:
-    """Opens logs as `--usage-from` requests and this process may."""
+    """Opens context-switch logs if `--usage-from` requests them and the permissions of this process allow it."""
 
     wanted: UsageMethod = "samples"
     open_log: Callable[[Device, str], SwitchLog] = open_switch_log
@@ -249,7 +253,7 @@ class SwitchLogFactory:
     def open_listener(
         self, device: Device, driver_version: str, architecture: int | None, wall: Callable[[], float]
     ) -> SwitchListener:
-        """Raises SwitchLogError."""
+        """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
         measured = MEASURED_ARCHITECTURES.get(architecture or 0) or Architecture("unknown", lead_ns=0)
         return self.make_listener(
             self.open_log(device, driver_version),
@@ -260,7 +264,7 @@ class SwitchLogFactory:
         )
 
     def check_capability(self, device: Device, driver_version: str, architecture: int | None) -> Capability:
-        """Opens the log for a moment if context switches are wanted."""
+        """Tests whether the log can be opened, if context switches are wanted."""
         error = None
         if self.wanted != "samples":
             try:
@@ -276,26 +280,26 @@ class SwitchLogFactory:
             return f"--usage-from is {self.wanted}"
         if architecture not in MEASURED_ARCHITECTURES:
             measured = ", ".join(known.name for known in MEASURED_ARCHITECTURES.values())
-            return f"the busy register was not measured on this architecture yet (measured: {measured})"
-        # Without it the driver refuses and writes a line to the kernel log each time.
+            return f"the busy register is only read on {measured} without MIG"
+        # Without CAP_SYS_ADMIN each read fails and writes a line to the kernel log.
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
 
 
 _LINGER_SECONDS = 60.0
-"""The log stays open for this long after the GPU is no longer shared, because jobs come and go."""
+"""The log stays open for this long after the GPU is no longer shared, because it is often shared again soon."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 60.0, 3600.0
 _UNKNOWN_PART = 50
 """At most 1/50 of a window may be unaccounted for."""
 _HIDDEN_PART = 100
 """At most 1/100 of a window may belong to hidden or unlisted processes."""
 _SATURATED_PART = 50
-"""If all but 1/50 of the residency was work, there is no idle tail to find."""
+"""If at most 1/50 of the residency was idle, stays have no idle tail."""
 _SATURATED_NS = 30 * 10**9
-"""After this long without idle tails sampling pauses, because it is half of the cost."""
+"""Sampling pauses after this long without an idle tail, because it is half of the cost."""
 
 
 class _WindowError(SwitchLogError):
-    """Affects one window; the log stays open."""
+    """The log cannot be used for one window. It stays open."""
 
 
 class BusyTimeSplitter:
@@ -316,7 +320,7 @@ class BusyTimeSplitter:
         self._wall = wall
         self._name = ""
         self._listener: SwitchListener | None = None
-        self._habits = Habits()
+        self._model = BusyShareModel()
         self._shared: frozenset[str] = frozenset()
         self._previous_pids: frozenset[int] = frozenset()
         self._pids: frozenset[int] = frozenset()
@@ -325,13 +329,16 @@ class BusyTimeSplitter:
         self._retry_seconds = _MIN_RETRY_SECONDS
         self._saturated_ns = 0
         self.errors: list[str] = []
-        """Reason words of this turn."""
+        """Reason words of errors in this turn."""
         self.fallback = ""
-        """Message why a shared device uses the driver's samples at present."""
+        """Message that explains why a shared device currently uses the driver's samples; empty if it does not."""
         self._fallback_reason = ""
 
     def begin_turn(self, gpu: Device, running: Sequence[ProcessUsage] | None, shared: Collection[str]) -> None:
-        """`running`: processes on the GPU. `shared`: keys of devices with processes of several containers."""
+        """Opens or closes the log as needed.
+
+        `running`: processes on the GPU. `shared`: keys of devices with processes of several containers.
+        """
         self.errors = []
         self._name = f"GPU {gpu.index} ({gpu.uuid})"
         self._previous_pids, self._pids = self._pids, frozenset(process.pid for process in running or ())
@@ -340,7 +347,7 @@ class BusyTimeSplitter:
         now = self._clock()
         if self._shared and any(process.mps for process in running or ()):
             self._shared = frozenset()
-            self._fall_back(_WindowError("mps", "it is shared by MPS, where all clients are one context to the driver"))
+            self._fall_back(_WindowError("mps", "it is shared by MPS, where all clients use the same context"))
         elif self._shared:
             self._shared_at = now
             if self._listener is None and now >= self._retry_at:
@@ -352,7 +359,7 @@ class BusyTimeSplitter:
             self.close()
 
     def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
-        """Returns the usage with process busy times from context switches, or unchanged without a usable log.
+        """Returns the usage with process busy times from context switches, or unchanged if the log cannot be used.
 
         `until`: Unix time of the window's end.
         """
@@ -377,7 +384,7 @@ class BusyTimeSplitter:
         """Closes the log. An open log prevents the driver from being unloaded."""
         if self._listener is not None:
             self._listener.close()
-            self._listener, self._habits = None, Habits()
+            self._listener, self._model = None, BusyShareModel()
             _log.info("%s: the context-switch log is closed", self._name)
 
     def _open(self, gpu: Device) -> None:
@@ -395,7 +402,7 @@ class BusyTimeSplitter:
     def _fall_back(self, error: SwitchLogError) -> None:
         self.errors.append(error.reason)
         if self._fallback_reason != error.reason:
-            _log.warning("%s: usage is split by the driver's samples for now: %s", self._name, error)
+            _log.warning("%s: processes are temporarily measured by the driver's samples: %s", self._name, error)
         self._fallback_reason, self.fallback = error.reason, f"{self._name}: {error}"
         if isinstance(error, _WindowError):
             return
@@ -417,11 +424,11 @@ class BusyTimeSplitter:
         worked = max(0, busy_ns - residency.switching)
         resident = residency.sum_by_process()
         if listener.sampled:
-            self._habits.learn(residency, samples)
+            self._model.learn(residency, samples)
             saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
             self._saturated_ns = self._saturated_ns + residency.window if saturated else 0
             listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
-            figures = self._habits.estimate(residency, worked, samples)
+            figures = self._model.estimate(residency, worked, samples)
         else:
             figures = estimate_without_samples(residency, worked)
         return replace(
@@ -435,7 +442,8 @@ class BusyTimeSplitter:
 
 
 def identify_gpu(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int | None]:
-    """Returns the driver's version and the GPU's architecture, None in MIG mode, which was not measured."""
+    """Returns the driver's version and the GPU's architecture. The architecture is None if unknown, and in MIG mode,
+    for which there are no measurements."""
     version = str(driver.call("nvmlSystemGetDriverVersion"))
     if gpu.mig_enabled:
         return version, None
@@ -448,7 +456,7 @@ def identify_gpu(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int
 
 
 def _covers(residency: Residency, window_ns: int, began: int) -> bool:
-    """Returns False if no switch was seen yet, or if the log was opened within the window."""
+    """Returns False if there was no switch yet, or if the log was opened during the window."""
     is_partial = residency.since == began and residency.window * _UNKNOWN_PART < window_ns * (_UNKNOWN_PART - 1)
     return bool(residency.stays) and not is_partial
 
@@ -457,12 +465,12 @@ def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> Non
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
-        raise _WindowError("unaccounted_time", f"{percent} % of the time is unaccounted for in the context-switch log")
+        raise _WindowError("unaccounted_time", f"the context-switch log does not cover {percent} % of the time")
     resident = residency.sum_by_process()
     if resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
         raise _WindowError(
             "hidden_process",
-            "processes of other users run on it, and their pids are visible with CAP_SYS_ADMIN only"
+            "processes of other users run on it, and their pids are visible only with CAP_SYS_ADMIN"
             " (chart: exporter.usage.from: exact)",
         )
     unlisted = sum(ns for pid, ns in resident.items() if pid not in listed and pid not in (HIDDEN_PID, KERNEL_PID))

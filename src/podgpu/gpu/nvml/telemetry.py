@@ -1,7 +1,7 @@
-"""NvmlTelemetry enumerates the GPUs through NVML, reads each one, and reopens the driver when needed.
+"""Lists the GPUs through NVML, reads each one, and reopens the driver when needed.
 
-NVML lists GPUs only at initialisation, and a new initialisation interrupts all readers. So it is done when the PCI bus
-shows other GPUs than before, when no GPU answers, and every 2 minutes while the driver lists fewer GPUs than the bus.
+NVML lists GPUs only when it is initialized, which interrupts all readers. So it is initialized again only if the number
+of GPUs on the PCI bus changes, if no GPU answers, and every 2 minutes while it lists fewer GPUs than the bus.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage
 
 _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 0.5
-"""Wait for further GPUs after the last answer; or half as long again as the others took, because a driver without
-persistence mode needs a second or two for each GPU."""
+"""Minimum wait for another GPU after one was opened. The wait is longer (1.5 times the time so far) if GPUs are slow:
+without persistence mode the driver needs one or two seconds per GPU."""
 _MAX_WAIT_SECONDS = 4.5
-"""Below the usual deadline of an inventory."""
+"""Maximum wait for all GPUs. Shorter than the usual deadline of an inventory."""
 _RETRY_SECONDS = 5.0
-"""Interval of lookups of a GPU that could not be opened."""
+"""Interval of attempts to open a GPU that could not be opened."""
 
 
 @dataclass(slots=True)
 class _Lookup:
-    """Lookup of one GPU."""
+    """State of opening one GPU."""
 
     began: float
     pending: bool = True
@@ -47,7 +47,7 @@ class _Lookup:
 
 
 class DeviceEnumerator:
-    """Opens each GPU in its own thread, so that one that hangs does not delay the others. Retries failures."""
+    """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others. Retries failed GPUs."""
 
     def __init__(self, driver: NvmlDriver, count: int, clock: Callable[[], float]) -> None:
         self._driver = driver
@@ -59,9 +59,9 @@ class DeviceEnumerator:
             self._start(index, lookup)
 
     def wait(self) -> None:
-        """Waits in the first call for all GPUs that answer soon.
+        """Waits until all GPUs are open, or until no more was opened for a while. Only the first call waits.
 
-        Raises StartError, and DriverGone if all lookups failed with it.
+        Raises StartError, and DriverGone if all GPUs failed with it.
         """
         began = time.monotonic()
         with self._answered:
@@ -88,12 +88,12 @@ class DeviceEnumerator:
 
     @property
     def found(self) -> list[tuple[Any, Device]]:
-        """Handles and devices, by index."""
+        """Handles and devices in the order of their index."""
         return [lookup.result for lookup in self._lookups.values() if lookup.result is not None]
 
     @property
     def errors(self) -> dict[int, str]:
-        """Index -> reason, of GPUs that were not found yet."""
+        """Index of a GPU that is not open yet -> reason."""
         return {index: self._explain(lookup) for index, lookup in self._lookups.items() if lookup.result is None}
 
     @property
@@ -116,7 +116,7 @@ class DeviceEnumerator:
     def _explain(self, lookup: _Lookup) -> str:
         if lookup.error is not None:
             return str(lookup.error)
-        return f"the driver has not identified it for {self._clock() - lookup.began:.0f} s"
+        return f"the driver has not answered for {self._clock() - lookup.began:.0f} s"
 
     def _start(self, index: int, lookup: _Lookup) -> None:
         threading.Thread(target=self._look_up, args=(index, lookup), name=f"open-gpu{index}", daemon=True).start()
@@ -137,11 +137,12 @@ class DeviceEnumerator:
 
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
-"""Time for calls in flight to return, including the wait for XIDs. Below the shortest deadline of an inventory."""
+"""Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
+inventory."""
 _RESTART_SECONDS = 10.0
-"""Least interval of restarts because the bus changed or no GPU answers."""
+"""Minimum interval of restarts after the bus changed or if no GPU answers."""
 _SEARCH_SECONDS = 120.0
-"""Interval of restarts that search for GPUs that the bus shows and the driver does not list."""
+"""Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
 _MAX_REMOVED = 64
 
 
@@ -156,9 +157,9 @@ class NvmlTelemetry:
         sees_processes: bool = True,
         switch_logs: SwitchLogFactory | None = None,
     ) -> None:
-        """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are empty.
+        """`sees_processes`: True if podgpu is in the host's PID namespace; otherwise NVML's process lists are empty.
 
-        `count_expected`: number of GPUs on the PCI bus, None if unknown.
+        `count_expected`: returns the number of GPUs on the PCI bus, None if unknown.
         `switch_logs`: opens context-switch logs (`--usage-from`).
         """
         self.name = name
@@ -174,9 +175,9 @@ class NvmlTelemetry:
         """Held while the driver is opened or closed."""
         self._enumerator: DeviceEnumerator | None = None
         self._gpus: dict[str, NvmlGpu] = {}
-        """By UUID, the GPUs that were found since the driver was opened."""
+        """UUID -> GPU that was found since the driver was opened."""
         self._removed: dict[str, NvmlGpu] = {}
-        """Earlier GPUs. Their counters continue when they are found again."""
+        """UUID -> GPU from before the driver was opened. If it is found again, its counters continue."""
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
@@ -188,7 +189,7 @@ class NvmlTelemetry:
         with self._opening:
             if self._must_restart():
                 self._restarted_at = self._clock()
-                self._close(_CLOSE_WAIT)  # if a call hangs, all continue with the open driver
+                self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open and in use
             if self._enumerator is None:
                 self._enumerator = self._open()
             self._enumerator.retry_failed()
@@ -241,14 +242,14 @@ class NvmlTelemetry:
             if not self._close(wait):
                 return False
             for gpu in self._removed.values():
-                gpu.answers = False  # the driver may be unloaded now, which resets counters
+                gpu.answers = False  # the driver may be unloaded after its release, which resets counters
             return True
         finally:
             self._opening.release()
 
     def _close(self, wait: float) -> bool:
         if not self._driver.close(wait, self._free):
-            _log.warning("the driver cannot be released: a call has not returned")
+            _log.warning("the driver cannot be closed: a call has not returned")
             return False
         self._removed |= self._gpus
         for uuid in list(self._removed)[:-_MAX_REMOVED]:

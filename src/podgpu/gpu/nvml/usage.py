@@ -1,8 +1,8 @@
 """Reads how one GPU was used since the last reading: busy time, energy, memory and processes, with or without MIG.
 
-Measured on an H200 (driver 580): the driver samples the GPU about five times a second and stamps each sample with Unix
-microseconds. Utilisation per process since a moment is one entry per process, its mean over all samples since then. So
-the driver's own timestamps delimit the windows, and no time is counted twice or lost by irregular readings.
+The driver samples the GPU about five times per second, with timestamps in Unix microseconds (H200, driver 580). For
+each process it returns the mean utilization over all samples since a given time. Windows begin and end at the driver's
+timestamps, so that irregular readings neither count time twice nor lose it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAMPLES = "nvmlDeviceGetSamples"
 _RATES = "nvmlDeviceGetUtilizationRates"
 _PROCESSES = "nvmlDeviceGetProcessUtilization"
 _NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
-"""Same figures. Some Blackwell GPUs support only this call."""
+"""Returns the same figures as `_PROCESSES`. Some Blackwell GPUs support only this function."""
 _GPM = "nvmlGpmMetricsGet"
 _POWER = "nvmlDeviceGetPowerUsage"
 _LACKS: Mapping[str, Lack] = {
@@ -40,11 +40,12 @@ _LACKS: Mapping[str, Lack] = {
     _GPM: "no_instance_utilization",
     _PROCESS_LIST: "no_process_list",
 }
-"""Prefix of an unsupported part -> the figure that is missing without it. Other parts have a substitute."""
+"""Prefix of an unsupported part -> the figure that is then missing. Other parts have a substitute."""
 
 
 class PartReader:
-    """Reads the parts of a reading. Unsupported parts are not read again, and errors affect only their part."""
+    """Makes the driver calls ("parts") of a reading. Unsupported parts are not read again. Errors affect only their
+    part."""
 
     def __init__(self) -> None:
         self.unsupported: set[str] = set()
@@ -82,7 +83,7 @@ class PartReader:
         return None
 
     def check(self, part: str, value: Number, most: Number) -> Number | None:
-        """Returns the value if it is between 0 and `most`. Otherwise, also for NaN, counts it as dropped."""
+        """Returns the value if it is between 0 and `most`. Otherwise records it as dropped and returns None."""
         if 0 <= value <= most:
             return value
         self.dropped.append(part)
@@ -92,11 +93,11 @@ class PartReader:
 _SECOND_US = 1_000_000
 _MAX_WINDOW_US = 60 * _SECOND_US
 _MAX_SILENCE_US = 10 * _SECOND_US
-"""The driver also samples an idle GPU. After this long without a sample, busy time is unknown."""
+"""The driver also samples an idle GPU. If there is no sample for this long, the busy time is unknown."""
 _SLACK_US = 2 * _SECOND_US
-"""Upper limit for the age of the driver's newest sample."""
+"""Maximum age of the driver's newest sample."""
 _NO_ENTRIES = frozenset({"not_found", "nvml_0"})
-"""NOT_FOUND, and pynvml's error for a driver that reports no entries without an error."""
+"""Error words that mean an empty list: NOT_FOUND, and pynvml's error if the driver succeeds without entries."""
 _GRAPHICS_UTIL = 1
 _MAX_GPM_PERCENT = 101.0  # GPM slightly exceeds 100 % at full load
 
@@ -128,7 +129,7 @@ class BusyWindows:
         self._clock = clock
         self._wall = wall
         self._start: tuple[int, float] | None = None
-        """Start of the next window: the driver's timestamp, and a monotonic time not later than that."""
+        """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
 
     def read(self) -> BusyTime:
         now = self._clock()
@@ -142,7 +143,7 @@ class BusyWindows:
         self._start = end, now
         elapsed_us = int((self._clock() - clock) * 1e6)
         if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
-            return BusyTime()  # the clock was set, the machine slept, or a call hung
+            return BusyTime()  # unknown: the clock was set, the machine slept, or a call hung
         window_ns = (end - since) * 1000
         busy = self._compute_busy(samples, window_ns)
         processes = self._read_process_busy(since, window_ns, is_idle=busy == 0)
@@ -176,7 +177,7 @@ class BusyWindows:
         return sum(valid) * window_ns // (100 * len(valid)) if len(valid) == len(values) else None
 
     def _compute_busy_from_rate(self, window_ns: int) -> int | None:
-        """Applies the utilisation of the last sampling period to the whole window. Such drivers report no more."""
+        """Uses the utilization of the last sampling period for the whole window, for drivers without samples."""
         rate = self._parts.read(_RATES, lambda: self._driver.call(_RATES, self._handle).gpu)
         valid = None if rate is None else self._parts.check(_RATES, rate, 100)
         return None if valid is None else valid * window_ns // 100
@@ -188,7 +189,7 @@ class BusyWindows:
         if not self._reads_processes():
             return None
         if is_idle:
-            return {}  # saves a call of 1.9 ms of CPU
+            return {}  # saves a call that costs 1.9 ms of CPU
         entries = self._parts.read(_PROCESSES, lambda: self._read_entries(_PROCESSES, since))
         if _PROCESSES in self._parts.unsupported:
             entries = self._parts.read(_NEWER_PROCESSES, lambda: self._read_entries(_NEWER_PROCESSES, since))
@@ -211,7 +212,7 @@ class BusyWindows:
 
 
 class InstanceBusy:
-    """Busy time of one MIG instance: GPM's graphics activity. NVML has no figure per process there."""
+    """Busy time of one MIG instance: GPM's graphics activity. NVML has no figures per process in MIG mode."""
 
     def __init__(
         self, driver: NvmlDriver, handle: Any, gi_id: int, parts: PartReader, clock: Callable[[], float]
@@ -235,7 +236,7 @@ class InstanceBusy:
             raise translate(code, _GPM)
         if before is None:
             return BusyTime()
-        # Rounds the times, not the difference, so that windows add up to the time between their ends.
+        # The times are rounded, not their difference, so that rounding errors of windows do not add up.
         window_ns = int(now * 1e9) - int(before * 1e9)
         valid = self._parts.check(self._part, percent, _MAX_GPM_PERCENT)
         return BusyTime(window_ns, None if valid is None else round(min(valid, 100.0) * window_ns / 100))
@@ -248,11 +249,11 @@ class InstanceBusy:
 ENERGY_SECONDS = 5.0
 """Interval of energy readings while processes stay the same."""
 _SHARED_SECONDS = 1.0
-"""Maximum age of a reading of telemetry that is used instead."""
-_EARLY_SECONDS = 0.5  # a turn that comes slightly early reads, too
+"""A telemetry reading of the counter is used instead of a new one if it is younger than this."""
+_EARLY_SECONDS = 0.5  # tolerance: a turn may read the counter this much before the interval ends
 _MAX_WATTS = 5000
-_MAX_COUNTER_MJ = 1 << 62  # larger values are NVML's sentinel
-_COUNTER_STEP_SECONDS = 1.0  # the counter may lag and then catch up at once
+_MAX_COUNTER_MJ = 1 << 62  # a larger value is NVML's sentinel
+_COUNTER_STEP_SECONDS = 1.0  # the counter may lag by this much and then catch up in one step
 
 
 class EnergyReading(NamedTuple):
@@ -282,7 +283,7 @@ class EnergyMeter:
         now = self._clock()
         power = self._read_power()
         changed, self._pids = pids != self._pids, pids
-        # The first result comes without delay. Without power the turns of a window cannot be weighted.
+        # The first result must not be delayed. Without power readings, energy cannot be divided among turns.
         if changed or not self._has_result or power is None or self._last is None:
             return EnergyReading(self._read_counter(max_age=0.0), power)
         if now - self._last[0] >= ENERGY_SECONDS - _EARLY_SECONDS:
@@ -303,7 +304,7 @@ class EnergyMeter:
         return used
 
     def _read_power(self) -> int | None:
-        """Returns milliwatts. Errors are not reported, because power only weights turns."""
+        """Returns milliwatts. Errors are not reported, because power is only used to divide energy among turns."""
         try:
             power = self._driver.call(_POWER, self._handle)
         except (DeviceLost, DriverGone):
@@ -316,7 +317,7 @@ class EnergyMeter:
 class UsageReader:
     """Reads the usage of one GPU and its instances. Called from one worker.
 
-    Without `sees_processes` (podgpu is not in the host's PID namespace) no process is read.
+    `sees_processes` must be False if podgpu is not in the host's PID namespace. Then no processes are read.
     """
 
     def __init__(
@@ -375,7 +376,7 @@ class UsageReader:
             self._splitter.begin_turn(device, running, shared)
         usages = [self._read_instance(device, instance, running) for instance in instances]
         busy = BusyTime() if device.mig_enabled else self._windows.read()
-        # Read last: it takes 5 to 20 ms, and should cover the same time as the busy windows.
+        # Energy is read last, because it takes 5 to 20 ms and should cover the same time as the busy windows.
         energy = self._energy.read(None if running is None else frozenset(process.pid for process in running))
         return (self._split(_make_usage(device, busy, memory, running, energy), busy.until), *usages)
 
@@ -391,7 +392,7 @@ class UsageReader:
         self._layout = None
 
     def reset(self) -> None:
-        """Starts again after the GPU was away, because its counters may have been reset."""
+        """Starts new windows after the GPU was unavailable, because its counters may have been reset."""
         self.close()
         self._windows = self._new_windows()
         self._energy = self._new_energy()
