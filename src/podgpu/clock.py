@@ -20,7 +20,7 @@ class Clock:
 
 
 class UnixTime:
-    """Converts monotonic moments to Unix time. Small corrections of the wall clock do not move earlier moments."""
+    """Converts monotonic times to Unix times. Small corrections of the wall clock do not change the results."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class _Fault:
 
 
 class FaultLog(Generic[K]):
-    """Decides which faults are logged: each reason once while a fault persists, and a fault that comes and goes at most
+    """Decides which faults are logged: each reason once while a fault persists. An intermittent fault is logged at most
     once in `seconds`."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:

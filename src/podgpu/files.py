@@ -57,7 +57,7 @@ def read_bounded(path: str, limit: int) -> bytes:
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain(error, path) from error
-    if len(content) > limit:  # files in /proc and /sys have no size
+    if len(content) > limit:  # files in /proc and /sys report a size of 0
         raise _too_large(path, limit)
     return content
 

@@ -1,6 +1,6 @@
 """The data model: one document per node (`NodeState`), and the readings that it is built from.
 
-In documents, amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Moments are Unix
+In documents, amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Times are Unix
 seconds. An unknown value is None, an empty text or an empty collection, and is left out of the JSON. A zero is a
 measured zero.
 """
@@ -23,9 +23,7 @@ Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ratio = Annotated[float, Meta(ge=0)]
 Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
-Fields = Annotated[
-    dict[Name, int | float | Text], Meta(max_length=1024)
-]  # name in fields.csv -> value, in the unit of the field
+Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 UsageMethod = Literal["samples", "switches", "exact"]
@@ -237,13 +235,9 @@ class DeviceState(Slot, frozen=True, kw_only=True):
     power_mw: Amount | None = None
     temperature_celsius: int | float | None = None
     throttled_ns: dict[Name, Amount] = {}  # reason -> time, as the driver counts it
-    conditions: Annotated[
-        tuple[Condition, ...], Meta(max_length=64)
-    ] = ()  # a GPU with the condition `lost` has no values
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a `lost` GPU has no values
     healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
-    last_holders: Annotated[
-        tuple[Workload, ...], Meta(max_length=4096)
-    ] = ()  # holders of a lost GPU when it was last read
+    last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # set only for a lost GPU
     instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
 
 
@@ -421,16 +415,10 @@ class DeviceUsage:
     energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read in this turn
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None  # None if not visible (other PID namespace)
-    process_busy_ns: Mapping[int, int | None] | None = (
-        None  # by pid; None if the driver does not report it for processes
-    )
+    process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None if the driver does not report it
     method: UsageMethod = "samples"  # how `process_busy_ns` was measured
     resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
     switching_ns: int = 0  # busy time spent on context switches; attributed to no process
-    saving_ns: Mapping[int, int] = field(
-        default_factory=dict
-    )  # by pid: part of `resident_ns` that may be switching time
+    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be switching time
     bounded: bool = False  # True if bounds of the busy time are needed
-    power_mw: int | None = (
-        None  # power at the end of the window; weights turns between two readings of the energy counter
-    )
+    power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

@@ -25,7 +25,7 @@ IsAlive = Callable[[Workload], bool | None]
 
 
 def unknown_liveness(_workload: Workload) -> None:
-    """Used if neither processes nor logs are visible."""
+    """Returns None. Used if neither processes nor logs are visible."""
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ class DraClaims:
         self._pools: frozenset[str] = frozenset()
         self._uuids: dict[DeviceName, str] = {}
         """Includes devices of removed pools, and held devices that were removed from a pool. Slices
-        disappear when the driver stops, or when the kubelet starts before it."""
+        disappear when the driver stops, or when the kubelet starts before the driver."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()

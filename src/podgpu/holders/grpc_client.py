@@ -66,9 +66,8 @@ class UnixGrpcClient:
                         raise
                     if isinstance(error, TimeoutError):
                         raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
-                    if (
-                        not is_reused
-                    ):  # a reused connection is retried, because the server may have restarted since the last call
+                    # On a reused connection the call is repeated, because the server may have restarted.
+                    if not is_reused:
                         raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ _CONTAINER_LOG = re.compile(
 
 
 class Contradiction(SourceError):
-    """Parts of a workload that cannot belong together."""
+    """Sources report contradictory parts of a workload."""
 
     def __init__(self, workload: Workload, detail: str) -> None:
         parts = ", ".join(f"{part} {getattr(workload, part)}" for part in WORKLOAD_PARTS if getattr(workload, part))
@@ -66,7 +66,7 @@ def parse_container_log(name: str) -> Workload | None:
 
 @dataclass
 class Identities:
-    """Complete identities, by which workloads are completed. Immutable."""
+    """Known identities, used to complete workloads. Immutable."""
 
     pods: frozenset[Workload] = frozenset()
     """Namespace, pod and uid. A name can have two uids, because logs of a recreated pod stay for a while."""

@@ -215,7 +215,7 @@ def decode_list(answer: bytes, path: str = "its socket") -> Any:
 
 
 def _stat_socket(path: str) -> SocketIdentity:
-    """Checks the path before connecting, because errors of the file system are clearer than those of gRPC."""
+    """Checks the path before connecting, because file system errors are clearer than gRPC errors."""
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise SourceError(
             "path_too_long",

@@ -115,7 +115,7 @@ def _checkpoint_path(settings: SourceSettings) -> str:
 
 
 def _has_checkpoint_only(settings: SourceSettings) -> bool:
-    """Returns True without the kubelet's socket. With it, the checkpoint is useless, because it can be outdated."""
+    """Returns True if there is a checkpoint but no kubelet socket. The checkpoint can be outdated."""
     return os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket)
 
 

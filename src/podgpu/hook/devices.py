@@ -32,7 +32,7 @@ from podgpu.kube.objects import ContainerRecord, Pairs, PodRecord
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
-"""NVIDIA's device plugin mounts one file per GPU here with its volume-mounts strategy."""
+"""Directory in which NVIDIA's device plugin mounts one file per GPU (volume-mounts strategy)."""
 MAX_IDS = 512
 """Maximum number of ids per container, so that users cannot fill the file. No node has more GPUs and MIG instances."""
 DISAGREEMENT = "disagreement"
@@ -150,9 +150,7 @@ class ContainerFacts:
     visible: str | None = None  # NVIDIA_VISIBLE_DEVICES; None if it is not set
     is_monitor: bool = False  # its driver capabilities allow queries only
     mounted: tuple[str, ...] = ()  # names under MOUNTED_DEVICES
-    minors: tuple[
-        int, ...
-    ] = ()  # minors of its device nodes; empty for a privileged container, which has all nodes of the host
+    minors: tuple[int, ...] = ()  # minors of its device nodes; empty if it is privileged, because it then has all nodes
     gpu_manager: str = ""  # value of gpu-manager's container annotation
 
 
@@ -341,7 +339,7 @@ def _explicitly_named(container: ContainerFacts, cards: Cards) -> tuple[str, ...
 def wanted_variable(sandbox: Sandbox, container: ContainerFacts, cards: Cards) -> str | None:
     """Returns the value of NVIDIA_VISIBLE_DEVICES that koordinator's annotation requires; None if it is already set.
 
-    The value contains minors, like that of koordinator's own hook, or UUIDs if the container toolkit would misread
+    The value contains minors, as koordinator's own hook writes them, or UUIDs if the container toolkit would misread
     the minors or the annotation has none. Raises BadAnnotation.
     """
     pod = _pod_record(sandbox)

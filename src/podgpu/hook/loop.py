@@ -48,9 +48,7 @@ class Hook:
         self._writer = PodlistWriter(file, self._counters, lambda: self._cards.cards)
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
-        self._plugin: Plugin | None = (
-            None  # plugin of the open connection; changes from earlier connections are ignored
-        )
+        self._plugin: Plugin | None = None  # plugin of the open connection; changes from others are ignored
         self._logged = ""
         self._thread: threading.Thread | None = None
         self.fatal: StartError | None = None  # set if the inherited connection failed

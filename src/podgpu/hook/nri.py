@@ -114,7 +114,7 @@ def encode(message: Message) -> bytes:
 
 class RequestHandler(Protocol):
     def answer(self, method: str, payload: bytes) -> bytes:
-        """Raises NoSuchMethod, SourceError, or DecodeError."""
+        """Returns the encoded response. Raises NoSuchMethod, SourceError or DecodeError."""
 
 
 class Session:

@@ -1,6 +1,6 @@
 """Tracks the runtime's sandboxes and containers, and answers its requests. Adjusts containers only with --inject.
 
-Nothing here waits for a disk, a driver or a lock, because the runtime waits for the answer.
+This module never waits for a disk, a driver or a lock, because the runtime waits for the answer.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ class Sandboxes:
         pod_by_id = {pod.id: pod for pod in pods}
         for pod in pod_by_id.values():
             self.add(pod)
-        for container in sorted(
-            containers, key=lambda c: c.created_at
-        ):  # older runtimes report no time; the sort then keeps their order
+        # Older runtimes report no time. The sort is stable and then keeps their order.
+        for container in sorted(containers, key=lambda c: c.created_at):
             if container.pod_sandbox_id in pod_by_id:
                 self.put_container(pod_by_id[container.pod_sandbox_id], container)
 

@@ -153,7 +153,7 @@ class ApiClient:
                     server_hostname=self.config.tls_server_name or None if tls is not None else None,
                     timeout=timeout,
                     allow_redirects=False,
-                    read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp's limit of a line is twice this
+                    read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
                     **content,
                 )
         try:

@@ -328,7 +328,7 @@ def _check_server(cluster: _Entry[_Cluster]) -> str:
 def _make_plugin(user: _Entry[_User], plugin: ExecPlugin, cluster: _Entry[_Cluster]) -> ExecPlugin:
     if plugin.api_version not in EXEC_VERSIONS:
         versions = " or ".join(EXEC_VERSIONS)
-        raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its entry here")
+        raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry")
     if not plugin.command:
         raise user.error("exec.command", "is missing")
     if plugin.interactive_mode == "Always":

@@ -138,7 +138,7 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
         "KUBERNETES_EXEC_INFO": info,
         **{each.name: each.value or "" for each in plugin.env or ()},
     }
-    with tempfile.TemporaryFile() as errors:  # not a pipe: a background process of the plugin may keep it open
+    with tempfile.TemporaryFile() as errors:  # a background process of the plugin could keep a pipe open
         try:
             process = await asyncio.create_subprocess_exec(
                 plugin.command or "",

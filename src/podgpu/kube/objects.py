@@ -1,6 +1,7 @@
 """Reduces Pods, EndpointSlices and ResourceSlices to small frozen records, because a store may hold 100,000 of them.
 
-The API server validates its objects. For malformed ones, parsers raise KeyError and similar; the reflector skips them.
+The API server validates its objects. For malformed objects, parsers raise errors such as KeyError; the reflector skips
+them.
 """
 
 from __future__ import annotations
@@ -167,9 +168,7 @@ class EndpointSliceRecord(NamedTuple):
     namespace: str
     service: str
     ports: tuple[SlicePort, ...]
-    endpoints: tuple[
-        EndpointRecord, ...
-    ]  # includes endpoints that are not ready, because a failing exporter is still scraped
+    endpoints: tuple[EndpointRecord, ...]  # also those that are not ready, because failing exporters are still scraped
 
 
 def endpoint_slices_path(namespace: str = "") -> str:

@@ -35,10 +35,9 @@ class ReflectorSettings:
     first_delay: float = 0.5
     max_delay: float = 8.0  # while the API server is unreachable; recovery is detected after 4 s on average
     max_refused_delay: float = 60.0
-    silence_seconds: float = (
-        150.0  # relist if a watch delivers no data for this long; servers send a bookmark every minute
-    )
-    watch_seconds: tuple[int, int] = (300, 600)  # random, so that clients do not renew their watches together
+    # Lists again if a watch delivers no data for this long. Servers send a bookmark every minute.
+    silence_seconds: float = 150.0
+    watch_seconds: tuple[int, int] = (300, 600)  # range of a random lifetime, so that clients do not renew together
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 
@@ -53,7 +52,7 @@ class Store(Generic[T]):
         self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
         self.version = 0  # increases with every change
         self.error: SourceError | None = None
-        """The error because of which objects may be stale. None while the watch works, and before the first answer."""
+        """The last error, if objects may be stale. None while the watch works, and before the first answer."""
 
     @property
     def synced(self) -> bool:
