@@ -263,7 +263,7 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_selection_without_gpus(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
-    assert "no such GPU here: 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
+    assert "this node has no GPU 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
 
 
 def test_a_hanging_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:

@@ -254,7 +254,7 @@ def test_an_unreadable_exporter(doctor: Doctor, tree: Tree) -> None:
     assert doctor.code == 1
     ((level, text, advice),) = found["exporter"]
     assert level == "wrong"
-    assert "needs other credentials (403): see --exporter-username" in text
+    assert "rejected the credentials (403): see --exporter-username" in text
     everything = json.dumps(found)
     assert "driver" not in found
     assert "GPUs" not in found

@@ -99,20 +99,20 @@ def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) 
     file.unlink()
     kept, (note,) = prices.read()
     assert kept.of(H100).gpu_hour == 3.5
-    assert "is not there" in note
+    assert "does not exist" in note
     file.write_text(GOOD, encoding="utf-8")
     assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
 
 
 def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--prices: .*is not there"):
+    with pytest.raises(UsageError, match=r"--prices: .*does not exist"):
         PriceReader(str(tmp_path / "none.yml"))
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("currency: EUR", encoding="utf-8")
     with pytest.raises(UsageError, match="required field `models`"):
         PriceReader(str(wrong))
     wrong.write_bytes(b"#" * 300_000)
-    with pytest.raises(UsageError, match=r"--prices: .*more than 262144 bytes"):
+    with pytest.raises(UsageError, match=r"--prices: .*larger than the limit of 262144 bytes"):
         PriceReader(str(wrong))
 
 

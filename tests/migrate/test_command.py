@@ -288,7 +288,7 @@ def test_an_expression_and_standard_input(capsys: pytest.CaptureFixture[str], mo
         (b"a: b\n", "has no rules"),
         (b"- [" * 2000, "not YAML"),
         (b"groups: " + b"[" * 2000, "file: cannot be parsed as YAML"),
-        (b"x" * (8 * 1024 * 1024 + 1), "bytes, the limit"),
+        (b"x" * (8 * 1024 * 1024 + 1), "larger than the limit of"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else "",
 )
@@ -314,7 +314,7 @@ def test_what_is_no_such_file_is_said(
         (["a", "b"], "--in-place"),
         (["--in-place", "a", "./a"], "named twice"),
         (["--to", "5.0", "a"], "--to"),
-        (["/nowhere/rules.yaml"], "is not there"),
+        (["/nowhere/rules.yaml"], "does not exist"),
         (["/"], "is a directory"),
         (["--expr", "sum("], "not PromQL"),
     ],

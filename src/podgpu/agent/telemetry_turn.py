@@ -197,7 +197,7 @@ class TelemetryTurn:
 
     def _chosen_gpus(self) -> list[Device]:
         """GPUs with at least one device to show. Instances are known only after a GPU was read once."""
-        shown = self._selection.of(self._listed())
+        shown = self._selection.select(self._listed())
         every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
@@ -274,7 +274,7 @@ class TelemetryTurn:
         """Keys that `-d` selects. Numbers of instances count the present ones only."""
         absent = [d for devices in self._absent.values() for d in devices]
         parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
-        return self._selection.of(self._listed()).union(*(part.of(absent) for part in parts))
+        return self._selection.select(self._listed()).union(*(part.select(absent) for part in parts))
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))

@@ -214,7 +214,7 @@ def check_mapping(
                 " --path-varlog",
             )
         )
-    shown = selection.of(readings.devices)
+    shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
         text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection.shown}: they are not exported"
