@@ -64,7 +64,7 @@ class ApiAccess:
         self.feeds: list[Informer[Any]] = []
 
     @property
-    def at_hand(self) -> bool:
+    def is_available(self) -> bool:
         """True if NODE_NAME and either a service account or --kubeconfig are set. Used by `--allocation auto`."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
         return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)

@@ -199,7 +199,7 @@ class TelemetryTurn:
 
     def _choose_gpus(self) -> list[Device]:
         """Returns the GPUs to read. All of them if `-d` names MIG instances, which are known only after a reading."""
-        shown = self._selection.of(self._listed())
+        shown = self._selection.select(self._listed())
         every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
@@ -276,7 +276,7 @@ class TelemetryTurn:
         """Returns the device keys that `-d` selects. Instance numbers refer to present instances only."""
         absent = [d for devices in self._absent.values() for d in devices]
         parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
-        return self._selection.of(self._listed()).union(*(part.of(absent) for part in parts))
+        return self._selection.select(self._listed()).union(*(part.select(absent) for part in parts))
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
