@@ -32,15 +32,15 @@ def test_good_ones(text: str, selection: Selection) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "starts with one of"),
+        ("", "must start with one of"),
         ("f:1", "f takes no ids; use 'g:1' or 'i:1'"),
         ("g:", "is not an id"),
-        ("g:4-2", "runs backwards; write 2-4"),
+        ("g:4-2", "is reversed; write 2-4"),
         ("g: 0", "without spaces"),
-        ("g:0,i:3", "one letter"),
+        ("g:0,i:3", "single letter"),
         ("g:-1", "is not an id"),
         ("g:0-99999", "more than"),
-        ("g:0+", "starts with one of"),
+        ("g:0+", "must start with one of"),
         ("g:0+g:1", "one g and one i"),
         ("f+i:0", "one g and one i"),
     ],
@@ -79,12 +79,16 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
     """With the GPU an instance is on: its own figures are there once."""
     selection = parse_selection(text)
     selection.check(NODE)
-    assert selection.of(NODE) == shown
+    assert selection.select(NODE) == shown
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("g:7+i:0", "no such GPU here: 7"), ("g:0+i:2", "no such MIG instance here: 2"), ("g:1", "GPU 1 is in MIG mode")],
+    [
+        ("g:7+i:0", "this node has no GPU 7"),
+        ("g:0+i:2", "this node has no MIG instance 2"),
+        ("g:1", "GPU 1 is in MIG mode"),
+    ],
 )
 def test_what_is_not_here_is_said(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

@@ -38,7 +38,7 @@ def test_failed_write_keeps_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "gpu.prom"
     path.write_bytes(b"old 1\n")
     done = subprocess.run([sys.executable, "-c", WRITE, path], capture_output=True, text=True, check=False)
-    assert "the previous one is still there" in done.stderr
+    assert "the previous file is unchanged" in done.stderr
     assert path.read_bytes() == b"old 1\n"
     assert os.listdir(tmp_path) == ["gpu.prom"]
 

@@ -259,7 +259,7 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
         assert error_of(UrlExposition(url)).reason == "tls"
         assert error_of(UrlExposition(url, Access(ca_file=certificates.path("stranger.crt")))).reason == "tls"
         assert error_of(UrlExposition(url, Access(ca_file=certificates.path("ca.key")))).reason == "tls"
-        assert "has no certificates" in str(error_of(UrlExposition(url, Access(ca_file=str(tmp_path / "empty")))))
+        assert "contains no certificates" in str(error_of(UrlExposition(url, Access(ca_file=str(tmp_path / "empty")))))
         assert error_of(UrlExposition(url, Access(ca_file="/nowhere"))).reason == "file_missing"
         assert UrlExposition(url, Access(ca_file=ca_file)).fetch() == EXPOSITION
         assert UrlExposition(url, Access(insecure=True)).fetch() == EXPOSITION

@@ -1,4 +1,4 @@
-"""This module lets `python -m podgpu` do what the command `podgpu` does."""
+"""Runs the command `podgpu` for `python -m podgpu`."""
 
 from podgpu.cli import main
 

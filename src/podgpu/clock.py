@@ -20,7 +20,7 @@ class Clock:
 
 
 class UnixTime:
-    """Converts monotonic moments to Unix time. Small corrections of the wall clock do not move earlier moments."""
+    """Converts monotonic times to Unix times. Small corrections of the wall clock do not change the results."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,12 +35,12 @@ class UnixTime:
 
 @dataclass(slots=True)
 class _Fault:
-    is_logged: bool = False  # the log says that the fault persists
-    logged_at: dict[str, float] = field(default_factory=dict)  # by reason
+    is_logged: bool = False  # True from the log line of the failure until recovery
+    logged_at: dict[str, float] = field(default_factory=dict)  # reason -> time
 
 
 class FaultLog(Generic[K]):
-    """Decides which faults are logged: each reason once while a fault persists, and a fault that comes and goes at most
+    """Decides which faults are logged: each reason once while a fault persists. An intermittent fault is logged at most
     once in `seconds`."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
@@ -49,7 +49,7 @@ class FaultLog(Generic[K]):
         self._faults: dict[K, _Fault] = {}
 
     def fail(self, key: K, reason: str) -> bool:
-        """Notes a failure. Returns whether to log it."""
+        """Records a failure. Returns True if it should be logged."""
         fault, now = self._faults.setdefault(key, _Fault()), self._clock()
         if reason in fault.logged_at and (fault.is_logged or now - fault.logged_at[reason] < self._seconds):
             return False
@@ -57,7 +57,7 @@ class FaultLog(Generic[K]):
         return True
 
     def recover(self, key: K) -> bool:
-        """Notes a success. Returns whether to log it: only if the failure was logged."""
+        """Records a success. Returns True if it should be logged, which is the case if the failure was logged."""
         fault = self._faults.get(key)
         if fault is None:
             return False
@@ -72,12 +72,12 @@ class FaultLog(Generic[K]):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes the same kind of log line once a minute, with the number of suppressed ones."""
+    """Passes each kind of log line at most once a minute, and adds the number of suppressed lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._lines: dict[str, tuple[float, int]] = {}  # when it was last logged, and how often suppressed since
+        self._lines: dict[str, tuple[float, int]] = {}  # time of the last line, and number suppressed since
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, now = str(record.msg), self._clock()

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def shorten_path(error: Exception) -> str:
-    """Message of a msgspec error: "users[0].name: expected `str`, got `int`"."""
+    """Returns the message of a msgspec error with the path first: "users[0].name: expected `str`, got `int`"."""
     message, _, path = str(error).partition(" - at `$")
     if message[1:2].islower():
         message = message[:1].lower() + message[1:]

@@ -21,7 +21,7 @@ _MAX_SHOWN = 60
 @dataclass(frozen=True, slots=True)
 class Selection:
     kind: str = "f"  # f: GPUs and instances; g: whole GPUs; i: instances, with the GPU-level series of their GPUs
-    ids: tuple[int, ...] = ()  # empty: all. Instances are numbered from 0 over the node, GPU by GPU
+    ids: tuple[int, ...] = ()  # all if empty. Instances are numbered from 0 across all GPUs of the node
     also: Selection | None = None  # instances in addition to GPUs, as in g:0+i:1
 
     @property
@@ -30,7 +30,7 @@ class Selection:
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """Numbers of the selected GPUs; empty if others may be selected, too."""
+        """Indices of the selected GPUs. Empty if all GPUs or any MIG instances are selected."""
         return self.ids if self.kind == "g" and self.also is None else ()
 
     @property
@@ -45,35 +45,37 @@ class Selection:
 
     @property
     def shown(self) -> str:
-        """For messages."""
+        """The selection for messages, shortened."""
         return _cut(str(self))
 
     def check(self, devices: Sequence[Device]) -> None:
         """Raises UsageError for selections that dcgm-exporter warns about, with advice."""
         for part in self.parts:
             part._check_ids(devices)
-        mig = [d.index or 0 for d in devices if not d.is_instance and d.mig_enabled and d.key in self.of(devices)]
+        mig = [d.index or 0 for d in devices if not d.is_instance and d.mig_enabled and d.key in self.select(devices)]
         if self.kind == "g" and self.also is None and mig:
             raise UsageError(
-                f"-d {self.shown}: GPU {few_of(mig)} is in MIG mode, where pods use instances instead of GPUs; "
+                f"-d {self.shown}: GPU {few_of(mig)} is in MIG mode, in which pods use instances instead of GPUs; "
                 "use -d f (everything) or -d i (instances)"
             )
 
     def _check_ids(self, devices: Sequence[Device]) -> None:
         gpus, instances = _split(devices)
         if self.kind == "i" and not any(g.mig_enabled for g in gpus):
-            raise UsageError(f"-d {self.shown}: no GPU here is in MIG mode, so it has no instances; use -d f or -d g")
-        known = [g.index for g in gpus if g.index is not None] if self.kind == "g" else list(range(len(instances)))
-        missing = [i for i in self.ids if i not in known]
+            raise UsageError(
+                f"-d {self.shown}: no GPU of this node is in MIG mode, so there are no instances; use -d f or -d g"
+            )
+        existing = [g.index for g in gpus if g.index is not None] if self.kind == "g" else list(range(len(instances)))
+        missing = [i for i in self.ids if i not in existing]
         if missing:
             what = "GPU" if self.kind == "g" else "MIG instance"
-            raise UsageError(f"-d {self.shown}: no such {what} here: {few_of(missing)}; there are {few_of(known)}")
+            raise UsageError(f"-d {self.shown}: this node has no {what} {few_of(missing)}; it has {few_of(existing)}")
 
-    def of(self, devices: Sequence[Device]) -> frozenset[str]:
-        """Returns the keys of the devices to show. Missing GPUs are ignored at run time."""
+    def select(self, devices: Sequence[Device]) -> frozenset[str]:
+        """Returns the keys of the devices to show. Ids of missing devices are ignored."""
         gpus, instances = _split(devices)
         if self.also is not None:
-            return frozenset().union(*(part.of(devices) for part in self.parts))
+            return frozenset().union(*(part.select(devices) for part in self.parts))
         if self.kind == "f":
             return frozenset(d.key for d in devices)
         if self.kind == "g":
@@ -94,7 +96,7 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
         return parts[0]
     by_kind = {part.kind: part for part in parts}
     if by_kind.keys() != {"g", "i"} or len(parts) != 2:
-        raise UsageError(f"{quoted}: + stands between one g and one i, each with or without ids, such as g:0+i:1")
+        raise UsageError(f"{quoted}: + can only join one g and one i, such as g:0+i:1 or g+i")
     return replace(by_kind["g"], also=by_kind["i"])
 
 
@@ -102,8 +104,9 @@ def _parse_part(text: str, option: str, quoted: str) -> Selection:
     letters = _LETTERS[option]
     kind, colon, ids = text.partition(":")
     if kind not in letters:
-        known = ", ".join(f"{letter} ({what})" for letter, what in letters.items())
-        raise UsageError(f"{quoted}: starts with one of {known}, then optionally :ids such as g:0,2-4; g:0+i:1 is both")
+        choices = ", ".join(f"{letter} ({what})" for letter, what in letters.items())
+        both = "; g:0+i:1 selects GPUs and instances" if option == "-d" else ""
+        raise UsageError(f"{quoted}: must start with one of {choices}, optionally followed by ids (g:0,2-4){both}")
     if not colon:
         return Selection(kind)
     if kind == "f":
@@ -118,11 +121,11 @@ def _parse_ids(quoted: str, ids: str) -> list[int]:
         if m is None:
             raise UsageError(
                 f"{quoted}: {part!r} is not an id; ids are numbers and ranges without spaces, such as 0,2-4, "
-                "and one letter (g or i) stands in front of all of them"
+                "after a single letter (g or i)"
             )
         first, last = int(m[1]), int(m[2] or m[1])
         if last < first:
-            raise UsageError(f"{quoted}: the range {part} runs backwards; write {last}-{first}")
+            raise UsageError(f"{quoted}: the range {part} is reversed; write {last}-{first}")
         numbers.extend(range(first, last + 1))
         if len(numbers) > _MAX_IDS:
             raise UsageError(f"{quoted}: more than {_MAX_IDS} ids")

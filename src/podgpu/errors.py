@@ -1,4 +1,4 @@
-"""The errors that podgpu raises itself, and helpers for messages. Foreign exceptions are converted where they occur."""
+"""The errors that podgpu raises, and helpers for messages. Exceptions of libraries are converted where they occur."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_NAMED = 5
 
 
 def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
-    """Returns `1, 2, 3, 4, 5 and 995 more`, or `none`. Never `and 1 more`: the last one is then named."""
+    """Returns `1, 2, 3, 4, 5 and 995 more`, or `none`. Lists one more name instead of `and 1 more`."""
     texts = [str(name) for name in names]
     if len(texts) <= most + 1:
         return ", ".join(texts) or "none"
@@ -16,12 +16,12 @@ def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escapes line breaks and control characters, because names in messages come from others."""
+    """Escapes line breaks and control characters, because messages quote names from other programs."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class PodgpuError(Exception):
-    """Base of all errors shown to people. The text is one line: what happened and what to do."""
+    """Base of all errors shown to users. The text is one line: what happened and what to do."""
 
 
 class UsageError(PodgpuError):
@@ -29,7 +29,7 @@ class UsageError(PodgpuError):
 
 
 class StartError(PodgpuError):
-    """The options are right but podgpu cannot run here (address in use, library mismatch): exit code 1."""
+    """The options are valid, but podgpu cannot run on this machine (address in use, library mismatch): exit code 1."""
 
 
 class SourceError(PodgpuError):

@@ -15,7 +15,8 @@ from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
 SETTLED_NS = 2_000_000_000
-"""A second change within this time may leave the time stamp unchanged: some file systems have a resolution of 2 s."""
+"""Age from which a time stamp is reliable. Some file systems have a resolution of 2 s: a second change within that time
+may not alter the time stamp."""
 _MAX_ATTEMPTS = 3
 _RETRY_SECONDS = 0.01
 _TEMPORARY_SUFFIX = ".podgpu-tmp"
@@ -38,39 +39,39 @@ class FileIdentity(NamedTuple):
 def look_at(path: str) -> FileIdentity:
     """Returns the identity of a regular file. Raises SourceError."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as error:
         raise explain(error, path) from error
-    _refuse_irregular(found, path)
-    return FileIdentity(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size, found.st_ctime_ns)
+    _require_regular(status, path)
+    return FileIdentity(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns)
 
 
 def read_bounded(path: str, limit: int) -> bytes:
     """Reads a regular file of at most `limit` bytes. Raises SourceError."""
-    if look_at(path).size > limit:  # checked first: opening a device or a FIFO has effects
+    if look_at(path).size > limit:  # checked first, because opening a device or a FIFO has side effects
         raise _too_large(path, limit)
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for its writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            _refuse_irregular(os.fstat(file.fileno()), path)
+            _require_regular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain(error, path) from error
-    if len(content) > limit:  # files in /proc and /sys have no size
+    if len(content) > limit:  # files in /proc and /sys report a size of 0
         raise _too_large(path, limit)
     return content
 
 
 def _too_large(path: str, limit: int) -> SourceError:
-    return SourceError("too_large", f"{path} has more than {limit} bytes, the limit: is it the right file?")
+    return SourceError("too_large", f"{path} is larger than the limit of {limit} bytes: is it the right file?")
 
 
-def _refuse_irregular(found: os.stat_result, path: str) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+def _require_regular(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
         raise SourceError(
             "not_a_file",
-            f"{path} is {kind}, not a file: name the file itself, and mount the directory it is in"
+            f"{path} is {kind}, not a file: set the path of the file itself, and mount its directory"
             " (mounting a file that does not exist yet creates a directory with its name)",
         )
 
@@ -80,12 +81,12 @@ def explain(error: OSError | ValueError, path: str) -> SourceError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
             "file_missing",
-            f"{path} is not there: mount the host's directory that holds it, or name the path it is mounted at",
+            f"{path} does not exist: mount the host's directory that contains it, or set the path where it is mounted",
         )
     if isinstance(error, PermissionError):
         return SourceError(
             "permission_denied",
-            f"not allowed to read {path}: set securityContext.runAsUser to the user that may, usually 0"
+            f"no permission to read {path}: set securityContext.runAsUser to a user with permission, usually 0"
             " (no capability is needed)",
         )
     why = getattr(error, "strerror", None) or str(error)
@@ -109,7 +110,7 @@ class ReadOnChange(Generic[T]):
         self._cached: tuple[str, FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
-        """Raises SourceError, also if `parse` does. `parse` gets the content and the path."""
+        """Returns the result of `parse`, which receives the content and the path. Raises SourceError."""
         now, identity = self._clock(), look_at(path)
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
@@ -130,8 +131,8 @@ class ReadOnChange(Generic[T]):
             time.sleep(_RETRY_SECONDS)
         raise SourceError(
             "being_written",
-            f"{path} changed {_MAX_ATTEMPTS} times while it was read: read again next time; if it lasts, have its"
-            " writer replace it by rename, and less often",
+            f"{path} changed {_MAX_ATTEMPTS} times while it was read: podgpu retries; if this persists, its"
+            " writer should replace it by rename, and less often",
         )
 
 
@@ -154,7 +155,7 @@ class AtomicFile:
         option: str = "--out",
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Raises UsageError, which names the option, if no file can be written there."""
+        """Raises UsageError if no file can be written to `path`. `option` is named in the message."""
         self.path = Path(path)
         self._mode = mode
         self._wall = wall
@@ -163,11 +164,13 @@ class AtomicFile:
 
     def _check(self, name: str) -> None:
         if os.path.islink(self.path):
-            raise UsageError(f"{name}: is a symbolic link, which is not written through; name the file itself")
+            raise UsageError(
+                f"{name}: is a symbolic link, which podgpu does not write to; set the path of the file itself"
+            )
         if os.path.exists(self.path) and not os.path.isfile(self.path):
-            raise UsageError(f"{name}: is not a file; name a file in a directory")
+            raise UsageError(f"{name}: is not a regular file; set the path of a file")
         if not os.path.isdir(self.path.parent):
-            raise UsageError(f"{name}: there is no directory {self.path.parent}; make or mount it")
+            raise UsageError(f"{name}: the directory {self.path.parent} does not exist; create or mount it")
 
     def _remove_leftovers(self) -> None:
         """Removes temporary files of killed processes. Recent ones may belong to a running process."""
@@ -178,7 +181,7 @@ class AtomicFile:
 
     @property
     def age(self) -> float | None:
-        """Seconds since it was written; None if it does not exist."""
+        """Seconds since the file was written; None if it does not exist."""
         try:
             return max(0.0, self._wall() - self.path.stat().st_mtime)
         except OSError:
@@ -199,11 +202,13 @@ class AtomicFile:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
         except OSError as e:
-            raise OutputError(f"{self.path} was not written ({e.strerror}); the previous one is still there") from e
+            raise OutputError(f"{self.path} was not written ({e.strerror}); the previous file is unchanged") from e
 
     def remove(self) -> None:
         """Raises OutputError."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as e:
-            raise OutputError(f"{self.path} was not removed ({e.strerror}): check who may write there") from e
+            raise OutputError(
+                f"{self.path} was not removed ({e.strerror}): check the permissions of its directory"
+            ) from e

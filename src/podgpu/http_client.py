@@ -54,22 +54,24 @@ class Access:
     username: str = ""
     password_file: str = ""
     token_file: str = ""
-    headers: tuple[tuple[str, str], ...] = ()  # additional ones, such as a tenant's name
-    prefix: str = "exporter"  # of the options: --PREFIX-ca-file. Empty: no options, only a login in the URL
-    server: str = "the exporter"  # what runs there, for messages
+    headers: tuple[tuple[str, str], ...] = ()  # additional headers, such as a tenant's name
+    prefix: str = "exporter"  # prefix of the options: --PREFIX-ca-file. Empty if only the URL can contain a login
+    server: str = "the exporter"  # name of the program, for messages
 
     def check(self) -> None:
         """Raises UsageError if the options contradict each other."""
         if self.token_file and self.username:
-            raise UsageError(f"{self.option('token-file')} and {self.option('username')}: only one of them can be sent")
+            raise UsageError(f"{self.option('token-file')} and {self.option('username')}: only one of them can be set")
         if bool(self.username) != bool(self.password_file):
-            raise UsageError(f"{self.option('username')} and {self.option('password-file')} go together")
+            raise UsageError(f"{self.option('username')} and {self.option('password-file')} must be set together")
         if self.ca_file and self.insecure:
             unchecked = self.option("insecure-skip-verify")
             raise UsageError(f"{self.option('ca-file')}: has no effect together with {unchecked}")
         for name, value in self.headers:
             if not value.isprintable() or value != value.strip():
-                raise UsageError(f"the header {name}: {value!r} cannot be sent in one line of HTTP")
+                raise UsageError(
+                    f"the header {name}: {value!r} must be one line of printable text without surrounding spaces"
+                )
 
     def option(self, name: str) -> str:
         return f"--{self.prefix}-{name}"
@@ -95,12 +97,14 @@ class Access:
 
     @property
     def tls_advice(self) -> str:
-        return f"see {self.option('ca-file')}" if self.prefix else "name its CA in the variable SSL_CERT_FILE"
+        return (
+            f"see {self.option('ca-file')}" if self.prefix else "set the variable SSL_CERT_FILE to the file of its CA"
+        )
 
 
 @lru_cache(maxsize=8)
 def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
-    """Loading authorities takes milliseconds and a megabyte. A replaced file has another identity."""
+    """Cached, because loading authorities takes milliseconds and a megabyte. A replaced file has another identity."""
     return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
 
 
@@ -125,9 +129,9 @@ def with_scheme(place: str, scheme: str = "http") -> str:
 
 
 def redact_url(url: str) -> str:
-    """Host and path of a text that was meant as a URL, quoted for messages.
+    """Returns a URL for messages: quoted, and without secrets even if it is malformed.
 
-    Everything before the last @ may be a login and everything after a ? may be a key, however it is written.
+    Removes everything before the last @, which may be a login, and everything after a ?, which may be a key.
     """
     scheme, separator, rest = url.partition("://")
     rest = re.split(r"[?#]", re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest if separator else scheme))[0]
@@ -146,7 +150,7 @@ def _parse_url(text: str, access: Access) -> URL:
         raise UsageError(f"{redact_url(text)}: is not a URL of an HTTP server; {advice}")
     if "@" in url.path + url.query_string + url.fragment:  # http://user:12/34@host has the host `user`
         advice = "write it as %40, and in a password / as %2F, ? as %3F, # as %23"
-        raise UsageError(f"{redact_url(text)}: there is an @ behind the host: {advice}")
+        raise UsageError(f"{redact_url(text)}: there is an @ after the host: {advice}")
     return url.with_fragment(None)
 
 
@@ -157,7 +161,7 @@ class HttpResponse(NamedTuple):
     status: int
     body: bytes
     content_type: str  # without parameters, in lower case
-    reason: str = ""  # the text behind the status
+    reason: str = ""  # text after the status code
     location: str = ""  # target of a redirect; may contain secrets
 
 
@@ -171,7 +175,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large") -> bytes:
-    """Reads the body, decompressed as it arrives. Raises SourceError once it is too large. `shown`: the URL."""
+    """Reads and decompresses the body. Raises SourceError if it is too large. `shown` is the URL for messages."""
     chunks, size = [], 0
     is_too_large = (response.content_length or 0) > max_bytes
     while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
@@ -210,7 +214,7 @@ class HttpClient:
         self._login: str | None = None
         if parsed.user is not None:
             if self._access.username or self._access.token_file:
-                raise UsageError(f"{self.shown}: a login in the URL and another by option: remove the one in the URL")
+                raise UsageError(f"{self.shown}: both the URL and the options have a login: remove it from the URL")
             self._login = _encode_basic(parsed.user, parsed.password or "")
 
     async def send(
@@ -221,14 +225,14 @@ class HttpClient:
         form: Mapping[str, str] | None = None,
         accept: str = "*/*",
     ) -> HttpResponse:
-        """Returns the response with any status. `path` is appended to the URL's path. `form` is the query of a GET and
-        the body of a POST. Raises SourceError: timeout, tls, truncated, unreachable, too_large, unauthorized."""
+        """Returns the response, whatever its status. `path` is appended to the URL's path. `form` is the query of a GET
+        and the body of a POST. Raises SourceError: timeout, tls, truncated, unreachable, too_large, unauthorized."""
         with explain_errors(self._failed):
             async with asyncio.timeout(self.timeout):
                 try:
                     return await self._send_once(session, method, path, form, accept)
                 except aiohttp.ServerDisconnectedError:
-                    # The server may close an idle connection at the moment it is used. All our requests are repeatable.
+                    # The server may close an idle connection just when it is reused. All our requests are repeatable.
                     return await self._send_once(session, method, path, form, accept)
 
     async def _send_once(
@@ -259,7 +263,7 @@ class HttpClient:
         query: Mapping[str, str] | None = None,
         accept: str = "application/json",
     ) -> bytes:
-        """Returns the body. Raises SourceError, also for any status but 200."""
+        """Returns the body. Raises SourceError, also for every status other than 200."""
         response = await self.send(session, "GET", path, query, accept)
         if response.status != 200:
             raise self.status_error(response)
@@ -268,7 +272,7 @@ class HttpClient:
     def get_blocking(
         self, path: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
     ) -> bytes:
-        """As `get`, on a new connection, for threads without an event loop."""
+        """Same as `get`, on a new connection, for threads without an event loop."""
 
         async def get() -> bytes:
             async with open_session() as session:
@@ -280,13 +284,13 @@ class HttpClient:
         """Explains an unwanted status."""
         status, shown = response.status, self.shown
         if status in (401, 403):
-            text = f"{shown} needs other credentials ({status}): {self._access.login_advice}"
+            text = f"{shown} rejected the credentials ({status}): {self._access.login_advice}"
             return SourceError("unauthorized", text)
         text = f"{shown} answers {status} {response.reason}".rstrip()
         if 300 <= status < 400:
-            text = f"{shown} redirects to {redact_url(response.location)}, which podgpu does not follow: name that URL"
+            text = f"{shown} redirects to {redact_url(response.location)}, which podgpu does not follow: set that URL"
         elif status == 503:
-            text = f"{shown} answers 503: it is not ready, or its figures are too old"
+            text = f"{shown} answers 503: it is not ready, or its metrics are too old"
         elif status < 500:
             text = f"{text}: is the path right?"
         return SourceError(f"http_{status}", text)
@@ -306,14 +310,16 @@ class HttpClient:
 def check_is_metrics(body: bytes, shown: str) -> None:
     """Raises SourceError for a web page."""
     if body[:512].lstrip()[:1] == b"<":
-        raise SourceError("not_prometheus", f"{shown} is a web page, not metrics: name the path of the metrics")
+        raise SourceError(
+            "not_prometheus", f"{shown} is a web page, not metrics: add the path of the metrics to the URL"
+        )
 
 
 # Errors
 
 
 class Failure(NamedTuple):
-    """Why there is no response."""
+    """The cause of a missing response."""
 
     reason: str  # timeout, tls, truncated, malformed, not_http, bad_url or unreachable
     why: str  # part of a sentence, without secrets
@@ -356,11 +362,11 @@ def _explain(error: Exception) -> Failure:
     if isinstance(error, aiohttp.ClientResponseError):
         return Failure("not_http", "its response is not HTTP: is the port right?")
     if isinstance(error, ValueError):
-        return Failure("bad_url", "it is not an address")
+        return Failure("bad_url", "the address is invalid")
     if isinstance(cause, ConnectionRefusedError):
         return Failure("unreachable", "nothing listens there")
     if isinstance(cause, socket.gaierror):
-        return Failure("unreachable", "there is no host of this name")
+        return Failure("unreachable", "there is no host with this name")
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return Failure("unreachable", "it closed the connection without a response")
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
@@ -369,5 +375,5 @@ def _explain(error: Exception) -> Failure:
 
 
 def _first_line(text: str) -> str:
-    """aiohttp's messages quote the request after the first line."""
+    """Drops the other lines, in which aiohttp quotes the request."""
     return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[:200]

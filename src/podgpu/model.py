@@ -1,6 +1,6 @@
 """The data model: one document per node (`NodeState`), and the readings that it is built from.
 
-In documents, amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Moments are Unix
+In documents, amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Times are Unix
 seconds. An unknown value is None, an empty text or an empty collection, and is left out of the JSON. A zero is a
 measured zero.
 """
@@ -16,27 +16,27 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-SCHEMA = 1  # raised when a member changes its meaning; new members do not raise it: decoders ignore unknown ones
+SCHEMA = 1  # incremented when a member changes its meaning, but not for new members, which decoders ignore
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ratio = Annotated[float, Meta(ge=0)]
 Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
-Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # by `name` of fields.csv, in its unit
+Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
 UsageMethod = Literal["samples", "switches", "exact"]
 """How busy time is divided among processes: by the driver's samples, by context switches, or by context switches and
 samples of the engine."""
-_SHORT_ID = 12  # letters of a container id, as crictl shows it
+_SHORT_ID = 12  # length of a container id in the output of crictl
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A physical GPU, or (with `gi_id`) one MIG GPU instance of it.
 
-    `uuid` and `index` are those of the physical GPU, as in dcgm-exporter's labels.
+    `uuid` and `index` always identify the physical GPU, as in dcgm-exporter's labels.
     """
 
     index: int | None
@@ -47,7 +47,7 @@ class Device:
     mig_enabled: bool = False
     gi_id: int | None = None
     profile: str = ""
-    mig_uuids: tuple[str, ...] = ()  # of its compute instances, as the kubelet reports them
+    mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
     maker: str = "nvidia"  # prefix of `name`
 
     @property
@@ -87,7 +87,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Workload(Document, frozen=True):
-    """A container, or a job of an HPC scheduler. No source knows all members."""
+    """A container, or a job of an HPC scheduler. No source reports all members."""
 
     namespace: Name = ""
     pod: Name = ""
@@ -98,9 +98,9 @@ class Workload(Document, frozen=True):
 
     @property
     def key(self) -> WorkloadKey:
-        """Equal for the same workload, whichever source reports it. Empty: not identified.
+        """Identifies the workload across sources. Empty if the workload is not identified.
 
-        Two pods with the same name have the same key. Code that knows the UIDs distinguishes them.
+        Two pods with the same name have the same key. Compare their UIDs to distinguish them.
         """
         if self.job:
             return "job", self.job
@@ -110,7 +110,7 @@ class Workload(Document, frozen=True):
 
     @property
     def text(self) -> str:
-        """Name to show to people. Empty: not identified."""
+        """Name for messages. Empty if the workload is not identified."""
         if self.job:
             return f"job {self.job}"
         if self.pod:
@@ -135,7 +135,7 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 
 
 class HolderUsage(Document, frozen=True):
-    """What one workload uses of one device. Counters start with the exporter (`NodeState.exporter_id`)."""
+    """Usage of one device by one workload. Counters start at 0 with the exporter (`NodeState.exporter_id`)."""
 
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
@@ -146,22 +146,22 @@ class HolderUsage(Document, frozen=True):
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
     energy_mj: Amount | None = None
-    power_ratio: Ratio | None = None  # its part of the device's energy in the last usage window
-    idle_since: float | None = None  # None: it runs something, or that is not known
+    power_ratio: Ratio | None = None  # the workload's part of the device's energy in the last usage window
+    idle_since: float | None = None  # None if the workload is busy, or if that is unknown
 
 
 class Holder(Workload, frozen=True):
-    """A workload that was given a device, or runs on it without being given it (`source` is empty)."""
+    """A workload to which a device is allocated, or that uses it without an allocation (`source` is empty)."""
 
     source: Name = ""
     share_ratio: Ratio | None = None
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
-    labels: Labels = {}  # of the source, such as dra_claim_name
-    usage: HolderUsage | None = None  # None: its use cannot be seen
+    labels: Labels = {}  # additional labels from the source, such as dra_claim_name
+    usage: HolderUsage | None = None  # None if it cannot be measured
 
 
 class NamespaceUsage(Document, frozen=True):
-    """Sum over the containers of a namespace on one kind of device, ended containers included."""
+    """Total usage of one device model by a namespace, including containers that have ended."""
 
     namespace: Name
     model: Name
@@ -172,7 +172,7 @@ class NamespaceUsage(Document, frozen=True):
 
 
 class Condition(Document, frozen=True):
-    """Something wrong with a GPU. Severity and sentences come from conditions.csv, by name and detail."""
+    """A problem of a GPU. conditions.csv has its severity and texts, by name and detail."""
 
     name: Name
     since: float | None = None
@@ -183,13 +183,13 @@ class XidCount(Document, frozen=True):
     xid: Amount
     total: Amount
     last_seen: float
-    in_window: Amount = 0  # of --xid-count-window-size
+    in_window: Amount = 0  # number within --xid-count-window-size
 
 
 class SlotUsage(Document, frozen=True):
-    """The device side of the ledger. Each figure is the sum over its holders and the unattributed rest."""
+    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder."""
 
-    utilization_ratio: Ratio | None = None  # in the window that the holders' ratios cover
+    utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
     memory_used_bytes: Amount | None = None
     busy_ns: Amount | None = None
     energy_mj: Amount | None = None
@@ -200,26 +200,26 @@ class SlotUsage(Document, frozen=True):
 
 
 class Slot(Document, frozen=True):
-    """What a GPU and a MIG instance have in common: both can be held, read and charged."""
+    """Members that GPUs and MIG instances have in common."""
 
-    hidden: bool = False  # excluded by --devices: identity, holders and health only
+    hidden: bool = False  # excluded by --devices; has only identity, holders and health
     utilization_ratio: Ratio | None = None
     memory_used_bytes: Amount | None = None
     memory_total_bytes: Amount | None = None
-    usage: SlotUsage | None = None  # of `usage_at`; the figures above are of `taken_at`
+    usage: SlotUsage | None = None  # measured at `usage_at`; the values above at `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
-    fields: Fields | None = None  # None: the device did not answer in the last turn
+    fields: Fields | None = None  # None if the device could not be read in the last turn
     details: Annotated[tuple[tuple[Name, Labels, int | float], ...], Meta(max_length=1024)] = ()  # field, labels, value
     unsupported: tuple[Name, ...] = ()
     xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
     last_xid: Amount | None = None
-    clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> in the window, since the start
+    clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> number in the window, number since the start
 
 
 class MigInstance(Slot, frozen=True, kw_only=True):
     id: Amount
     profile: Name = ""
-    uuids: tuple[Name, ...] = ()  # of its compute instances, as the kubelet reports them
+    uuids: tuple[Name, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
 
 
 class DeviceState(Slot, frozen=True, kw_only=True):
@@ -234,10 +234,10 @@ class DeviceState(Slot, frozen=True, kw_only=True):
     mig_enabled: bool = False
     power_mw: Amount | None = None
     temperature_celsius: int | float | None = None
-    throttled_ns: dict[Name, Amount] = {}  # by reason, as the driver counts it
-    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # with `lost` there are no figures
+    throttled_ns: dict[Name, Amount] = {}  # reason -> time, as the driver counts it
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # a `lost` GPU has no values
     healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
-    last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # of a lost GPU
+    last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # set only for a lost GPU
     instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
 
 
@@ -245,13 +245,13 @@ class SourceStatus(Document, frozen=True):
     """The last reading of one source, and its failures since the start."""
 
     name: Name
-    up: bool | None = None  # None: not read in the last turn, only the counters are known
+    up: bool | None = None  # None if it was not read in the last turn; only the counters are set then
     seconds: float | None = None
     error: Name = ""
     message: Text = ""
     device: Name = ""  # UUID, if the source is the worker of one GPU
     errors: dict[Name, Amount] = {}  # reason -> failures since the start
-    unmapped: dict[Name, Amount] = {}  # reason -> assignments that name no known GPU, now
+    unmapped: dict[Name, Amount] = {}  # reason -> current number of assignments to unknown GPUs
 
 
 def source_statuses(
@@ -278,31 +278,31 @@ class EntityState(Document, frozen=True):
 
 
 class VcudaRequest(Workload, frozen=True):
-    """What a container requested from gpu-manager, without saying from which card."""
+    """Resources that a container requested from gpu-manager. The card is unknown."""
 
     cores: Amount = 0  # hundredths of a card
-    memory_blocks: Amount = 0  # of 256 MiB
+    memory_blocks: Amount = 0  # blocks of 256 MiB
 
     @classmethod
-    def of(cls, holder: Workload, cores: int, memory_blocks: int) -> VcudaRequest:
+    def for_holder(cls, holder: Workload, cores: int, memory_blocks: int) -> VcudaRequest:
         return cls(**msgspec.structs.asdict(holder), cores=cores, memory_blocks=memory_blocks)
 
 
 class NodeState(Document, frozen=True, kw_only=True):
-    """Everything one exporter knows. `GET /api/v1/node`."""
+    """The state of one node, returned by `GET /api/v1/node`."""
 
     schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # a factory, so that it is always written
-    producer: Name  # podgpu, dcgm-exporter or prometheus: says whether an absence means "none" or "not reported"
+    producer: Name  # podgpu, dcgm-exporter or prometheus; for the last two, a missing value may mean "not reported"
     version: Name = ""
-    node: Name = ""  # empty: the collector uses the address
-    exporter_id: Name = ""  # random, new at each start: identifies the exporter and the life of its counters
+    node: Name = ""  # if empty, the collector uses the address
+    exporter_id: Name = ""  # random, new at each start, when counters start again at 0
     interval_seconds: float | None = None
-    taken_at: float | None = None  # last telemetry turn; None: no GPU was ever read
+    taken_at: float | None = None  # end of the last telemetry turn; None if no GPU has been read yet
     holders_at: float | None = None
     usage_at: float | None = None
-    stale: bool = False  # the figures are too old and were left out
+    stale: bool = False  # True if the values were too old and are left out
     simulated: bool = False
-    gpus_expected: Amount | None = None  # on the PCI bus
+    gpus_expected: Amount | None = None  # number of GPUs on the PCI bus
     gpus_visible: Amount | None = None
     gpus_lost: Amount | None = None
     devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
@@ -311,11 +311,11 @@ class NodeState(Document, frozen=True, kw_only=True):
     entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
     pod_labels: dict[Text, Labels] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
-    dropped: dict[Name, Amount] = {}  # field -> values refused since the start
+    dropped: dict[Name, Amount] = {}  # field -> number of values rejected since the start
 
 
 def has_readings(state: NodeState) -> bool:
-    """Whether any GPU or instance was read in the last turn."""
+    """Returns True if any GPU or instance was read in the last turn."""
     return any(slot.fields is not None for gpu in state.devices for slot in (gpu, *gpu.instances))
 
 
@@ -359,7 +359,7 @@ class Unmapped:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One reading of one source of holders."""
+    """The result of reading one allocation source once."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
@@ -402,23 +402,23 @@ class ProcessUsage:
     device: str  # `Device.key`
     pid: int
     memory: int | None = None
-    mps: bool = False  # an MPS client: the driver reports the busy time of all clients as their server's
+    mps: bool = False  # MPS client: the driver attributes the busy time of all clients to the MPS server
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """How one device was used since the previous reading. None: not reported."""
+    """Usage of one device since the previous reading. None means that a value is not reported."""
 
     device: Device
-    window_ns: int  # time that the busy figures cover, by the driver's clock; 0: no answer
+    window_ns: int  # length of the time window, by the driver's clock; 0 if the driver did not answer
     busy_ns: int | None = None
     energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read in this turn
     memory_used: int | None = None
-    processes: tuple[ProcessUsage, ...] | None = None  # None: not visible (other PID namespace)
-    process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None as a whole if the driver has no such figures
-    method: UsageMethod = "samples"  # of `process_busy_ns`
-    resident_ns: Mapping[int, int] | None = None  # by pid: time of its context on the engine, busy or not
-    switching_ns: int = 0  # busy time of context switches, which belongs to no process
-    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be part of a switch
-    bounded: bool = False  # bounds of busy time are wanted
-    power_mw: int | None = None  # at the end of the window: weights the turns between two readings of energy
+    processes: tuple[ProcessUsage, ...] | None = None  # None if not visible (other PID namespace)
+    process_busy_ns: Mapping[int, int | None] | None = None  # by pid; None if the driver does not report it
+    method: UsageMethod = "samples"  # how `process_busy_ns` was measured
+    resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
+    switching_ns: int = 0  # busy time spent on context switches; attributed to no process
+    saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be switching time
+    bounded: bool = False  # True if bounds of the busy time are needed
+    power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

@@ -1,4 +1,4 @@
-"""Certificates and keys, and the TLS contexts made of them, for clients and servers."""
+"""Loads certificates and keys, and builds TLS contexts for clients and servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pem:
 
     file: str = ""
     text: str = field(default="", repr=False)  # used if `file` is empty
-    origin: str = ""  # where the text was found, for messages
+    origin: str = ""  # source of the text, for messages
 
     def __bool__(self) -> bool:
         return bool(self.file or self.text)
@@ -41,7 +41,7 @@ NO_PEM = Pem()
 
 
 class ContextCache(Generic[T]):
-    """Keeps the context made of some material until the material changes."""
+    """Caches a TLS context until the certificates or keys in it change."""
 
     def __init__(self, make: Callable[[T], ssl.SSLContext]) -> None:
         self._make = make
@@ -54,15 +54,15 @@ class ContextCache(Generic[T]):
 
 
 def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:
-    """`authorities`: None for those of the system. `name`: their file, for messages. Raises SourceError."""
+    """Trusts `authorities` (PEM), or the system's if None. `name` is their file, for messages. Raises SourceError."""
     text = None if authorities is None else authorities.decode("ascii", "ignore")
-    if text is not None and not text.strip():  # ssl would load the authorities of the system instead
-        raise SourceError("tls", f"{name} has no certificates in it: it is empty")
+    if text is not None and not text.strip():  # ssl would then load the system's authorities
+        raise SourceError("tls", f"{name} contains no certificates: it is empty")
     try:
         context = ssl.create_default_context(cadata=text)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise SourceError("tls", f"{name} has no certificates in it ({error})") from error
-    # Since Python 3.13 the default refuses CAs without a key identifier. Older kubeadm and k3s created such CAs.
+        raise SourceError("tls", f"{name} contains no usable certificates ({error})") from error
+    # Since Python 3.13 the default rejects CAs without a key identifier. Older kubeadm and k3s created such CAs.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not verify:
         context.check_hostname = False
@@ -71,23 +71,23 @@ def make_client_context(authorities: bytes | None, name: str, verify: bool = Tru
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: str) -> None:
-    """Loads the own certificate and its key. `names`: of the two, for messages. Raises SourceError."""
+    """Loads a certificate and its key. `names` describes both in messages. Raises SourceError."""
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
-            # Without a password of ours, OpenSSL would prompt for one on the terminal.
+            # Without this callback, OpenSSL would prompt for a password on the terminal.
             context.load_cert_chain(certificate_file, key_file, password=lambda: "-")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or ""
         if reason == "KEY_VALUES_MISMATCH":
-            raise SourceError("tls", f"{names} do not belong together: the key is another certificate's") from error
+            raise SourceError("tls", f"{names} do not match: the key belongs to another certificate") from error
         why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
-        problem = f"{names} are not a certificate and key in PEM, without a password, that OpenSSL reads{why}"
+        problem = f"{names} must be a certificate and a key in PEM without a password{why}"
         raise SourceError("tls", problem) from error
 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """OpenSSL reads keys from files only. On Linux the file is in memory, so that no key is written to a disk."""
+    """Makes a file, because OpenSSL reads keys from files only. On Linux it is in memory, not on a disk."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("podgpu-tls"), "wb") as memory:
             memory.write(content)

@@ -28,7 +28,7 @@ class Result(Generic[T]):
 
 
 class Workers:
-    """Threads by name. A call that misses its deadline occupies its thread until it returns; its result is discarded.
+    """Named threads. A call that misses its deadline occupies its thread until it returns; its result is discarded.
 
     Threads are daemons, so a call that never returns does not prevent the process from exiting.
     """
@@ -44,13 +44,13 @@ class Workers:
     ) -> dict[str, Result[T]]:
         """Runs one call on each named worker and waits for all until the deadline.
 
-        With `late`, a call that misses the deadline is not discarded: `late` is called in the worker's thread when it
-        returns, and the next run gets its result. Until then that worker is neither restarted nor waited for.
+        With `late`, the result of a call that misses the deadline is not discarded. When the call returns, `late` is
+        called in the worker's thread, and the next run returns the result. Until then, runs skip that worker.
         """
         began = self._clock()
         with self._lock:
             if self._closed:
-                error = SourceError("stopping", "podgpu is stopping and reads nothing any more")
+                error = SourceError("stopping", "podgpu is stopping")
                 return {name: Result(None, error, 0.0) for name in jobs}
             calls = {name: self._find_worker(name).start(job, late is not None) for name, job in jobs.items()}
         timeout = _SharedTimeout(deadline)
@@ -93,7 +93,7 @@ class Workers:
         # An earlier run has already waited for a late call.
         if not (call.done.is_set() if call.late else timeout.wait(call.done)):
             call.late = late
-            if late is None or not call.done.is_set():  # it may have returned just now
+            if late is None or not call.done.is_set():  # it may have returned after the wait
                 seconds = self._clock() - (began if late is None else call.began)
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         call.taken = True
@@ -140,9 +140,10 @@ class _Worker:
         threading.Thread(target=self._work, name=f"read-{name}", daemon=True).start()
 
     def start(self, job: Callable[[], T], wants_late: bool = False) -> _Call[T] | float:
-        """Returns the new call, or the age in seconds of one that has not returned.
+        """Returns the new call, or the age in seconds of an earlier call that has not returned.
 
-        With `wants_late` returns the earlier call until its result was taken.
+        With `wants_late`, returns an unfinished earlier call instead of starting a new one, until its result has been
+        read.
         """
         current = self._current
         if current is not None and wants_late and not current.taken:
@@ -164,7 +165,7 @@ class _Worker:
                 call.value = call.call()
             except (SourceError, StartError) as e:
                 call.error = e
-            except Exception as e:  # noqa: BLE001 - the edge: a bug in one source must not affect the others
+            except Exception as e:  # noqa: BLE001 - a bug in one source must not affect the others
                 _log.exception("%s: unexpected error, please report it", self._name)
                 call.error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
             call.seconds = self._clock() - began
@@ -186,16 +187,16 @@ class DriverLock:
         self.is_open = False
 
     def open(self, start: Callable[[], None]) -> None:
-        """Calls `start` unless the library is open. Errors of `start` leave it closed."""
+        """Calls `start` unless the library is open. If `start` fails, the library stays closed."""
         with self._opening:
             if not self.is_open:
                 start()
                 self.is_open = True
 
     def close(self, wait: float, stop: Callable[[], None]) -> bool:
-        """Calls `stop` at the first moment without a call. Returns False, and stays open, if there is none in time.
+        """Waits until no call is in flight, then calls `stop`. Returns False and stays open if that takes too long.
 
-        Stays open until then, because otherwise one call that hangs would block all others.
+        New calls are accepted while it waits, because otherwise one call that hangs would block all others.
         """
         if not self._opening.acquire(timeout=wait):
             return False  # `start` hangs
@@ -222,9 +223,10 @@ class DriverLock:
 
     @contextmanager
     def hold(self, gives_way: bool = False) -> Iterator[None]:
-        """Encloses every group of calls. Raises DriverGone while closed.
+        """Encloses a group of calls. Raises DriverGone if the library is closed.
 
-        With `gives_way` waits for pending closers first: for callers that return at once and would leave no gap.
+        With `gives_way`, waits for pending closers first. Use it in callers that re-enter immediately, or `close` would
+        never get a gap.
         """
         with self._idle:
             if gives_way:

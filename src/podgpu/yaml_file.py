@@ -51,7 +51,7 @@ def decode_yaml(content: bytes, file: str, kind: type[T], decode_other: Callable
 
 def _load(text: str) -> Any:
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # deep nesting would overflow the stack of the composer
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # deep nesting would overflow PyYAML's stack
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             raise yaml.MarkedYAMLError(None, None, f"nested deeper than {_MAX_DEPTH} levels", event.start_mark)

@@ -28,8 +28,8 @@ KEYS = st.one_of(
 
 def test_all_keys_pass_without_a_list_and_only_matching_ones_with_one() -> None:
     record = PodRecord("ns", "p", "u", labels=(("app", "a"), ("team.example.com/owner", "ml"), ("tier", "x")))
-    assert dict(LabelFilter().of([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml", "tier": "x"}
-    assert dict(LabelFilter("^app$, owner").of([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml"}
+    assert dict(LabelFilter().select([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml", "tier": "x"}
+    assert dict(LabelFilter("^app$, owner").select([record])["ns", "p"]) == {"app": "a", "team_example_com_owner": "ml"}
 
 
 def test_a_bad_pattern_is_refused() -> None:
@@ -53,7 +53,7 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     parts = make_parts(
         [Reading(device, {150: 40, 1: "580"})],
         [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
-        pod_labels=LabelFilter().of([record]),
+        pod_labels=LabelFilter().select([record]),
     )
     families = render_node(build_node_state(parts, "h"), Policy(counters, "h", pod_uid=True))
     for family in families:
@@ -63,4 +63,4 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     assert b'namespace="ns",pod="p",pod_uid="u"' in encode(families)
     (temperature,) = next(f.samples for f in families if f.name == "DCGM_FI_DEV_GPU_TEMP")
     values = [value for _, value in temperature.labels.pairs]
-    assert all(value in values for value in dict(LabelFilter().of([record])["ns", "p"]).values()), "none is lost"
+    assert all(value in values for value in dict(LabelFilter().select([record])["ns", "p"]).values()), "none is lost"

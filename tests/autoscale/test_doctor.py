@@ -88,7 +88,7 @@ def test_without_podgpu_and_without_hpas_there_are_notes() -> None:
     findings = examined(ApiDouble(answers={HPAS: {"items": []}}))
     text = texts(findings, Level.NOTE)
     assert "autoscale.enabled=true" in text
-    assert "none uses a metric of podgpu" in text
+    assert "no HPA uses a metric of podgpu" in text
     assert texts(findings, Level.WRONG) == ""
 
 

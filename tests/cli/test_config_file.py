@@ -100,9 +100,9 @@ def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
     large.write_bytes(b"# " + b"x" * 10 * 1024 * 1024)
     binary.write_bytes(b"version: 2\n\xff\xfe")
     for path, words in (
-        (tmp_path / "nowhere.yaml", "is not there"),
+        (tmp_path / "nowhere.yaml", "does not exist"),
         (tmp_path, "is a directory"),
-        (large, "has more than 262144 bytes"),
+        (large, "is larger than the limit of 262144 bytes"),
         (binary, "not UTF-8"),
     ):
         ran = execute([*QUICK, "--config-file", str(path)])

@@ -57,7 +57,7 @@ def test_version_1_whole() -> None:
     assert (config.counters_file, config.counters, config.exporter_metrics) == ("/etc/podgpu/counters.csv", None, False)
     assert (config.interval, config.retention) == (90.0, SampleRetention(300.0, None))
     (quick,) = config.collections
-    assert (quick.every, quick.retention.over(config.retention)) == (0.5, SampleRetention(300.0, 3))
+    assert (quick.every, quick.retention.fill_from(config.retention)) == (0.5, SampleRetention(300.0, 3))
 
 
 def test_retention_is_inherited_part_by_part() -> None:
@@ -69,7 +69,7 @@ def test_retention_is_inherited_part_by_part() -> None:
         "- {name: some, every: 1s, metrics: {include: [A]}, sources: {dcgm: {watch: {maxKeepSamples: 9}}}}\n"
     )
     assert config.retention == SampleRetention(120.0, 7)
-    assert config.collections[0].retention.over(config.retention) == SampleRetention(120.0, 9)
+    assert config.collections[0].retention.fill_from(config.retention) == SampleRetention(120.0, 9)
 
 
 COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{include: [A]}}}}"

@@ -192,13 +192,13 @@ def test_no_problems(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.Captu
         "ok    GPUs        2 × NVIDIA H100 80GB HBM3\n"
         "ok    MIG         off\n"
         "ok    counters    NVIDIA H100 80GB HBM3 supports all 26\n"
-        "ok    profiling   NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* need no DCGM\n"
-        "ok    privileges  running as uid 0; root is only needed for the kubelet socket; capabilities needed: none\n"
+        "ok    profiling   NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* do not need DCGM\n"
+        "ok    privileges  running as uid 0; only the kubelet socket needs root; capabilities needed: none\n"
         "ok    sharing     busy time of shared GPUs is split by driver samples, each credited to one process;"
         " --usage-from switches or exact are more accurate\n"
-        f"ok    kubelet     {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
+        f"ok    kubelet     {kubelet.socket} responds (v1): 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
-        "ok    mapping     2 assignments, every id names a device of this node\n"
+        "ok    mapping     2 assignments, all to devices of this node\n"
         f"ok    host name   {sockets.gethostname()}\n"
         "\n"
         "no problems found\n"
@@ -263,7 +263,7 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_selection_without_gpus(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
-    assert "no such GPU here: 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
+    assert "this node has no GPU 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
 
 
 def test_a_hanging_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
@@ -350,7 +350,7 @@ def test_the_process(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: 
     assert first.text.startswith("running as uid 1000;")
     assert (second.level, "does not need" in second.text) == (Level.NOTE, True)
     assert only(findings, "pid namespace").level is Level.NOTE
-    assert only(findings, "device files") == ok("device files", "2 files, all readable")
+    assert only(findings, "device files") == ok("device files", "2 files, all can be opened")
     (tree.dev / "nvidia1").symlink_to("gone")  # root can open every existing file
     shutil.rmtree(tree.proc)
     findings = examined(driver, clock)
@@ -413,7 +413,7 @@ def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: SimulatedNvml, clo
 @pytest.mark.parametrize(
     ("ids", "resource", "level", "text"),
     [
-        (("tencent.com/vcuda-core-3",), "tencent.com/vcuda-core", Level.NOTE, "devices are held of tencent.com/vcuda"),
+        (("tencent.com/vcuda-core-3",), "tencent.com/vcuda-core", Level.NOTE, "pods hold devices of tencent.com/vcuda"),
         (("0000:3b:00.2",), "nvidia.com/hostdev", Level.NOTE, "not a GPU"),
         (("nvidia5",), "nvidia.com/gpu", Level.NOTE, "1 assignment on devices excluded by -d g:0"),
     ],
@@ -442,7 +442,7 @@ def test_without_a_driver_the_mapping_is_unknown(
     kubelet.pods = (pod(STRANGER),)
     kubelet.versions = frozenset({"v1alpha1"})
     findings = examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket))
-    assert "answers (v1alpha1): 1 pod" in only(findings, "kubelet").text
+    assert "responds (v1alpha1): 1 pod" in only(findings, "kubelet").text
     assert only(findings, "mapping").level is Level.NOTE
 
 
@@ -524,7 +524,7 @@ def test_a_failing_source_does_not_affect_others(
     out = capsys.readouterr().out
     assert "WRONG podlist " in out
     assert "podlist.json" in out
-    assert "ok    mapping     1 assignment, every id names a device of this node" in out
+    assert "ok    mapping     1 assignment, all to devices of this node" in out
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ def test_a_configmap_is_checked(doctor: Doctor, api: SimulatedApiServer) -> None
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ((), "the API server has no pods on the node 'gpu-7', and this node's kubelet has 7 pods"),
-        (("web", "db"), "the API server has 2 pods on the node 'gpu-7', and this node's kubelet has 7 pods, none of"),
+        ((), "the API server has no pods on the node 'gpu-7', this node's kubelet has 7 pods"),
+        (("web", "db"), "the API server has 2 pods on the node 'gpu-7', this node's kubelet has 7 pods, and none is"),
     ],
 )
 @pytest.mark.parametrize("option", [["--allocation", "auto"], ["--kubernetes-enable-pod-labels"]], ids=" ".join)
@@ -254,7 +254,7 @@ def test_an_unreadable_exporter(doctor: Doctor, tree: Tree) -> None:
     assert doctor.code == 1
     ((level, text, advice),) = found["exporter"]
     assert level == "wrong"
-    assert "needs other credentials (403): see --exporter-username" in text
+    assert "rejected the credentials (403): see --exporter-username" in text
     everything = json.dumps(found)
     assert "driver" not in found
     assert "GPUs" not in found

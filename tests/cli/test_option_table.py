@@ -273,7 +273,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
         (["-d", "f:1"], ["-d", "'f:1'", "g:1"]),
         (["-d", "g:1, 2"], ["-d", "' 2'"]),
         (["-d", "g:3-1"], ["-d", "3-1", "1-3"]),
-        (["-d", "g:7"], ["-d g:7", "no such GPU"]),
+        (["-d", "g:7"], ["-d g:7", "this node has no GPU 7"]),
         (["-d", "i"], ["-d i", "MIG"]),
         (["-f", "/nowhere/counters.csv"], ["-f /nowhere/counters.csv", "no such file"]),
         (["-f", "/"], ["-f /", "directory"]),

@@ -119,7 +119,7 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         asyncio.run(cluster.round(Script(tell(reading))))
     assert [record.getMessage() for record in caplog.records] == [
         "a: seen",
-        "http://a/metrics: no whole answer within 5 s; podgpu keeps trying",
+        "http://a/metrics: no whole answer within 5 s; podgpu will retry",
         "http://a/metrics: answers again",
     ]
 
@@ -183,5 +183,5 @@ def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> N
     cluster = Cluster(lambda: Script(burst), SETTINGS)
     cluster.start(on_fatal=ended.set)
     assert ended.wait(30)
-    assert "ended by a bug (ZeroDivisionError: oops)" in str(cluster.fatal)
+    assert "failed unexpectedly (ZeroDivisionError: oops)" in str(cluster.fatal)
     cluster.stop()

@@ -42,7 +42,7 @@ def test_the_documented_file() -> None:
         ("", "missing required field `currency`"),
         ("currency: EUR", "missing required field `models`"),
         ("currency: EUR\nmodel: {}", "unknown field `model`"),
-        ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
+        ("currency: EUR\nmodels: {a: {}}", "models.a: must have gpu_hour or kwh"),
         *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "p.yml: models") for wrong in WRONG_AMOUNTS),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
     ],
@@ -95,24 +95,24 @@ def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) 
     file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
     kept, (note,) = prices.read()
     assert kept.of(H100).gpu_hour == 3.5
-    assert "numbers of 0 or more" in note
+    assert "number of 0 or more" in note
     file.unlink()
     kept, (note,) = prices.read()
     assert kept.of(H100).gpu_hour == 3.5
-    assert "is not there" in note
+    assert "does not exist" in note
     file.write_text(GOOD, encoding="utf-8")
     assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
 
 
 def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--prices: .*is not there"):
+    with pytest.raises(UsageError, match=r"--prices: .*does not exist"):
         PriceReader(str(tmp_path / "none.yml"))
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("currency: EUR", encoding="utf-8")
     with pytest.raises(UsageError, match="required field `models`"):
         PriceReader(str(wrong))
     wrong.write_bytes(b"#" * 300_000)
-    with pytest.raises(UsageError, match=r"--prices: .*more than 262144 bytes"):
+    with pytest.raises(UsageError, match=r"--prices: .*larger than the limit of 262144 bytes"):
         PriceReader(str(wrong))
 
 

@@ -166,7 +166,7 @@ def test_an_optional_query_that_fails(double: PrometheusDouble, rounds: Rounds) 
     reading = rounds.run()
     assert len(reading.nodes) == 2
     assert reading.outcomes[0].error == "http_503"
-    assert reading.notes == ("unknown, because Prometheus did not answer: power",)
+    assert reading.notes == ("these Prometheus queries failed: power",)
 
 
 def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Rounds) -> None:
@@ -215,11 +215,11 @@ def test_warnings_and_missing_gpus_are_notes(double: PrometheusDouble, rounds: R
     double.extra = {"warnings": ["store a is away\n\x1b[31m"], "isPartial": True}
     assert rounds.run().notes == (
         "store a is away [31m",
-        "the answer is incomplete: a part of the storage did not answer",
+        "the response is incomplete: a part of the storage did not respond",
     )
     double.extra, double.series = {}, []
     (note,) = rounds.run(1000).notes
-    assert "Prometheus has no figures of GPUs" in note
+    assert "Prometheus has no GPU metrics" in note
 
 
 def test_only_get_is_allowed(double: PrometheusDouble, rounds: Rounds) -> None:
@@ -242,7 +242,7 @@ def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:
     made = Rounds(double, url=double.url.replace("http://", "http://user:s3cret@"))
     reading = made.run()
     made.close()
-    assert reading.outcomes[0].text == f"{double.url} answers with an error: starting"
+    assert reading.outcomes[0].text == f"{double.url} returned an error: starting"
     assert "s3cret" not in repr(reading)
 
 

@@ -146,10 +146,10 @@ def test_a_failing_exporter() -> None:
     [
         (Exporter(b"a b c\n"), "malformed", "line 1"),
         (Exporter(b"a \xff\n"), "malformed", "byte 2 is not UTF-8"),
-        (Exporter(b"up 1\n"), "no_gpu", "is it a GPU exporter?"),
+        (Exporter(b"up 1\n"), "no_gpu", "check that it is a GPU exporter"),
         (Exporter(b"a" * 20_000_000), "too_large", "bytes"),
         (Exporter(b"".join(b'DCGM_FI_DEV_GPU_UTIL{UUID="%d"} 1\n' % n for n in range(1025))), "too_much", "1024"),
-        (Exporter(document=b"[" * 100_000), "malformed", "document"),
+        (Exporter(document=b"[" * 100_000), "malformed", "cannot parse its /api/v1/node"),
         (Exporter(document=node_document(1, schema=2)), "malformed", "schema 2 is newer than 1"),
         (Exporter(document=b'{"schema":1,"node":"n"}'), "malformed", "missing required field `producer`"),
     ],

@@ -51,7 +51,7 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
     state = state_of(address, named, at=3)
     assert uuids(state) == {"n1": ["GPU-0", "GPU-1"]}
-    assert state.nodes[0].notes == ("also read as 10.0.0.1:9400: the same GPUs under another address",)
+    assert state.nodes[0].notes == ("also read as 10.0.0.1:9400, which has the same GPUs under another address",)
 
 
 # A GPU that several nodes report
@@ -143,7 +143,7 @@ def foreign(*gpus: DeviceState, read_at: float, name: str = "n1", **more: Any) -
 @pytest.mark.fault(
     "A GPU vanishes from a dcgm-exporter's metrics",
     "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to do, until it is back,"
-    " has moved, or is forgotten",
+    " has moved, or is removed",
 )
 def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
     world = World()
@@ -159,8 +159,8 @@ def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
     world.round(foreign(gpu(0), gpu(2), read_at=60), at=60)
     away = world.round(foreign(gpu(0), read_at=75), at=75)
     assert uuids(away) == {"n1": ["GPU-0", "GPU-2"]}
-    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, forgotten={"GPU-2"})) == {"n1": ["GPU-0"]}
-    assert uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, forgotten={"GPU-2"}))["n1"][1] == "GPU-2"
+    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, removed={"GPU-2"})) == {"n1": ["GPU-0"]}
+    assert uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1] == "GPU-2"
 
 
 def test_a_lost_gpu_goes_with_its_node() -> None:
@@ -174,7 +174,7 @@ def test_a_lost_gpu_goes_with_its_node() -> None:
         ["node_gone"],
         ["lost", "node_gone"],
     ]
-    dropped = world.round(foreign(gpu(0), read_at=15), at=99, forgotten={"GPU-0", "GPU-1"})
+    dropped = world.round(foreign(gpu(0), read_at=15), at=99, removed={"GPU-0", "GPU-1"})
     assert dropped.nodes == (), "a gone node is shown for its GPUs only"
 
 

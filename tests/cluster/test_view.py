@@ -219,7 +219,7 @@ def test_what_is_written_can_be_decoded(readings: list[Any]) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"api": "other"}', b"\xff", b'{"api": "podgpu/v1"}', b"[" * 9999])
 def test_anything_else_is_refused(body: bytes) -> None:
-    with pytest.raises(SourceError, match="is not an answer of podgpu's /api/v1/view"):
+    with pytest.raises(SourceError, match="is not a valid response of podgpu's /api/v1/view"):
         decode_view(body)
 
 

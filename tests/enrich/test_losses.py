@@ -94,7 +94,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
         _, logged = process.communicate(timeout=30)
     assert os.listdir(small_disk) == ["gpu.prom"]
     assert logged.count("No space left on device") == 1
-    assert logged.count("it is removed") == 1
+    assert logged.count("removed, because its values are stale") == 1
     assert logged.count("works again") == 1
 
 

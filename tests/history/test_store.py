@@ -183,7 +183,7 @@ def test_a_pod_that_ended_while_podgpu_was_down_ends_with_the_last_round(path: P
 
 def test_a_second_process_is_refused(path: Path) -> None:
     writer = start_writer(path, START // 15)
-    with pytest.raises(HistoryError, match="used by another podgpu"):
+    with pytest.raises(HistoryError, match="in use by another podgpu"):
         HistoryStore(path)
     writer.kill()
     writer.communicate()
@@ -195,7 +195,7 @@ def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
         db.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
     for _ in range(2):  # the first refusal releases the lock
-        with pytest.raises(HistoryError, match=r"newer podgpu \(schema 7, this one knows 1\)"):
+        with pytest.raises(HistoryError, match=r"newer podgpu \(schema 7; this version supports 1\)"):
             HistoryStore(path)
     assert path.read_bytes() == before
 

@@ -280,7 +280,7 @@ def test_vcuda_requests_do_not_depend_on_the_annotations() -> None:
         (KOORDINATOR, '{"gpu": [{"id": "\\ud800"}]}', ""),
         (KOORDINATOR, '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "half"}}]}', "not a quantity"),
         (KOORDINATOR, "[" * 100_000, ""),
-        *((key, A, "is not an id, a type, a memory size and a percentage") for key in (HAMI, HAMI_1, VOLCANO)),
+        *((key, A, "must be an id, a type, a memory size and a percentage") for key in (HAMI, HAMI_1, VOLCANO)),
         (HAMI, f"{A},NVIDIA,x,3:;", "memory size 'x' is not a number"),
         (HAMI, f"{A},NVIDIA,{'9' * 5000},3:;", "is not a number"),
         (HAMI, f";;{A},NVIDIA,500,3:;", "place 3 is filled, but the pod has 1 containers"),

@@ -167,5 +167,7 @@ def test_vcuda_ids_are_counted_once_per_container() -> None:
     core, memory = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
     texts = [f"{core}-1", f"{core}-1", f"{core}-2", f"{memory}-268435456-7"]
     wrong = [core, f"{core}-x", f"{core}-1\n", f"{memory}-3", f"x{core}-1", "nvidia0"]
-    assert count_vcuda(HeldId(main, core, text, None) for text in texts + wrong) == (VcudaRequest.of(main, 2, 1),)
+    assert count_vcuda(HeldId(main, core, text, None) for text in texts + wrong) == (
+        VcudaRequest.for_holder(main, 2, 1),
+    )
     assert count_vcuda([HeldId(main, core, "x", None), HeldId(main, "example.com/nic", f"{core}-1", None)]) == ()

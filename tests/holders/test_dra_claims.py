@@ -281,7 +281,7 @@ def test_a_forbidden_read_keeps_all_holders(
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
     for clock.now in (0.0, 59.0, 61.0, 119.0):
         assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "monitor")]
-    assert len([one for one in caplog.messages if "adminAccess count as holders" in one]) == 1
+    assert len([one for one in caplog.messages if "adminAccess are reported as holders" in one]) == 1
     api.refusal = None
     clock.now = 200.0
     assert source.assignments(NODE).assignments == ()

@@ -152,7 +152,7 @@ def test_a_rate_limit_is_not_an_answer_too_large(kubelet: SimulatedKubelet, sour
     kubelet.refusal = RATE_LIMITED
     error = failure(source)
     assert error.reason == "rate_limited"
-    assert "keeping the last mapping" in str(error)
+    assert "the last mapping is used" in str(error)
     assert list(kubelet.calls) == [V1]
 
 

@@ -137,7 +137,7 @@ def test_every_assignment_is_merged_or_counted(
 
 def test_vcuda_requests_of_several_sources() -> None:
     first, second, other = (
-        VcudaRequest.of(workload, cores, 1)
+        VcudaRequest.for_holder(workload, cores, 1)
         for workload, cores in ((MAIN, 200), (MAIN, 100), (Workload("ns", "a", "main"), 10))
     )
     sources = {"annotations": Allocation(vcuda=(first,)), "kubelet": Allocation(vcuda=(second, other))}

@@ -24,7 +24,7 @@ DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 class Api:
     """An API server that is configured or not."""
 
-    at_hand: bool = False
+    is_available: bool = False
     works: bool = True
 
     @property
@@ -115,12 +115,12 @@ def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, ca
     (folder / "proc" / "self" / "ns" / "pid").unlink()
     (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
     every = ["annotations", "podlist", "kubelet", "hpc", "processes"]
-    assert names(create("auto", api=Api(at_hand=True), job_directory="/jobs")) == every
+    assert names(create("auto", api=Api(is_available=True), job_directory="/jobs")) == every
     assert f"allocation sources: {', '.join(every)}" in caplog.messages
 
 
 def test_auto_and_dra_continue_without_the_api_server(create: Create, caplog: pytest.LogCaptureFixture) -> None:
-    sources = create("auto", api=Api(at_hand=True, works=False), enable_dra=True)
+    sources = create("auto", api=Api(is_available=True, works=False), enable_dra=True)
     assert names(sources) == ["kubelet"]
     assert sources[0].claims is None  # type: ignore[attr-defined]
     assert [message.partition(": ")[0] for message in caplog.messages] == [

@@ -129,7 +129,7 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "environment", "said"),
     [
-        (["--podlist", "/nowhere/podlist.json"], {}, "there is no directory /nowhere; make or mount it"),
+        (["--podlist", "/nowhere/podlist.json"], {}, "the directory /nowhere does not exist; create or mount it"),
         ([], {"NRI_PLUGIN_IDX": "7"}, "NRI_PLUGIN_IDX '7': write two digits, such as 90"),
         ([], {"NRI_PLUGIN_SOCKET": "three"}, "NRI_PLUGIN_SOCKET 'three'"),
     ],

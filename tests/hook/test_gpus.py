@@ -226,6 +226,6 @@ def test_cards_of_the_kernel_driver(tmp_path: Path) -> None:
     card(tmp_path, "0000:3c:00.0", "GPU-????????-????-????-????-????????????", 3)
     cards = read_cards(str(tmp_path))
     assert cards == Cards((Card(uuid(0), 1), Card("", 3), Card(uuid(2), 0)))
-    assert [cards.of_minor(number) for number in range(4)] == [uuid(2), uuid(0), "2", "3"]
-    assert [cards.of_index(number) for number in range(4)] == [uuid(0), "1", uuid(2), "3"]
+    assert [cards.find_by_minor(number) for number in range(4)] == [uuid(2), uuid(0), "2", "3"]
+    assert [cards.find_by_index(number) for number in range(4)] == [uuid(0), "1", uuid(2), "3"]
     assert cards.uuids == ()

@@ -169,7 +169,7 @@ def test_bad_frames(
         runtime.receive(PLUGIN)
     assert podlist.read_bytes() == was
     until(lambda: errors(hook).get("bad_frame") == 1)
-    assert "is not NRI as podgpu knows it" in caplog.text
+    assert "data that is not valid NRI" in caplog.text
     runtime.accept()
     runtime.create(gpu_pod(2))
     written(runtime, podlist)

@@ -112,7 +112,7 @@ def test_a_read_only_directory(
         remount("ro")
         assert runtime.create(gpu_pod(2)) == {}
         until(lambda: errors(hook).get("not_written"))
-        assert "Read-only file system); the previous one is still there" in caplog.text
+        assert "Read-only file system); the previous file is unchanged" in caplog.text
         assert podlist.read_bytes() == was
         remount("rw")
         written(runtime, podlist)

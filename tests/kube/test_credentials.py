@@ -130,7 +130,7 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
         ("import sys\nprint('secret')\nprint('first\\nlast', file=sys.stderr)\nsys.exit(3)", "code 3: last"),
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
         ("print('secret')", "is not an ExecCredential in JSON"),
-        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "of the version"),
+        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "the version in the kubeconfig"),
         (printing("{'clientKeyData': 'secret'}"), "neither a token nor a certificate"),
         (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not an ExecCredential"),
     ],

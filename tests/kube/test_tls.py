@@ -66,13 +66,13 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
 @pytest.mark.parametrize(
     ("ca", "certificate", "key", "says"),
     [
-        (Pem(text="no certificate"), Pem(), Pem(), "has no certificates in it"),
-        (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "the test: /nowhere/ca.crt is not there"),
+        (Pem(text="no certificate"), Pem(), Pem(), "contains no usable certificates"),
+        (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "the test: /nowhere/ca.crt does not exist"),
         (
             Pem(),
             Pem(text="no certificate"),
             Pem(text="no key"),
-            "the client certificate and its key are not a certificate and key in PEM",
+            "the client certificate and its key must be a certificate and a key in PEM",
         ),
     ],
 )

@@ -117,13 +117,13 @@ def test_what_is_equal_in_both_is_untouched(text: str) -> None:
         ('{"DCGM_FI_DEV_${m}"}', "is a dashboard variable"),
         ("label_values(Hostname)", "may belong to another exporter"),
         ("label_values($metric, Hostname)", "may belong to another exporter"),
-        (f"{UTIL}[5m]", "a range by itself"),
+        (f"{UTIL}[5m]", "a range without a function"),
         (f"own_function({UTIL}[5m])", "is unknown"),
         (f"avg by (__name__) ({UTIL})", "groups by __name__"),
         (f'label_replace({UTIL}, "x", "$1", "__name__", "(.*)")', "uses __name__"),
-        (f"{UTIL} * on (Hostname) kube_node_info", "joins by Hostname"),
+        (f"{UTIL} * on (Hostname) kube_node_info", "joins on Hostname"),
         ("sum by (Hostname) (gpu:util:avg)", "may belong to another exporter"),
-        (f'{TEMP} + on (gpu) foo{{Hostname="a"}}', "check where it comes from"),
+        (f'{TEMP} + on (gpu) foo{{Hostname="a"}}', "check which exporter sets it"),
         ("metrics(DCGM_FI_DEV_.*)", "by a pattern"),
     ],
 )
@@ -246,7 +246,7 @@ def test_what_is_asked_for_under_one_name_beside_both_is_said(text: str, alone: 
     rewritten = rewrite_expression(text, NEW)
     assert (rewritten.text, rewritten.reads_both) == (text, False)
     assert [left.split(": ")[0] for left in rewritten.left] == [alone]
-    assert "one name only" in rewritten.left[0]
+    assert "only this name is read" in rewritten.left[0]
     assert rewrite_expression(text, OLD).reads_both
 
 

@@ -230,9 +230,9 @@ def make_trouble(what: str, write: Callable[..., Path], certificates: Certificat
 @pytest.mark.parametrize(
     ("tls", "words"),
     [
-        (PAIR | {"cert_file": "nowhere.crt"}, "nowhere.crt is not there"),
-        (PAIR | {"key_file": "other.key"}, "do not belong together"),
-        (PAIR | {"cert_file": "tls.key"}, "not a certificate and key in PEM"),
+        (PAIR | {"cert_file": "nowhere.crt"}, "nowhere.crt does not exist"),
+        (PAIR | {"key_file": "other.key"}, "do not match"),
+        (PAIR | {"cert_file": "tls.key"}, "must be a certificate and a key in PEM"),
         (PAIR | {"key_file": "locked.key"}, "without a password"),
         (MUTUAL | {"client_ca_file": "tls.key"}, "no valid PEM certificate"),
     ],

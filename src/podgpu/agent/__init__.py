@@ -1,1 +1,1 @@
-"""Reads GPUs, holders and usage in three cadences, and publishes one document per turn."""
+"""Reads GPUs, allocations and usage in three loops. Each pass of a loop (a turn) publishes a new document."""

@@ -1,4 +1,4 @@
-"""One turn of the allocation cadence: reads all sources of holders, each in its own worker, and merges them."""
+"""One turn of the allocation loop: reads all allocation sources, each in its own worker, and merges the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from podgpu.model import Allocation, Assignment, Device, SourceStatus, Unmapped,
 from podgpu.workers import Result, Workers
 
 _log = logging.getLogger("podgpu")
-DEADLINE = 5.0  # of a turn; a source that takes longer is not called again, and its late answer is used
+DEADLINE = 5.0  # seconds per turn; a slower source is not called again until it answers, and its late answer is used
 
 ReadIdentities = Callable[[], Identities]
 ReadLiveness = Callable[[], IsAlive]
@@ -33,14 +33,14 @@ class AllocationPart:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
-    api_uids: Mapping[str, str] = field(default_factory=dict)  # UIDs of static pods: kubelet's -> API server's
+    api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
     sources: tuple[SourceStatus, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by source and reason, since the start
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # counts since start, by source and reason
     at: float | None = None  # Unix time
 
 
 def replace_uids(assignments: Iterable[Assignment], api_uids: Mapping[str, str]) -> tuple[Assignment, ...]:
-    """Static pods get the UID of the API server, if it is known."""
+    """Replaces the UIDs of static pods by those of the API server, where known."""
     return tuple(
         replace(a, holder=structs.replace(a.holder, uid=api_uids[a.holder.uid])) if a.holder.uid in api_uids else a
         for a in assignments
@@ -58,8 +58,10 @@ class AllocationTurn:
         liveness: ReadLiveness | None = None,
         late: Callable[[], object] = lambda: None,
     ) -> None:
-        """`sources` are in order of precedence. `late` is called in another thread when an answer came after its turn
-        had ended; the next turn uses it."""
+        """`sources` are in order of precedence.
+
+        `late` is called in another thread if a source answers after the turn has ended. The next turn uses the answer.
+        """
         self._sources = sources
         self._identities = identities
         self._workers = workers
@@ -68,7 +70,7 @@ class AllocationTurn:
         self._liveness = liveness
         self._late = late
         self._caches = {source.name: AllocationCache() for source in sources}
-        self._known = Identities()  # as last read
+        self._last_identities = Identities()
         self._names_result: Result[Identities] | None = None
         self._names_status: tuple[SourceStatus, ...] = ()
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -79,8 +81,8 @@ class AllocationTurn:
 
     @property
     def complete(self) -> Complete:
-        """Adds names and UIDs as they were last read."""
-        return self._known.complete
+        """Returns a function that adds the names and UIDs of the last reading to a workload."""
+        return self._last_identities.complete
 
     def collect(self, devices: Sequence[Device]) -> AllocationPart:
         jobs = {s.name: partial(s.assignments, devices) for s in self._sources}
@@ -91,19 +93,21 @@ class AllocationTurn:
         merged = merge(self._resolve(results), self.complete)
         return AllocationPart(
             tuple(merged.assignments),
-            # While no device is known at all (no driver yet), every id is unknown.
+            # Without a driver no device is known, so every id would be reported as unknown.
             tuple(u for u in merged.unmapped if devices or u.reason != "unknown_device"),
             merged.vcuda,
             frozenset(uuid for result in results.values() if result.value for uuid in result.value.offered),
-            self._known.api_uids,
+            self._last_identities.api_uids,
             (*statuses, *names_status),
             dict(self._errors),
             at,
         )
 
     def identify(self) -> Complete:
-        """Reads the identities again, for a container that has just started. Thread-safe: of two concurrent calls, one
-        returns what was last read."""
+        """Reads the identities again, because a container has just started.
+
+        Thread-safe. Of two concurrent calls, only one reads; the other returns the previous result.
+        """
         self._read_identities()
         return self.complete
 
@@ -112,15 +116,15 @@ class AllocationTurn:
             return
         result = self._workers.run({"identities": self._identities}, self._deadline)["identities"]
         if result.value is not None:
-            self._known = result.value
-        if getattr(result.error, "reason", "") != "hung":  # else another thread waits for the same call
+            self._last_identities = result.value
+        if getattr(result.error, "reason", "") != "hung":  # "hung": another thread waits for the same call
             self._names_result = result
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
-        """Reads the identities. Their source is listed only if it ever failed."""
+        """Reads the identities. Returns their status only if a reading has failed since the start."""
         self._read_identities()
         if self._names_result is not None:
-            problem = next((error for error in self._known.problems if error.reason != "file_missing"), None)
+            problem = next((error for error in self._last_identities.problems if error.reason != "file_missing"), None)
             result = replace(self._names_result, error=self._names_result.error or problem)
             if result.error is not None or self._names_status:
                 self._names_status = (self._status("identities", result),)

@@ -1,4 +1,4 @@
-"""Access to the API server and to other exporters, from options. A watch is opened only if an option needs it."""
+"""Opens connections to the API server and to other exporters, as the options require."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from podgpu.model import Allocation, Device, PodLabels
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-CONFIGMAP_KEY = "metrics"  # dcgm-exporter's
+CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
-SOON_SECONDS = 0.5  # how long the exporter waits for the first answer at start; a later one is used when it arrives
+SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; a later answer is used when it arrives
 _LARGEST_ANSWER = 16 * 1024 * 1024  # 1,000 pods of 16 KiB; more would not fit into the exporter's memory limit
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class NoApi(UsageError):
-    """The API server cannot be reached from here."""
+    """The API server is not configured, or the node name is unknown."""
 
 
-def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
-    """Opens an optional feed. Without an API server it logs a warning, so that a migrated DaemonSet starts."""
+def open_if_api(option: str, open_feed: Callable[[], T]) -> T | None:
+    """Opens an optional feed. Logs a warning if there is no API server, because dcgm-exporter's manifests must work."""
     try:
         return open_feed()
     except NoApi as e:
@@ -50,28 +50,28 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
 
 
 class ApiAccess:
-    """The watches of one node's exporter. Each is opened once; all are closed together."""
+    """Opens the exporter's watches of the API server, each once, and closes them together."""
 
     def __init__(
         self, kubeconfig: str, sync_seconds: float = SYNC_SECONDS, settings: ReflectorSettings | None = None
     ) -> None:
-        """`sync_seconds`: how long to wait for the first answer of a watch."""
+        """`sync_seconds` is how long to wait for the first answer of a watch."""
         self._kubeconfig = kubeconfig or None
         self._sync_seconds = sync_seconds
         self._settings = settings
         self._config: ApiConfig | None = None
-        self.watched_pods: Informer[PodRecord] | None = None  # if some option opened that watch
+        self.watched_pods: Informer[PodRecord] | None = None  # None unless an option needs the pods
         self.feeds: list[Informer[Any]] = []
 
     @property
-    def at_hand(self) -> bool:
-        """True with a node name and a service account or --kubeconfig: then `--allocation auto` uses the API server."""
+    def is_available(self) -> bool:
+        """True if NODE_NAME and either a service account or --kubeconfig are set. Used by `--allocation auto`."""
         in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
         return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)
 
     @property
     def config(self) -> ApiConfig:
-        """Raises NoApi."""
+        """Address and credentials of the API server. Raises NoApi."""
         if self._config is None:
             try:
                 self._config = load_config(self._kubeconfig)
@@ -81,7 +81,7 @@ class ApiAccess:
 
     @property
     def node(self) -> str:
-        """Raises NoApi."""
+        """Name of this node. Raises NoApi."""
         node = os.environ.get("NODE_NAME")
         if not node:
             raise NoApi(
@@ -95,18 +95,18 @@ class ApiAccess:
         _ = self.node, self.config
 
     def pods(self) -> Informer[PodRecord]:
-        """This node's pods."""
+        """Watches this node's pods."""
         if self.watched_pods is None:
             selector = {"fieldSelector": f"spec.nodeName={self.node}"}
             self.watched_pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
         return self.watched_pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
-        """This node's pods if some option watches them, else none."""
+        """Returns this node's pods if they are watched, else an empty tuple."""
         return self.watched_pods.items() if self.watched_pods is not None else ()
 
     def configmap(self, name: str) -> Callable[[], str | None]:
-        """`-m NAMESPACE:NAME`: returns a function that returns the current text of the counters."""
+        """Watches the ConfigMap of `-m NAMESPACE:NAME`. Returns a function that returns its current text."""
         namespace, colon, map_name = name.partition(":")
         if not colon or not namespace or not map_name or "/" in name:
             raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
@@ -117,7 +117,7 @@ class ApiAccess:
         return lambda: next(iter(watcher.items()), None)
 
     def resource_slices(self) -> Informer[PoolSlice]:
-        """This node's DRA devices, in a version of the API that the server has."""
+        """Watches this node's DRA devices, in an API version that the server supports."""
         path, params = slices_path(RESOURCE_VERSIONS[0]), slices_params(self.node)
         return self._watch(path, params, parse_slice, find_slices_path)
 
@@ -142,7 +142,7 @@ def _csv_text(configmap: Mapping[str, Any]) -> str | None:
 
 
 class ApiHealth:
-    """Reports failures of the watches as a source without holders, so that they are counted and explained."""
+    """An allocation source without assignments. It reports failures of the watches in logs and metrics."""
 
     name = "api-server"
 
@@ -156,11 +156,11 @@ class ApiHealth:
         return Allocation()
 
     def close(self) -> None:
-        """The watches are closed by ApiAccess."""
+        """Does nothing: ApiAccess closes the watches."""
 
 
 class LabelFilter:
-    """As dcgm-exporter: keys that match any of the patterns, unanchored. Without a pattern all keys match."""
+    """Selects pod labels whose key contains a match of any pattern, as in dcgm-exporter. No pattern selects all."""
 
     def __init__(self, patterns: str = "") -> None:
         try:
@@ -170,11 +170,11 @@ class LabelFilter:
                 f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a regular expression: {ascii(str(e))[1:-1]}"
             ) from e
 
-    def of(self, pods: Iterable[PodRecord]) -> PodLabels:
-        return {(pod.namespace, pod.name): self._select(pod) for pod in pods}
+    def select(self, pods: Iterable[PodRecord]) -> PodLabels:
+        return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}
 
-    def _select(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
-        """If two keys become the same name, the first one counts."""
+    def _select_labels(self, pod: PodRecord) -> tuple[tuple[str, str], ...]:
+        """Uses the first of several keys that are converted to the same name."""
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
             if not self._patterns or any(pattern.search(key) for pattern in self._patterns):
@@ -183,25 +183,25 @@ class LabelFilter:
 
 
 def label_name(key: str) -> str:
-    """Converts a key to a valid Prometheus label name."""
+    """Converts the key of a pod label to a valid Prometheus label name."""
     name = _INVALID.sub("_", key)
     name = f"_{name}" if name[:1].isdigit() else name
-    return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves two underscores
+    return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves names that begin with two underscores
 
 
 # Other exporters
 
 
 def open_exposition(place: str, options: Mapping[str, Any]) -> ExpositionSource:
-    """Opens an exporter's metrics, from a URL or a file. Raises UsageError."""
-    # Shorter than the deadline of the turn, whose message is less specific.
+    """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
+    # Shorter than the deadline of the turn, because the error of a timeout is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
     access = access_by(options, "exporter", "the exporter")
     return open_exposition_source(place, access, timeout=timeout)
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:
-    """Reads the options --PREFIX-ca-file and so on. Raises UsageError."""
+    """Builds HTTP credentials from the options --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError."""
     access = Access(
         ca_file=options.get(f"{prefix}_ca_file", ""),
         insecure=options.get(f"{prefix}_insecure_skip_verify", False),

@@ -1,4 +1,4 @@
-"""Builds agents from options: telemetry, sources of holders, counters and labels.
+"""Builds agents from options: telemetry, allocation sources, counters and labels.
 
 DCGM and the simulated driver are imported when they are selected, because few nodes need them.
 """
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from podgpu.agent.allocation_turn import ReadIdentities, ReadLiveness
-from podgpu.agent.api_access import ApiAccess, ApiHealth, LabelFilter, open_exposition, unless_no_api
+from podgpu.agent.api_access import ApiAccess, ApiHealth, LabelFilter, open_exposition, open_if_api
 from podgpu.agent.counter_feeds import ReadCounters, choose_counters, counters_in_configmap
 from podgpu.agent.lanes import ConfigFile, SampleRetention
 from podgpu.agent.loop import Agent, Settings
@@ -45,11 +45,11 @@ Options = Mapping[str, Any]
 
 
 def node_name(default: str = "") -> str:
-    """NODE_NAME, else `default`, else the name of this machine."""
+    """Returns NODE_NAME, else `default`, else the name of this machine."""
     return os.environ.get("NODE_NAME") or default or socket.gethostname()
 
 
-def exporter_agent(
+def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
     """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
@@ -58,7 +58,7 @@ def exporter_agent(
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
-    if configmap != "none" and (text := unless_no_api("configmap-data", lambda: api.configmap(configmap))):
+    if configmap != "none" and (text := open_if_api("configmap-data", lambda: api.configmap(configmap))):
         read_counters = counters_in_configmap(configmap, text, naming)
     pod_labels = _pod_labels(options, api)
     chosen_label = options["hostname_label"]
@@ -117,15 +117,15 @@ def assemble_agent(
 
 
 def _pod_labels(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
-    patterns = LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
+    label_filter = LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     if not options["kubernetes_enable_pod_labels"]:
         return dict
-    pods = unless_no_api("kubernetes-enable-pod-labels", api.pods)
-    return dict if pods is None else lambda: patterns.of(pods.items())
+    pods = open_if_api("kubernetes-enable-pod-labels", api.pods)
+    return dict if pods is None else lambda: label_filter.select(pods.items())
 
 
 def _hostname(options: Options) -> str:
-    """NODE_NAME, else the name of the host engine's machine, else of this machine."""
+    """Returns NODE_NAME, else the host of a remote DCGM host engine, else the name of this machine."""
     engine = options["host_engine"]
     is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
     return node_name(engine.host if is_remote else "")
@@ -136,7 +136,7 @@ def _hostname(options: Options) -> str:
 
 @dataclass(frozen=True)
 class Holders:
-    """The sources of holders, their identities and the liveness of their containers."""
+    """Allocation sources, and functions that read the identities and the liveness of containers."""
 
     sources: list[AllocationSource]
     identities: ReadIdentities
@@ -144,7 +144,10 @@ class Holders:
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Holders:
-    """Raises UsageError. Must be called last, because it adds the health of all watches opened before."""
+    """Builds the allocation sources. Call it after all watches are opened, because it adds their health.
+
+    Raises UsageError.
+    """
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
@@ -178,19 +181,21 @@ def _log_directories(options: Mapping[str, Any]) -> tuple[str, str]:
 
 def _nvml(argument: str, options: Options) -> Telemetry:
     if argument:
-        raise UsageError(f"--telemetry nvml takes no argument, not {redact_url(argument)}")
+        raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
     return NvmlTelemetry(
-        count_expected=_bus(options), sees_processes=in_host_pid_namespace() is True, switch_logs=_switch_logs(options)
+        count_expected=_pci_counter(options),
+        sees_processes=in_host_pid_namespace() is True,
+        switch_logs=_switch_logs(options),
     )
 
 
-def _bus(options: Options) -> Callable[[], int | None]:
-    """Counts the GPUs on the PCI bus of this machine."""
+def _pci_counter(options: Options) -> Callable[[], int | None]:
+    """Returns a function that counts the GPUs on the PCI bus of this machine."""
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
 def _switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
-    """None: context switches are not read. `how` replaces the log of a simulated driver."""
+    """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
     wanted = options.get("usage_from", "samples")
     if wanted == "samples" and not how:
         return None
@@ -198,7 +203,7 @@ def _switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
-    """A simulated driver whose GPUs have UUIDs of their own on each node."""
+    """Creates a simulated driver. Its GPUs have different UUIDs on each node."""
     from podgpu.simulate.driver import SimulatedNvml
 
     return SimulatedNvml(spec or DEFAULT_SPEC, node=node_name())
@@ -228,14 +233,14 @@ def _dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    if engine is not None and not engine.is_local:  # other GPUs than this machine's
+    if engine is not None and not engine.is_local:  # the GPUs are in another machine
         return DcgmTelemetry(settings)
-    return DcgmTelemetry(settings, _nvml("", options), _bus(options))
+    return DcgmTelemetry(settings, _nvml("", options), _pci_counter(options))
 
 
 def _exporter(argument: str, options: Options) -> Telemetry:
     if not argument:
-        raise UsageError("--telemetry exporter: give an address, such as exporter:localhost:9400")
+        raise UsageError("--telemetry exporter needs an address, such as exporter:localhost:9400")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
     return ExporterTelemetry(open_exposition(argument, options), _nvml("", options), device_name_ids=by_name)
 
@@ -258,5 +263,5 @@ def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
     if engine is not None and name == "auto":
         name = "dcgm"
     if engine is not None and name != "dcgm":
-        _log.warning("-r %s: not used, because --telemetry is %s", engine.text, name)
+        _log.warning("-r %s is ignored, because --telemetry is %s", engine.text, name)
     return TELEMETRIES[name](argument, options or {})

@@ -1,4 +1,4 @@
-"""Reads the counters of the options, again when they change. Invalid counters do not replace valid ones."""
+"""Reads the configured counters, and reads them again when they change. Invalid counters do not replace valid ones."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
-COUNTERS = "counters"  # name in podgpu's own metrics
+COUNTERS = "counters"  # name of this source in podgpu's own metrics
 DEFAULT_NAMING = Naming()
 Counters = tuple[Counter, ...]
 ReadCounters = Callable[[], Counters]
-"""Returns the current counters. Raises SourceError; the caller then keeps the previous ones."""
+"""Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
 
 
 def choose_counters(options: Mapping[str, Any], naming: Naming) -> tuple[Counters, ReadCounters | None]:
-    """The counters of the configuration file, else of `-f`, and a function that reads them again if they can change."""
+    """Returns the counters of the configuration file, else of `-f`.
+
+    The second value is a function that reads them again, or None if they cannot change.
+    """
     config: ConfigFile | None = options.get("config")
     if config is not None and config.counters is not None:
         rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
@@ -37,7 +40,7 @@ def choose_counters(options: Mapping[str, Any], naming: Naming) -> tuple[Counter
 
 
 def read_counters(chosen: str, naming: Naming = DEFAULT_NAMING) -> tuple[Counters, ReadCounters | None]:
-    """The counters of `-f`: the name of a shipped set, none, or a file."""
+    """Returns the counters of `-f`, which is the name of a shipped set, `none` or a file."""
     if chosen == "none":
         return (), None
     if not chosen:
@@ -54,13 +57,13 @@ def read_counters(chosen: str, naming: Naming = DEFAULT_NAMING) -> tuple[Counter
             raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
     ours = naming.shipped(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
     if ours is None:
-        raise UsageError(f"-f {path}: no such file; give a CSV, or one of {', '.join(SHIPPED)}, none")
-    _log.info("%s does not exist: using podgpu's copy", path)
+        raise UsageError(f"-f {path}: no such file; give a CSV file or one of {', '.join(SHIPPED)}, none")
+    _log.info("%s does not exist; using podgpu's copy of it", path)
     return ours, None
 
 
 def counters_in_file(path: str, naming: Naming = DEFAULT_NAMING) -> ReadCounters:
-    """A CSV file, parsed again when it changes."""
+    """Returns a function that reads a CSV file, and parses it again when it changes."""
     file = ReadOnChange(partial(_parse, naming), MOST_BYTES)
     return lambda: file.read(path)
 
@@ -68,14 +71,19 @@ def counters_in_file(path: str, naming: Naming = DEFAULT_NAMING) -> ReadCounters
 def counters_in_configmap(
     name: str, read_text: Callable[[], str | None], naming: Naming = DEFAULT_NAMING
 ) -> ReadCounters:
-    """The CSV text in a watched ConfigMap. `read_text` returns None if the map or its key is missing."""
+    """Returns a function that parses the CSV text of a watched ConfigMap.
+
+    `read_text` returns None if the ConfigMap or its key is missing.
+    """
     last: tuple[str, Counters] = ("", ())
 
     def read() -> Counters:
         nonlocal last
         text = read_text()
         if text is None:
-            message = f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or it may not be read)"
+            message = (
+                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or podgpu has no permission to read it)"
+            )
             raise SourceError("configmap_missing", message)
         if not last[1] or text != last[0]:
             last = text, _parse(naming, text.encode("utf-8", "replace"), f"ConfigMap {name}")
@@ -104,7 +112,8 @@ class CounterWatch:
         self._workers = workers
         self._deadline = deadline
         self.sources: tuple[SourceStatus, ...] = ()
-        self.errors: Mapping[tuple[str, str], int] = {}  # by source and reason; replaced, because other threads read it
+        # By source and reason. Never modified in place, because other threads read it.
+        self.errors: Mapping[tuple[str, str], int] = {}
 
     @property
     def is_active(self) -> bool:
@@ -119,7 +128,7 @@ class CounterWatch:
         if result.value is not None:
             try:
                 take(result.value)
-            except UsageError as e:  # a collection of the configuration file has none of them
+            except UsageError as e:  # a collection of the configuration file contains none of the counters
                 error = SourceError("malformed", str(e))
         if error is None:
             self.sources = (SourceStatus(COUNTERS, True, result.seconds),)

@@ -1,7 +1,7 @@
-"""Judges the health of every GPU, and counts XIDs and clock events.
+"""Checks the health of every GPU, and counts XIDs and clock events.
 
-`metrics/conditions.py` has the names and texts of the conditions. A condition that cannot be checked (no such field, no
-answer in this turn) is neither present nor absent.
+`metrics/conditions.py` defines the names and texts of the conditions. A condition that cannot be checked (the field is
+not supported, or the GPU did not answer) is unknown: neither present nor absent.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from podgpu.metrics.conditions import (
 from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
-XID_SECONDS = 86_400.0  # a GPU counts as broken for a day after its last XID that needs action
+XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
-THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # part of that time
-_SAMPLE_SECONDS = 5.0  # between two samples of the throttling counters
+THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS in which the GPU was throttled
+_SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
-_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # these fall only if the GPU is reset or its driver is reloaded
+_MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only after a GPU reset or driver reload
 
 
 @dataclass(frozen=True, slots=True)
 class _ThrottleKind:
-    counters: tuple[int, ...]  # fields in nanoseconds; the highest counts, older drivers only have the last one
-    bits: int  # of the clock events, for drivers without such counters
+    # Field ids of counters in nanoseconds. The highest value is used. Older drivers only have the last field.
+    counters: tuple[int, ...]
+    bits: int  # clock event bits, for drivers without these counters
 
 
 def _throttle_kind(*reasons: str) -> _ThrottleKind:
@@ -59,14 +60,14 @@ _THROTTLE_FIELDS = {i for kind in _THROTTLE_KINDS.values() for i in kind.counter
 
 @dataclass(slots=True)
 class Throttling:
-    """Detects whether one GPU has been throttled for a while, from its counters."""
+    """Detects sustained throttling of one GPU from its counters."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
     _active: set[str] = field(default_factory=set)
     _last: dict[str, float | None] = field(default_factory=dict)
 
     def update(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
-        """Returns for each condition when it began, or None if it is absent. Unknown conditions are left out."""
+        """Returns the start time of each condition, or None if it is absent. Unknown conditions are omitted."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
             return self._last
@@ -94,15 +95,15 @@ class Throttling:
 
 @dataclass(slots=True)
 class _Gpu:
-    """The state of one GPU between turns. Moments are monotonic."""
+    """State of one GPU between turns. Times are monotonic."""
 
-    since: dict[str, float] = field(default_factory=dict)  # by condition
-    xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # that need action: first and last occurrence
+    since: dict[str, float] = field(default_factory=dict)  # start time by condition
+    xids: dict[int, tuple[float, float]] = field(default_factory=dict)  # XIDs that need action: first and last time
     throttling: Throttling = field(default_factory=Throttling)
     counters: dict[int, float] = field(default_factory=dict)
-    links: int = 0  # the most NVLinks that were up
+    links: int = 0  # highest number of NVLinks seen up
     holders: tuple[Workload, ...] = ()
-    was_away: bool = False  # it was lost, or without a driver
+    was_unavailable: bool = False  # the GPU was lost, or its driver was not loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,28 +111,28 @@ class GpuHealth:
     device: Device
     conditions: tuple[Condition, ...] = ()
     healthy: tuple[str, ...] = ()  # conditions that were checked and are absent
-    last_holders: tuple[Workload, ...] = ()  # of a lost GPU
+    last_holders: tuple[Workload, ...] = ()  # last known holders, if the GPU is lost
 
 
 class HealthWatch:
-    """Thread-safe. `to_unix` converts a monotonic moment."""
+    """Tracks the conditions of all GPUs. Thread-safe. `to_unix` converts monotonic to Unix time."""
 
     def __init__(self, to_unix: Callable[[float], float]) -> None:
         self._to_unix = to_unix
         self._lock = threading.Lock()
         self._gpus: dict[str, _Gpu] = {}
-        self._judged: tuple[tuple[Device, dict[str, str | None]], ...] = ()
+        self._checked: tuple[tuple[Device, dict[str, str | None]], ...] = ()
 
     def update(self, part: TelemetryPart, now: float) -> None:
-        """Judges the GPUs after a telemetry turn."""
+        """Checks the GPUs after a telemetry turn."""
         with self._lock:
             gpus = [d for d in part.devices if not d.is_instance]
             self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
             shown = {d.uuid for d in part.selected}
             readings = {r.device.uuid: r.values for r in part.readings if not r.device.is_instance}
             links = _usual_links(part.links_up, {d.uuid: d.model for d in gpus})
-            self._judged = tuple(
-                (d, _judge(self._gpus[d.uuid], d, part, readings.get(d.uuid), links.get(d.uuid, 0), now))
+            self._checked = tuple(
+                (d, _check_gpu(self._gpus[d.uuid], d, part, readings.get(d.uuid), links.get(d.uuid, 0), now))
                 for d in gpus
                 if d.uuid in shown
             )
@@ -145,7 +146,7 @@ class HealthWatch:
                     gpu.xids[event.code] = first, now
 
     def update_holders(self, assignments: Sequence[Assignment], absent: frozenset[str]) -> None:
-        """A GPU that disappeared, or is lost and still listed, keeps its last holders."""
+        """Updates the holders of each GPU. A GPU that disappeared or is lost keeps its last holders."""
         held: dict[str, dict[Workload, None]] = {}
         for assignment in assignments:
             held.setdefault(physical(assignment.device), {})[assignment.holder] = None
@@ -155,7 +156,7 @@ class HealthWatch:
                     gpu.holders = tuple(held.get(uuid, ()))
 
     def forget_xids(self, uuid: str) -> bool:
-        """Removes the XIDs of a GPU at an operator's request. False: there are none."""
+        """Removes the XIDs of a GPU at an operator's request. Returns False if it has none."""
         with self._lock:
             gpu = self._gpus.get(uuid)
             if gpu is None or not gpu.xids:
@@ -171,40 +172,40 @@ class HealthWatch:
     def forget(self, uuid: str) -> None:
         with self._lock:
             self._gpus.pop(uuid, None)
-            self._judged = tuple(judged for judged in self._judged if judged[0].uuid != uuid)
+            self._checked = tuple(checked for checked in self._checked if checked[0].uuid != uuid)
 
     def report(self, assignments: Sequence[Assignment], now: float) -> tuple[GpuHealth, ...]:
         held = {physical(assignment.device) for assignment in assignments}
         with self._lock:
-            return tuple(self._report(*judged, held=judged[0].uuid in held, now=now) for judged in self._judged)
+            return tuple(self._report(*checked, held=checked[0].uuid in held, now=now) for checked in self._checked)
 
-    def _report(self, device: Device, judged: Mapping[str, str | None], *, held: bool, now: float) -> GpuHealth:
+    def _report(self, device: Device, checked: Mapping[str, str | None], *, held: bool, now: float) -> GpuHealth:
         gpu = self._gpus[device.uuid]
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
-        details, since = dict(judged), dict(gpu.since)
+        details, since = dict(checked), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
-        found = [(name, since[name], detail) for name, detail in details.items() if detail is not None]
+        present = [(name, since[name], detail) for name, detail in details.items() if detail is not None]
         return GpuHealth(
             device,
             tuple(
                 Condition(name, self._to_unix(moment), detail)
-                for name, moment, detail in sorted(found, key=lambda entry: order_of(entry[0]))
+                for name, moment, detail in sorted(present, key=lambda entry: order_of(entry[0]))
             ),
             tuple(sorted((name for name, detail in details.items() if detail is None), key=order_of)),
             () if held or details.get(LOST) is None else gpu.holders,
         )
 
 
-def _judge(
+def _check_gpu(
     gpu: _Gpu, device: Device, part: TelemetryPart, values: Mapping[int, Value] | None, usual_links: int, now: float
 ) -> dict[str, str | None]:
-    """Returns the detail of each condition, or None if it is absent. Conditions that are unknown are left out."""
+    """Returns the detail of each condition, or None if it is absent. Unknown conditions are omitted."""
     absence = _find_absence(device, part)
     details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
     if absence is not None:
         details[absence[0]] = absence[1]
-    _check_return(gpu, absence, values)
+    _check_reset(gpu, absence, values)
     began: dict[str, float] = {}
     if values is not None:
         if device.uuid not in part.mute:
@@ -215,31 +216,31 @@ def _judge(
             if moment is not None:
                 began[condition] = moment
         up = part.links_up.get(device.uuid)
-        if up is not None and not device.mig_enabled:  # in MIG mode the links are not used
+        if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
-            if gpu.links:  # a GPU without a bridge never has any
+            if gpu.links:  # a GPU without an NVLink bridge has no links
                 wired = max(gpu.links, usual_links)
                 details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
-    found = {condition for condition, detail in details.items() if detail is not None}
-    kept = {c: moment for c, moment in gpu.since.items() if c in found or c not in details}
-    gpu.since = {c: began.get(c, now) for c in found} | kept
+    present = {condition for condition, detail in details.items() if detail is not None}
+    kept = {c: moment for c, moment in gpu.since.items() if c in present or c not in details}
+    gpu.since = {c: began.get(c, now) for c in present} | kept
     return details
 
 
-def _check_return(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None) -> None:
-    """Clears the XIDs of a GPU that was reset, or whose driver was reloaded."""
+def _check_reset(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int, Value] | None) -> None:
+    """Clears the XIDs of a GPU after it was reset or its driver was reloaded."""
     if values is None:
-        gpu.was_away |= absence is not None and (absence[0] == LOST or absence[1] in _DRIVER_REASONS)
+        gpu.was_unavailable |= absence is not None and (absence[0] == LOST or absence[1] in _DRIVER_REASONS)
         return
     counters = {i: v for i in _MONOTONIC_FIELDS if isinstance(v := values.get(i), int | float)}
-    if gpu.was_away or any(value < gpu.counters.get(i, value) for i, value in counters.items()):
+    if gpu.was_unavailable or any(value < gpu.counters.get(i, value) for i, value in counters.items()):
         gpu.xids.clear()
         gpu.throttling = Throttling()
-    gpu.counters, gpu.was_away = counters, False
+    gpu.counters, gpu.was_unavailable = counters, False
 
 
 def _find_absence(device: Device, part: TelemetryPart) -> tuple[str, str] | None:
-    """Returns the condition and detail that explain why a GPU was not read. None: it was read, or not tried."""
+    """Returns the condition and detail that explain a failed reading. None if the GPU was read or not selected."""
     inventory = part.sources[0] if part.sources else None
     if inventory is not None and not inventory.up:
         return (LOST, "") if device.uuid in part.absent else (DRIVER_AWAY, inventory.error)
@@ -258,7 +259,10 @@ def _find_absence(device: Device, part: TelemetryPart) -> tuple[str, str] | None
 
 
 def _usual_links(up: Mapping[str, int], models: Mapping[str, str]) -> dict[str, int]:
-    """Returns for each UUID how many links most GPUs of its model have up. GPUs on one board are wired alike."""
+    """Returns for each UUID the median number of active links of its GPU model.
+
+    GPUs of the same model on one board have the same number of links.
+    """
     usual: dict[str, int] = {}
     for model in {models[uuid] for uuid in up if uuid in models}:
         counts = sorted((up[uuid] for uuid in up if models.get(uuid) == model), reverse=True)
@@ -267,9 +271,9 @@ def _usual_links(up: Mapping[str, int], models: Mapping[str, str]) -> dict[str, 
 
 
 class XidLog:
-    """Counts XIDs by device since the start, and within the window of dcgm-exporter's XID metric.
+    """Counts XIDs by device, since the start and within the window of dcgm-exporter's XID metric.
 
-    The window has buckets of one second, so that a storm of XIDs needs no more memory than one XID.
+    The window consists of buckets of one second, which limits memory when a GPU reports many XIDs.
     """
 
     def __init__(self, window: float) -> None:
@@ -300,11 +304,11 @@ class XidLog:
         for (device, xid), total in sorted(self._totals.items()):
             count = XidCount(xid, total, self._last_seen[device, xid], in_window[device, xid])
             counts.setdefault(device, []).append(count)
-        return {device: (tuple(those), self._last[device]) for device, those in counts.items()}
+        return {device: (tuple(xids), self._last[device]) for device, xids in counts.items()}
 
 
 class ClockEventLog:
-    """Counts clock event samples within a window, and how often each event began. Not thread-safe."""
+    """Counts the samples of each clock event within a window, and how often the event began. Not thread-safe."""
 
     def __init__(self, window: float) -> None:
         self._window = window
@@ -325,7 +329,7 @@ class ClockEventLog:
                 del self._samples[device]
 
     def counts(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Returns for each device and event the samples in the window, and how often it began since the start."""
+        """Returns two numbers for each device and event: samples in the window, and how often it began since start."""
         counts: dict[str, dict[str, tuple[int, int]]] = {}
         for device in self._samples.keys() | self._begun.keys():
             masks = (mask for _, mask in self._samples.get(device, ()))

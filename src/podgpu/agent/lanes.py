@@ -1,4 +1,6 @@
-"""Lanes: fields that are read together, and when. Collections of dcgm-exporter's configuration file become lanes."""
+"""Schedules the reading of fields. A lane is a set of fields with the same interval, such as a collection of
+dcgm-exporter's configuration file.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,22 @@ from podgpu.metrics.fields import Field, fields
 from podgpu.metrics.names import names_of, rename_of
 from podgpu.metrics.render import Policy
 
-KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
+KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory; always read
 THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
-_TOGETHER_SECONDS = 0.02  # lanes that are due this soon are read together
+_TOGETHER_SECONDS = 0.02  # lanes that are due within this time are read together
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRetention:
-    """How long DCGM keeps samples. None: not set here, so that the outer setting applies."""
+    """How long DCGM keeps samples. None means not set, so that the common setting is used."""
 
     max_age: float | None = None
-    """Seconds; 0: no limit."""
+    """Seconds; 0 means no limit."""
     max_samples: int | None = None
-    """0: no limit."""
+    """0 means no limit."""
 
-    def over(self, other: SampleRetention) -> SampleRetention:
-        """Fills what is not set from `other`."""
+    def fill_from(self, other: SampleRetention) -> SampleRetention:
+        """Returns a copy in which unset limits are taken from `other`."""
         return SampleRetention(
             other.max_age if self.max_age is None else self.max_age,
             other.max_samples if self.max_samples is None else self.max_samples,
@@ -56,12 +58,12 @@ class Collection:
     """Names of fields, or shell patterns."""
     retention: SampleRetention = field(default_factory=SampleRetention)
     place: str = ""
-    """File and position, for messages."""
+    """File and position of the definition, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """Content of the configuration file. None: not set."""
+    """Content of the configuration file. None means not set."""
 
     path: str
     counters_file: str = ""
@@ -70,7 +72,7 @@ class ConfigFile:
     interval: float | None = None
     retention: SampleRetention = field(default_factory=SampleRetention)
     collections: tuple[Collection, ...] = ()
-    """Without the one for all fields."""
+    """Excludes the collection that matches all fields."""
     bind_unbind: bool = False
     max_concurrent_scrapes: int | None = None
 
@@ -80,8 +82,8 @@ def collection_of_fields(
 ) -> Mapping[int, Collection]:
     """Maps field ids to their collections. Fields without a collection are read at the common interval.
 
-    Patterns match the names in the counter file, else any name of the same field (4.8 or 4.9). Raises UsageError if a
-    collection has no field, unless `skip_empty` is set, or if two have the same field.
+    Patterns match the names in the counter file, else any name of the same field (DCGM 4.8 or 4.9). Raises UsageError
+    if a field is in two collections, or if a collection is empty and `skip_empty` is not set.
     """
     collection_of: dict[int, Collection] = {}
     for collection in collections:
@@ -89,7 +91,7 @@ def collection_of_fields(
         if not chosen and not skip_empty:
             raise UsageError(
                 f"{collection.place}: {collection.name}: no configured field matches"
-                f" {', '.join(collection.include[:5])}: add the field to the counters, or remove the collection"
+                f" {', '.join(collection.include[:5])}; add the field to the counters, or remove the collection"
             )
         # With --dcgm-names both, a field has two names but one interval.
         renames = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
@@ -99,20 +101,20 @@ def collection_of_fields(
             other = collection_of.setdefault(counter.field.id, collection)
             if other is not collection:
                 raise UsageError(
-                    f"{collection.place}: {collection.name}: {counter.name} is also in the collection {other.name}: a"
-                    " field has one interval"
+                    f"{collection.place}: {collection.name}: {counter.name} is also in the collection {other.name}; a"
+                    " field can be in one collection only"
                 )
     return collection_of
 
 
 def _match(counters: Sequence[Counter], pattern: str) -> list[Counter]:
-    matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates with ^
+    matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates character classes with ^
     as_written = [counter for counter in counters if matches(counter.name)]
     return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
 
 
 def fields_to_read(policy: Policy) -> tuple[Field, ...]:
-    """The fields of the counter file, and those that podgpu's own families need."""
+    """Returns the fields of the counter file and those that podgpu's own metrics need."""
     wanted = {c.field.id: c.field for c in policy.counters}
     own = {*KEY_FIELDS, *THROTTLE_REASONS, *FIELD_CONDITIONS}
     if wanted.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
@@ -126,13 +128,15 @@ def make_lanes(
     interval: float,
     collections: Sequence[Collection] = (),
     retention: SampleRetention = DEFAULT_RETENTION,
-    pass_over: bool = False,
+    skip_empty: bool = False,
     throttle_interval: float = THROTTLE_INTERVAL,
 ) -> tuple[Lane, ...]:
-    """Makes a lane for each collection, one for all other fields, and one for throttling counters that are not in the
-    counter file. Raises UsageError for a collection without a field, unless `pass_over`.
+    """Makes one lane for each collection and one for all other fields.
+
+    Throttling counters that are not in the counter file have a slower lane. Raises UsageError for an empty collection,
+    unless `skip_empty` is set.
     """
-    collection_of = collection_of_fields(counters, collections, pass_over)
+    collection_of = collection_of_fields(counters, collections, skip_empty)
     configured = {counter.field.id for counter in counters}
     slow = THROTTLE_REASONS.keys() - configured if interval < throttle_interval else set()
     base = tuple(f for f in wanted if f.id not in collection_of and f.id not in slow)
@@ -140,7 +144,7 @@ def make_lanes(
     lanes.append(_make_lane(tuple(f for f in wanted if f.id in slow), throttle_interval, retention))
     for collection in collections:
         own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
-        lanes.append(_make_lane(own, collection.every, collection.retention.over(retention)))
+        lanes.append(_make_lane(own, collection.every, collection.retention.fill_from(retention)))
     return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
 
 
@@ -152,7 +156,7 @@ class Schedule:
     """Decides when each lane is read next. Not thread-safe."""
 
     def __init__(self, lanes: Sequence[Lane], warm_up: float) -> None:
-        """Rates need two readings. The second one follows the first after `warm_up` seconds at most."""
+        """The second reading follows at most `warm_up` seconds after the first, because rates need two readings."""
         self.lanes = tuple(lanes)
         self._warm_up = warm_up
         self._next = dict.fromkeys(self.lanes, float("-inf"))
@@ -166,11 +170,11 @@ class Schedule:
         """Returns the lanes to read now, and schedules their next reading."""
         due = tuple(lane for lane in self.lanes if self._next[lane] <= now + _TOGETHER_SECONDS)
         for lane in due:
-            self._next[lane] = self._after(lane, now)
+            self._next[lane] = self._compute_next(lane, now)
         return due
 
-    def _after(self, lane: Lane, now: float) -> float:
-        """On a grid, so that lanes are read together. A late lane starts a new grid."""
+    def _compute_next(self, lane: Lane, now: float) -> float:
+        """Returns the next time on a fixed grid, so that lanes are read together. A late lane starts a new grid."""
         if lane in self._cold:
             self._cold.discard(lane)
             return now + min(self._warm_up, lane.interval)

@@ -1,4 +1,4 @@
-"""The agent: three cadences (telemetry, allocation, usage) in their own threads. Each turn publishes a new document."""
+"""The agent reads telemetry, allocations and usage in three threads. Each turn of a loop publishes a new document."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import Workers
 
 _log = logging.getLogger(__name__)
-Forgotten = Literal["gpu", "xids", "nothing"]  # what an operator's request removed
-WARM_UP_SECONDS = 1.0  # rates need two readings; the second one follows this soon
+Forgotten = Literal["gpu", "xids", "nothing"]  # what was removed at an operator's request
+WARM_UP_SECONDS = 1.0  # time between the first two readings, which rates need
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class Settings:
     usage_interval: float = 1.0
     throttle_interval: float = THROTTLE_INTERVAL
     collections: tuple[Collection, ...] = ()  # fields with their own interval
-    counters_may_come: bool = False  # the fields of the collections may be in a ConfigMap that is created later
+    counters_may_come: bool = False  # a ConfigMap that is created later may contain the fields of `collections`
     retention: SampleRetention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
-        """Of a turn: enough for a slow driver, and less than the default interval."""
+        """Maximum duration of a turn: enough for a slow driver, and less than the default interval."""
         return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
-        """Older figures are not served. A turn that waited for a hung source is not yet late."""
+        """Maximum age of the figures that are served. Allows for one turn that waits for a hung source."""
         return max(3 * self.interval, self.interval + self.deadline)
 
 
@@ -78,13 +78,13 @@ class Agent:
         containers: ContainerFinder | None = None,
         liveness: ReadLiveness | None = None,
     ) -> None:
-        """Without `containers` there is no usage cadence. `liveness` finds running containers while a source of
-        holders does not answer or has just restarted.
+        """Without `containers`, usage is not read. `liveness` finds running containers while an allocation source
+        does not answer or has just restarted.
         """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # problems of components beside the agent
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of other components, for the page
         deadline = self.settings.deadline
         self._telemetry = telemetry
         self._workers = Workers(self.clock.monotonic)
@@ -110,7 +110,7 @@ class Agent:
         self._changes = ChangeLog(self.clock.monotonic)
         self._exporter_id = secrets.token_hex(8)
         self._taken_at: float | None = None  # Unix time of the last reading
-        self._read_at = float("-inf")  # monotonic time of the last turn
+        self._read_at = float("-inf")  # monotonic time of the last telemetry turn
         self._released_until = float("-inf")
         self._turn = threading.Lock()
         self._publishing = threading.Lock()
@@ -123,21 +123,23 @@ class Agent:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def read_telemetry(self, *, only_due: bool = False) -> None:
-        """Takes a telemetry turn with all fields, or with those that are due. Raises StartError if the process cannot
-        continue."""
-        with self._turn:  # held throughout, so that the counters do not change meanwhile
+        """Reads the GPUs once, all fields or those that are due, and publishes the result.
+
+        Raises StartError if the process cannot continue.
+        """
+        with self._turn:  # the counters must not change during the turn
             due = self._schedule.take_due(self.clock.monotonic()) if only_due else None
             if due == ():
                 return
             if self.clock.monotonic() >= self._released_until:
-                self._take(self._telemetry_turn.collect(due))
+                self._apply_telemetry(self._telemetry_turn.collect(due))
             self._read_at = self.clock.monotonic()
         self._publish()
 
-    def _take(self, part: TelemetryPart) -> None:
+    def _apply_telemetry(self, part: TelemetryPart) -> None:
         now = self.clock.monotonic()
         if part.devices != self._telemetry_part.devices:
-            self._allocate_now.set()  # ids that were unknown may name a device now
+            self._allocate_now.set()  # the new devices may resolve ids that were unknown
             if set(part.lanes) != set(self._schedule.lanes):
                 self._schedule.make_all_due(now)
         self._clock_events.add(part.clock_event_masks(), now)
@@ -148,8 +150,8 @@ class Agent:
             self._taken_at = self.clock.wall()
 
     def read_allocation(self, *, counters_first: bool = False) -> None:
-        """Takes an allocation turn."""
-        self._allocate_now.clear()  # first, so that a request during the turn causes another one
+        """Reads the allocation sources once and publishes the result."""
+        self._allocate_now.clear()  # cleared first, so that a request during this turn causes another turn
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_part
@@ -160,7 +162,7 @@ class Agent:
         self._publish()
 
     def read_usage(self) -> None:
-        """Takes a usage turn."""
+        """Reads the usage of the GPUs once and publishes the result."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
         holders, telemetry = self._allocation_turn, self._telemetry_part
@@ -175,7 +177,7 @@ class Agent:
         self._publish()
 
     def read_counters(self) -> None:
-        """Reads the counters again if they can change. If they are wrong, the last good ones remain."""
+        """Reads the counters again if they can change. Invalid counters are ignored and reported."""
         self._counter_watch.update(self._change_counters)
 
     def _new_schedule(self, policy: Policy) -> Schedule:
@@ -193,7 +195,10 @@ class Agent:
         return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
-        """Takes the first of the two readings that rates need. The old exposition is served until the second one."""
+        """Replaces the counters and reads them once.
+
+        Rates need two readings, so the old exposition is served until the next turn.
+        """
         if counters == self._policy.counters:
             return
         with self._turn:
@@ -202,7 +207,7 @@ class Agent:
             self._configured = _field_ids(counters)
             self._telemetry_turn.set_lanes(self._schedule.lanes)
             if self.clock.monotonic() >= self._released_until:
-                with suppress(StartError):  # the telemetry loop gets it, too, and ends the process
+                with suppress(StartError):  # the telemetry loop gets the same error and ends the process
                     self._telemetry_turn.collect()
             self._schedule.take_due(self.clock.monotonic())
         _log.info("counters changed: %d fields", len(counters))
@@ -210,7 +215,7 @@ class Agent:
 
     def _publish(self) -> None:
         if self._stopping:
-            return  # calls are refused now, which would look like failures
+            return  # workers reject calls now, which would look like failures
         with self._publishing:
             events, now = self._telemetry.error_events(), self.clock.monotonic()
             self._xids.add(events, now)
@@ -222,23 +227,23 @@ class Agent:
     def _make_parts(self) -> NodeParts:
         now, allocation = self.clock.monotonic(), self._allocation_part
         return NodeParts(
-            self._telemetry_part,
-            allocation,
-            self._usage_part,
-            self._health.report(allocation.assignments, now),
-            self._xids.counts(now),
-            self._clock_event_counts,
-            self._counter_watch.sources,
-            self._counter_watch.errors,
-            self._pod_labels(),
-            self._configured,
-            self._taken_at,
-            self._exporter_id,
-            self.settings.interval,
+            telemetry=self._telemetry_part,
+            allocation=allocation,
+            usage=self._usage_part,
+            health=self._health.report(allocation.assignments, now),
+            xids=self._xids.counts(now),
+            clock_events=self._clock_event_counts,
+            counter_sources=self._counter_watch.sources,
+            counter_errors=self._counter_watch.errors,
+            pod_labels=self._pod_labels(),
+            configured=self._configured,
+            taken_at=self._taken_at,
+            exporter_id=self._exporter_id,
+            interval=self.settings.interval,
         )
 
     def warm_up(self) -> None:
-        """Takes the turns that --once needs: rates need two readings."""
+        """Reads everything twice for --once, because rates need two readings."""
         for is_second in (False, True):
             if is_second:
                 self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
@@ -247,16 +252,16 @@ class Agent:
             self.read_usage()
 
     def check_selection(self) -> None:
-        """Raises UsageError if `-d` names a device that does not exist. Without a driver nothing is checked."""
+        """Raises UsageError if `-d` names a device that does not exist. Checks nothing while there is no driver."""
         part = self._telemetry_turn.collect()
         if part.sources and part.sources[0].up:
             self.settings.selection.check(part.devices)
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Starts the cadences. `on_fatal` is called in a thread when the process must end; `fatal` has the reason."""
-        self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
+        """Starts the loops. If the process must end, sets `fatal` to the reason and calls `on_fatal` in a thread."""
+        self._read_at = self.clock.monotonic()  # so that a loop that hangs in its first turn is detected
         loops = {"telemetry": self._telemetry_loop}
         if self._allocation_turn.has_sources or self._counter_watch.is_active:
             loops["allocation"] = self._allocation_loop
@@ -266,7 +271,7 @@ class Agent:
             threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
     def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
-        """If a loop ends by a bug, its figures would never change again. So the process ends."""
+        """Ends the process if a loop fails unexpectedly, because its figures would not be updated any more."""
         try:
             loop()
         except StartError as e:
@@ -274,7 +279,7 @@ class Agent:
         except Exception as e:  # noqa: BLE001 - top level of a thread
             _log.exception("unexpected error in the %s loop, please report it", name)
             self.fatal = StartError(
-                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting, to be restarted"
+                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting, so that podgpu is restarted"
             )
         if self.fatal is not None:
             on_fatal()
@@ -295,7 +300,7 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """At fixed times, however long a turn takes, so that counters have the same age in every scrape."""
+        """Reads at fixed times, however long a turn takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
             self.read_usage()
@@ -304,7 +309,7 @@ class Agent:
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
-        """Closes the driver for a while, so that it can be unloaded. False if a call in flight prevents that."""
+        """Closes the driver for `seconds`, so that it can be unloaded. Returns False if a pending call prevents it."""
         with self._turn:
             if not self._release_driver():
                 return False
@@ -320,7 +325,7 @@ class Agent:
         return True
 
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
-        """Returns slow facts of one GPU by field id, and how many of its NVLinks are up."""
+        """Returns rarely changing values of one GPU by field id, and the number of its active NVLinks."""
         part = self._telemetry_part
         return part.details.get(uuid, {}), part.links_up.get(uuid)
 
@@ -329,8 +334,11 @@ class Agent:
         return self._usage_part.list_processes()
 
     def forget(self, uuid: str) -> Forgotten | None:
-        """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request. None: no such GPU."""
-        with self._turn:  # a concurrent turn would restore it
+        """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request.
+
+        Returns None if there is no such GPU.
+        """
+        with self._turn:  # a concurrent turn would add the GPU again
             telemetry = self._telemetry_part
             known = {d.uuid for d in telemetry.devices}
             if part := self._telemetry_turn.forget(telemetry, uuid, self._health.is_lost(uuid)):
@@ -345,12 +353,12 @@ class Agent:
         return forgotten
 
     def reload(self) -> None:
-        """Reads everything that may have changed (SIGHUP)."""
+        """Starts an allocation turn immediately, which also reads changed counters (SIGHUP)."""
         self._allocate_now.set()
 
     @property
     def turns(self) -> bool:
-        """Whether the telemetry loop is alive: it finished a turn not too long ago."""
+        """Whether the telemetry loop is alive, that is, finished a turn recently."""
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
@@ -358,7 +366,7 @@ class Agent:
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:
-        """Ends the loops and closes everything. A hung driver does not delay this."""
+        """Ends the loops and closes all sources. Waits for a hung driver only until the deadline."""
         self._stopping = True
         self._stopped.set()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""The `process_*` metrics of the exporter itself, as in Prometheus' client libraries. Reads /proc while rendering."""
+"""Builds the `process_*` metrics of the exporter itself, as Prometheus client libraries do, from /proc."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from podgpu.metrics.encode import NO_LABELS, Family, Sample
 from podgpu.metrics.families import PROCESS_FAMILIES
 
 _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
-"""Fields of /proc/PID/stat after the command's name, which may contain spaces and parentheses."""
+"""Positions in /proc/PID/stat, counted after the command name, which may contain spaces and parentheses."""
 
 
 def process_families(proc: str) -> tuple[Family, ...]:
-    """Sorted by name, as in dcgm-exporter. Values that cannot be read are left out."""
+    """Returns the families sorted by name, as in dcgm-exporter. Values that cannot be read are omitted."""
     values = dict(_read_values(Path(proc)))
     return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in PROCESS_FAMILIES if spec.name in values)
 
 
 def _read_values(proc: Path) -> Iterator[tuple[str, float]]:
     with suppress(OSError, ValueError, IndexError):
-        ticks, figures = os.sysconf("SC_CLK_TCK"), _stat(proc)
+        ticks, figures = os.sysconf("SC_CLK_TCK"), _read_stat(proc)
         yield "process_cpu_seconds_total", (figures[_USER] + figures[_SYSTEM]) / ticks
         yield "process_resident_memory_bytes", figures[_RESIDENT] * os.sysconf("SC_PAGE_SIZE")
         yield "process_virtual_memory_bytes", figures[_VIRTUAL]
         yield "process_start_time_seconds", _read_boot_time(proc) + figures[_STARTED] / ticks
     with suppress(OSError):
-        yield "process_open_fds", sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1  # one is open for this listing
+        yield "process_open_fds", sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1  # excludes this listing's own
     for name, limit in (
         ("process_max_fds", resource.RLIMIT_NOFILE),
         ("process_virtual_memory_max_bytes", resource.RLIMIT_AS),
@@ -38,9 +38,9 @@ def _read_values(proc: Path) -> Iterator[tuple[str, float]]:
         yield name, 2**64 - 1 if soft == resource.RLIM_INFINITY else soft
 
 
-def _stat(proc: Path) -> list[int]:
-    _, _, behind = (proc / "self" / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    state_and_numbers = behind.split()
+def _read_stat(proc: Path) -> list[int]:
+    _, _, rest = (proc / "self" / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    state_and_numbers = rest.split()
     return [0, *(int(number) for number in state_and_numbers[1:])]
 
 

@@ -1,4 +1,4 @@
-"""Builds the node's document from the parts that the three cadences read, renders it on request, and logs changes."""
+"""Builds the node's document from the results of the three loops, renders it on request, and logs changes."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ K = TypeVar("K")
 T = TypeVar("T")
 ExpositionName = Literal["fresh", "stale", "gpu_manager"]
 SIMULATED = "simulated"  # name of the telemetry source of the demo
-_LARGE = 2_000  # series; more take milliseconds to render and are rendered outside the event loop
+_LARGE = 2_000  # series; a larger exposition takes milliseconds and is rendered outside the event loop
 _NO_FIGURES = (
     *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
 )
-MAX_LINES = 5  # log lines of one kind at once
-FAULT_SECONDS = 60.0  # the same fault of the same source is logged this often at most
-_SAME_FAULT = {"hung": "deadline"}  # a late call is `deadline` in its turn and `hung` in the next ones
+MAX_LINES = 5  # log lines per source and reason in one round; the rest is summarised
+FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fault of a source
+_SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in its own turn and as `hung` in later turns
 
 
 @dataclass(frozen=True)
 class NodeParts:
-    """What the cadences read last. Each part is replaced as a whole and never changed."""
+    """Latest results of the three loops. Immutable."""
 
     telemetry: TelemetryPart = field(default_factory=TelemetryPart)
     allocation: AllocationPart = field(default_factory=AllocationPart)
     usage: UsagePart = field(default_factory=UsagePart)
     health: tuple[GpuHealth, ...] = ()
-    xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # counts and newest, by device
+    xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # by device: counts, newest XID
     clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)  # by device
     counter_sources: tuple[SourceStatus, ...] = ()
     counter_errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def build_node_state(parts: NodeParts, node: str) -> NodeState:
 
 
 class _DeviceBuilder:
-    """Sorts the parts by device."""
+    """Builds the state of each device from the results of the loops."""
 
     def __init__(self, parts: NodeParts) -> None:
         telemetry = parts.telemetry
@@ -147,7 +147,7 @@ class _DeviceBuilder:
                 yield self._build_gpu(device, tuple(instances.get(device.uuid, ())))
 
     def _find_devices(self) -> dict[str, Device]:
-        """Shown devices, then hidden ones that have holders, usage or XIDs, and GPUs of shown instances."""
+        """Returns the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
         telemetry = self._parts.telemetry
         known = {device.key: device for device in telemetry.devices}
         devices = {device.key: device for device in telemetry.selected}
@@ -225,7 +225,7 @@ def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
 
 
 def _members(workload: Workload, uids: Mapping[str, str]) -> dict[str, Any]:
-    """Static pods get the UID of the API server, if it is known. Everything on the node uses the kubelet's."""
+    """Replaces the kubelet's UID of a static pod by the one in the API server, if known."""
     members = msgspec.structs.asdict(workload)
     members["uid"] = uids.get(workload.uid, workload.uid)
     return members
@@ -238,14 +238,14 @@ def _read_figures(reading: Reading | None) -> dict[str, float]:
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
-def without_figures(state: NodeState) -> NodeState:
-    """Identity, conditions and sources only. Served when the figures are too old."""
+def remove_figures(state: NodeState) -> NodeState:
+    """Keeps only identity, conditions and sources. Served when the figures are too old."""
     return msgspec.structs.replace(
-        state, stale=True, devices=tuple(map(_device_without_figures, state.devices)), namespaces=(), entities=()
+        state, stale=True, devices=tuple(map(_remove_device_figures, state.devices)), namespaces=(), entities=()
     )
 
 
-def _device_without_figures(gpu: DeviceState) -> DeviceState:
+def _remove_device_figures(gpu: DeviceState) -> DeviceState:
     instances = tuple(MigInstance(id=i.id, profile=i.profile, uuids=i.uuids, hidden=i.hidden) for i in gpu.instances)
     return DeviceState(instances=instances, **{member: getattr(gpu, member) for member in _NO_FIGURES})
 
@@ -254,8 +254,9 @@ def _device_without_figures(gpu: DeviceState) -> DeviceState:
 
 
 class Published:
-    """One publication: immutable, and replaced as a whole. The document, its JSON and its metrics text are made on the
-    first request and cached; concurrent requests share the result. Never waits for a driver.
+    """The document, its JSON and its metrics text after one turn.
+
+    Each is built on the first request, then cached. Concurrent requests share the result. Never waits for a driver.
     """
 
     def __init__(self, parts: NodeParts, policy: Policy, read_at: float) -> None:
@@ -263,7 +264,7 @@ class Published:
         self._policy = policy
         self.read_at = read_at  # monotonic time of the last telemetry turn
         self._rendering = threading.RLock()
-        self._building = threading.Lock()  # short: probes need the document and must not wait for a rendering
+        self._building = threading.Lock()  # separate lock, because probes must not wait for a rendering
         self._state: NodeState | None = None
         self._bodies: dict[bool, Body] = {}
         self._expositions: dict[ExpositionName, Exposition] = {}
@@ -277,9 +278,9 @@ class Published:
         return self._state
 
     def node_json(self, fresh: bool) -> Body:
-        """Answer of `/api/v1/node`. Figures that are not fresh are left out."""
+        """Returns the response of `/api/v1/node`, without figures if they are not fresh."""
         return self._once(
-            self._bodies, fresh, lambda: Body.of(encode_node(self.state if fresh else without_figures(self.state)))
+            self._bodies, fresh, lambda: Body.of(encode_node(self.state if fresh else remove_figures(self.state)))
         )
 
     @property
@@ -296,12 +297,12 @@ class Published:
 
     @property
     def stale(self) -> Exposition:
-        """Served when the figures are too old: metrics about the exporter only."""
+        """Metrics about the exporter only. Served when the figures are too old."""
         return self._exposition("stale", self._self_families)
 
     @property
     def gpu_manager(self) -> Exposition:
-        """gpu-manager's families only."""
+        """Metrics with the names of gpu-manager only."""
         return self._exposition("gpu_manager", self._gpu_manager_families) if self._policy.gpu_manager else NO_METRICS
 
     def _self_families(self) -> list[Family]:
@@ -316,7 +317,7 @@ class Published:
 
     @property
     def is_large(self) -> bool:
-        """An estimate before rendering."""
+        """Estimates before rendering whether the exposition has more than _LARGE series."""
         parts = self.parts
         assignments = len(parts.allocation.assignments)
         virtual = assignments if self._policy.virtual_gpus else 0
@@ -341,10 +342,10 @@ class Published:
 
 
 class ChangeLog:
-    """Logs what changed since the last publication: once per change, not once per turn."""
+    """Logs changes since the last publication, each once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and UUID of its GPU
+        self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
         self._unsupported: set[tuple[str, int]] = set()
         self._unmapped: frozenset[Unmapped] = frozenset()
 
@@ -352,7 +353,7 @@ class ChangeLog:
         for source in parts.sources:
             self._report_source(source)
         present = {(source.name, source.device) for source in parts.sources}
-        if any(device for _, device in present):  # without a driver no GPU is listed
+        if any(device for _, device in present):  # without a driver no GPU is listed, so keep their faults
             self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
         self._report_unsupported(entry for entry in parts.telemetry.unsupported if entry[1] in parts.configured)
         self._report_unmapped(frozenset(parts.allocation.unmapped))
@@ -362,7 +363,7 @@ class ChangeLog:
         name = f"{source.name} ({source.device})" if source.device else source.name
         if source.up and self._faults.recover(key):
             _log.info("%s: answers again", name)
-        # Counters that were corrected wrongly have the same error, but another message.
+        # If an edit replaces one mistake in the counters by another, only the message changes.
         fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
         if not source.up and self._faults.fail(key, fault):
             message = source.message.removeprefix(f"{source.name}: ")
@@ -375,7 +376,7 @@ class ChangeLog:
                 self._unsupported.add((key, number))
                 new[number].append(key)
         for number, keys in new.items():
-            _log.warning("%s: not supported by %s, so it has no series there", fields()[number].name, few_of(keys))
+            _log.warning("%s is not supported by %s and has no series there", fields()[number].name, few_of(keys))
 
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new: defaultdict[tuple[str, str], list[Unmapped]] = defaultdict(list)
@@ -393,4 +394,6 @@ class ChangeLog:
                 )
             if len(those) > MAX_LINES:
                 more = len(those) - MAX_LINES
-                _log.log(level, "%s: %d more of that kind (%s); podgpu doctor lists all", source, more, reason)
+                _log.log(
+                    level, "%s: %d more with the same reason (%s); run podgpu doctor to list all", source, more, reason
+                )

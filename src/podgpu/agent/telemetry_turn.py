@@ -1,4 +1,4 @@
-"""One turn of the telemetry cadence: reads the inventory, then every GPU in its own worker, both with a deadline.
+"""One turn of the telemetry loop: reads the inventory, then every GPU in its own worker, both with a deadline.
 
 Fields that are not due keep their last value while the device answers. After a failure all fields are read again.
 """
@@ -20,7 +20,7 @@ from podgpu.metrics.fields import Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import Result, Workers
 
-MAX_ABSENT = 64  # GPUs that disappeared and are remembered
+MAX_ABSENT = 64  # maximum number of GPUs that disappeared and are still reported
 _OTHERS = "others"
 _Read = Callable[[Sequence[Field]], GpuAnswer]
 
@@ -29,29 +29,29 @@ _Read = Callable[[Sequence[Field]], GpuAnswer]
 class TelemetryPart:
     """Result of a telemetry turn."""
 
-    devices: tuple[Device, ...] = ()  # of the node, including those that disappeared
-    selected: tuple[Device, ...] = ()  # shown with -d
+    devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
+    selected: tuple[Device, ...] = ()  # devices selected by -d
     readings: tuple[Reading, ...] = ()
     others: tuple[OtherReading, ...] = ()
     sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory
     unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
-    gpus_expected: int | None = None  # on the PCI bus
+    gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by source and reason, since the start
-    dropped: Mapping[int, int] = field(default_factory=dict)  # rejected values by field id, since the start
-    lanes: tuple[Lane, ...] = ()  # read in this turn; other values can be older
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # counts since start, by source and reason
+    dropped: Mapping[int, int] = field(default_factory=dict)  # number of rejected values since start, by field id
+    lanes: tuple[Lane, ...] = ()  # lanes read in this turn; values of other lanes are older
     absent: frozenset[str] = frozenset()  # UUIDs of `devices` that the driver does not list
     links_up: Mapping[str, int] = field(default_factory=dict)  # number of NVLinks by UUID
-    details: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)  # for the GPU's own view, by UUID
-    mute: frozenset[str] = frozenset()  # UUIDs of GPUs that were read and whose XIDs cannot be received
+    details: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)  # values for the page of one GPU, by UUID
+    mute: frozenset[str] = frozenset()  # UUIDs of GPUs that answer but do not report XIDs
 
     @property
     def listed(self) -> tuple[Device, ...]:
         return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
 
     def without(self, uuids: Collection[str]) -> TelemetryPart:
-        """Removes GPUs that were not read."""
+        """Returns a copy without these GPUs, which must not have readings."""
         return replace(
             self,
             devices=tuple(d for d in self.devices if d.uuid not in uuids),
@@ -69,7 +69,7 @@ class TelemetryPart:
 
 
 class TelemetryTurn:
-    """Keeps what outlives a turn: the last inventory, the instances of each GPU, GPUs that disappeared, counters."""
+    """Reads all GPUs. Keeps the last inventory, MIG instances, absent GPUs and error counts between turns."""
 
     def __init__(
         self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, workers: Workers, deadline: float
@@ -80,11 +80,11 @@ class TelemetryTurn:
         self._workers = workers
         self._deadline = deadline
         self._inventory = Inventory(())
-        self._known: dict[str, tuple[Device, ...]] = {}
-        self._absent: dict[str, tuple[Device, ...]] = {}  # by UUID: GPUs that disappeared, or that a holder names
+        self._known: dict[str, tuple[Device, ...]] = {}  # devices of each listed GPU, by UUID
+        self._absent: dict[str, tuple[Device, ...]] = {}  # GPUs not listed by the driver, by UUID
         self._absent_lock = threading.Lock()
-        self._forgotten: frozenset[str] = frozenset()  # UUIDs that an operator removed, until they answer
-        self._most_seen = 0
+        self._forgotten: frozenset[str] = frozenset()  # UUIDs removed by an operator, until the GPU answers
+        self._most_seen = 0  # highest number of GPUs in an inventory
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
         self._lanes: tuple[Lane, ...] = ()
@@ -107,21 +107,23 @@ class TelemetryTurn:
         if not inventory.up:
             self.drop_values()
             return self._make_part(lanes, sources=(inventory,), visible=0)
-        gpus = self._chosen_gpus()
+        gpus = self._choose_gpus()
         reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
         if self._others is not None:
             reads[_OTHERS] = self._others.read_others
-        jobs = {worker: partial(_read_lanes, read, self._missing(worker, lanes)) for worker, read in reads.items()}
+        jobs = {
+            worker: partial(_read_lanes, read, self._lanes_to_read(worker, lanes)) for worker, read in reads.items()
+        }
         results = self._workers.run(jobs, self._deadline)
-        merged = {worker: self._with_earlier(worker, result) for worker, result in results.items()}
+        merged = {worker: self._merge_with_earlier(worker, result) for worker, result in results.items()}
         return self._gather(lanes, inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
 
-    def _missing(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
-        """Returns the lanes that are due, and those without an answer."""
+    def _lanes_to_read(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
+        """Returns the lanes to read: those that are due, and those without an answer."""
         answers = self._answers.get(worker, {})
         return tuple(lane for lane in self._lanes if lane in due or lane not in answers)
 
-    def _with_earlier(self, worker: str, result: Result[dict[Lane, GpuAnswer]]) -> Result[GpuAnswer]:
+    def _merge_with_earlier(self, worker: str, result: Result[dict[Lane, GpuAnswer]]) -> Result[GpuAnswer]:
         if result.value is None:
             self._answers.pop(worker, None)
             return Result(None, result.error, result.seconds)
@@ -139,7 +141,7 @@ class TelemetryTurn:
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
         gone = {g.uuid for g in self._inventory.gpus} - here
-        # A GPU whose index changed gets a new worker, too.
+        # The worker's name contains the index, so a GPU whose index changed gets a new worker.
         ended = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
         self._workers.forget(ended)
         for worker in ended:
@@ -154,9 +156,9 @@ class TelemetryTurn:
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 
     def add_lost(self, uuids: Iterable[str]) -> None:
-        """Adds GPUs that a source of holders names and the driver does not list. They count as lost.
+        """Adds lost GPUs: an allocation source lists them and the driver does not.
 
-        Does nothing before the first inventory, and while a GPU that has not answered may be one of them.
+        Does nothing before the first inventory, or while a hung GPU may be one of them.
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
@@ -166,9 +168,9 @@ class TelemetryTurn:
             self._update_absent(new)
 
     def forget(self, part: TelemetryPart, uuid: str, lost: bool) -> TelemetryPart | None:
-        """Returns the part of the last turn without a GPU that disappeared, or is `lost` and still listed.
+        """Returns `part` without a GPU that disappeared, or that is `lost` and still listed.
 
-        It stays removed until it answers, even if a holder names it. None: the GPU is neither.
+        The GPU stays removed until it answers, even if an allocation source lists it. Returns None for other GPUs.
         """
         if uuid not in self._absent and not (lost and uuid in self._known):
             return None
@@ -177,7 +179,7 @@ class TelemetryTurn:
         return replace(part.without({uuid}), gpus_lost=self._count_lost(part.gpus_visible))
 
     def _update_absent(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
-        """Replaces the dict, because other threads read it."""
+        """Replaces the dict instead of changing it, because other threads read it."""
         with self._absent_lock:
             absent = {uuid: devices for uuid, devices in {**self._absent, **more}.items() if uuid not in back}
             self._absent = dict(list(absent.items())[-MAX_ABSENT:])
@@ -186,7 +188,7 @@ class TelemetryTurn:
         expected = self._telemetry.expected
         baseline = expected if expected is not None else self._most_seen
         lost = max(0, baseline - visible)
-        # The PCI bus may still show a forgotten GPU, but one that does not answer counts in any case.
+        # The PCI bus may still list a forgotten GPU, which is not lost. Other GPUs that do not answer are lost.
         # Absent, forgotten and unidentified GPUs overlap, so each is counted once.
         listed = {g.uuid for g in self._inventory.gpus}
         unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten - listed))
@@ -195,9 +197,9 @@ class TelemetryTurn:
 
     # -- result ----------------------------------------------------------------------------------------------------
 
-    def _chosen_gpus(self) -> list[Device]:
-        """GPUs with at least one device to show. Instances are known only after a GPU was read once."""
-        shown = self._selection.of(self._listed())
+    def _choose_gpus(self) -> list[Device]:
+        """Returns the GPUs to read. All of them if `-d` names MIG instances, which are known only after a reading."""
+        shown = self._selection.select(self._listed())
         every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
@@ -209,7 +211,7 @@ class TelemetryTurn:
         others: Result[GpuAnswer] | None,
     ) -> TelemetryPart:
         answers: dict[str, GpuAnswer] = {}
-        sources = [inventory, *self._others_status(others), *self._unreachable()]
+        sources = [inventory, *self._others_status(others), *self._report_unreachable()]
         for gpu, result in results.items():
             sources.append(self._status(f"gpu{gpu.index}", result, gpu.uuid))
             if result.value is not None:
@@ -251,8 +253,8 @@ class TelemetryTurn:
             mute=frozenset(uuid for uuid, a in answers.items() if not a.reports_errors),
         ).without(self._forgotten)
 
-    def _unreachable(self) -> Iterator[SourceStatus]:
-        """GPUs that the driver counts, but does not identify."""
+    def _report_unreachable(self) -> Iterator[SourceStatus]:
+        """Yields a failed status for each GPU that the driver counts but cannot identify."""
         chosen = self._selection.gpu_ids
         for index, why in self._inventory.unreachable.items():
             if not chosen or index in chosen:
@@ -261,7 +263,7 @@ class TelemetryTurn:
                 yield SourceStatus(source, False, 0.0, reason, f"GPU {index} does not answer: {why}")
 
     def _others_status(self, result: Result[GpuAnswer] | None) -> list[SourceStatus]:
-        """Listed if there is anything that is not a GPU, or if that could not be determined."""
+        """Returns the status of the reading of other entities (such as switches), if there are any or it failed."""
         if result is None:
             return []
         status = self._status(_OTHERS, result)
@@ -271,16 +273,16 @@ class TelemetryTurn:
         return [status] if result.value is None or result.value.others else []
 
     def _shown(self) -> frozenset[str]:
-        """Keys that `-d` selects. Numbers of instances count the present ones only."""
+        """Returns the device keys that `-d` selects. Instance numbers refer to present instances only."""
         absent = [d for devices in self._absent.values() for d in devices]
         parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
-        return self._selection.of(self._listed()).union(*(part.of(absent) for part in parts))
+        return self._selection.select(self._listed()).union(*(part.select(absent) for part in parts))
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
 
     def _devices(self) -> tuple[Device, ...]:
-        """Absent GPUs are last: if another GPU has the same index now, the index means that one."""
+        """Returns listed devices, then absent ones, so that an index refers to the GPU that has it now."""
         return (*self._listed(), *(d for devices in self._absent.values() for d in devices))
 
     def _status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
@@ -297,7 +299,7 @@ def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
 
 
 def merge_answers(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
-    """Merges the values of all answers for the devices of the newest one. Errors are those of the newest answers."""
+    """Merges the values of `every` answer for the devices of the last one. Uses the errors of `newest` only."""
     answers = list(every)
     if len(answers) == 1:
         return answers[0]

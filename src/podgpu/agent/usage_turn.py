@@ -1,4 +1,4 @@
-"""One turn of the usage cadence: reads what processes did on each GPU, and charges it to their containers."""
+"""One turn of the usage loop: reads the activity of processes on each GPU and attributes it to containers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class UsagePart:
     usage: UsageSnapshot = field(default_factory=UsageSnapshot)
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by source and reason, since the start
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # counts since start, by source and reason
     readings: Sequence[DeviceUsage] = ()
     owners: Mapping[int, Workload] = field(default_factory=dict)  # by pid
 
     def list_processes(self) -> dict[str, list[RunningProcess]]:
-        """By device key."""
+        """Returns the running processes by device key."""
         return {
             reading.device.key: [
                 RunningProcess(p.pid, p.memory, _utilization(reading, p.pid), self.owners.get(p.pid))
@@ -75,7 +75,7 @@ class UsageTurn:
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
-        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # (worker, part, reason): figures a GPU lacks
+        self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # (worker, figure, reason): figures not supported
         self._errors: Counter[tuple[str, str]] = Counter()
 
     def collect(
@@ -87,9 +87,10 @@ class UsageTurn:
         learn: Callable[[], Complete],
         failing: Collection[str] = (),
     ) -> UsagePart:
-        """Reads the GPUs in `listed`. `devices` also contains those that disappeared.
+        """Reads the GPUs in `listed`. `devices` also contains GPUs that disappeared.
 
-        `failing` are UUIDs of GPUs whose failure is already reported by the telemetry turn.
+        `complete` and `learn` are explained in `ProcessOwners.find`. `failing` contains UUIDs of GPUs whose failure the
+        telemetry turn already reports.
         """
         gpus = [device for device in listed if not device.is_instance]
         self._end_workers(gpus)
@@ -129,7 +130,7 @@ class UsageTurn:
             self._errors.update((SOURCE, reason) for reason in flaw.errors)
             self._errors.update((SOURCE, "bad_value") for _ in flaw.dropped)
             self._errors.update((SWITCHES, reason) for reason in flaw.switch_errors)
-        # A figure that a GPU does not have is counted once, when that is found out.
+        # An unsupported figure is counted as an error once per GPU, not in every turn.
         kept = {lack for lack in self._lacking if lack[0] in results.keys() - flaws.keys()}
         lacking = kept | {(worker, *lack) for worker, flaw in flaws.items() for lack in flaw.lacks}
         self._errors.update((SOURCE, reason) for _, _, reason in lacking - self._lacking)
@@ -139,24 +140,27 @@ class UsageTurn:
         evicted = self._ledger.evicted_namespaces
         if evicted and not self._errors[SOURCE, EVICTED]:
             _log.warning(
-                "usage: there are more than %d namespaces. The counters of those that were idle longest are removed"
-                " (counted as %s). Find out what creates so many.",
+                "usage: more than %d namespaces used this node's GPUs; removing the least recently used counters"
+                " (counted as %s); check what creates so many namespaces",
                 *(MAX_NAMESPACES, EVICTED),
             )
         if evicted:
             self._errors[SOURCE, EVICTED] = evicted
 
     def _status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Outside the host's PID namespace the driver lists no processes. That is an error, not idleness."""
+        """Returns the status of this source.
+
+        Outside the host's PID namespace the driver lists no processes, so the status is an error.
+        """
         try:
             self._processes.require_permission()
         except SourceError as e:
-            if e.reason not in owners.unknown.values():  # those are already counted for each process
+            if e.reason not in owners.unknown.values():  # otherwise already counted for each process
                 self._errors[SOURCE, e.reason] += 1
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
             others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            message = f"the usage of {uuid}{others} by containers is unknown and left out: {error}"
+            message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
             return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
         return SourceStatus(SOURCE, True, seconds)
 
@@ -172,7 +176,7 @@ def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
 
 
 def _switches_status(results: Results) -> list[SourceStatus]:
-    """Reports whether context switches are used, if they are enabled."""
+    """Returns the status of the context switch log, if it is enabled."""
     flaws = [result.value[1] for result in results.values() if result.value is not None]
     if not any(flaw.uses_switches for flaw in flaws):
         return []

@@ -50,7 +50,7 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
     if retention.is_endless:
         raise UsageError(_NO_LIMIT)
     for collection in config.collections:
-        if collection.retention.over(retention).is_endless:
+        if collection.retention.fill_from(retention).is_endless:
             raise UsageError(
                 f"{collection.place}: collection {collection.name} keeps samples without limit: set a maximum age or"
                 " number of samples above 0"
@@ -240,7 +240,7 @@ def _read_v2(config: _ConfigV2, path: str) -> ConfigFile:
         elif interval is not None:
             raise UsageError(f"{place}: only one collection may include ['*']")
         else:
-            interval, retention = row.every.seconds, kept.over(retention)
+            interval, retention = row.every.seconds, kept.fill_from(retention)
     return _make(path, config, dcgm.detect_bind_unbind, interval, retention, collections)
 
 

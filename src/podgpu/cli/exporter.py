@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.agent.api_access import SOON_SECONDS, SYNC_SECONDS, ApiAccess
-from podgpu.agent.assemble import Options, exporter_agent
+from podgpu.agent.assemble import Options, build_exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.config_file import list_ignored_entries, merge_config_file
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
@@ -56,7 +56,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     prices = read_prices(options["prices"])
     # The exporter must answer probes soon, even if the API server does not respond. With --once it can wait longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
-        agent = exporter_agent(options, api)
+        agent = build_exporter_agent(options, api)
         for sentence in (*list_ignored_options(ctx), *list_ignored_entries(options)):
             _log.warning("%s", sentence)
         if once:

@@ -90,7 +90,7 @@ def _list_renames(patterns: tuple[str, ...]) -> str:
 
 def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
     if bool(files) == bool(options["expr"]):
-        raise UsageError("migrate: give a file, - for standard input, --expr QUERY or --list")
+        raise UsageError("migrate: give either files (- for standard input) or --expr QUERY; --list needs neither")
     if options["in_place"] and (options["expr"] or _STDIN in files):
         raise UsageError("--in-place needs files")
     if len(files) > 1 and not options["in_place"]:

@@ -1,1 +1,1 @@
-"""The view over many nodes: collectors read them, `state` merges the readings, and the page and metrics render it."""
+"""The cluster view. Collectors read the nodes, `state` merges the readings, and `view` and `metrics` render them."""

@@ -1,4 +1,4 @@
-"""Alerts in words: the same on a node's page, on the cluster's page, in `/health` and in `top`."""
+"""Builds the alert texts that the web pages, `/health` and `top` share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DRIVER_SOURCES = {"nvml", "dcgm", "exporter", "simulated", "usage", "switches"}
 
 
 class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something serious, in words, and the node and GPU it is about."""
+    """A problem in plain text, and the node and GPU that have it."""
 
     severity: str  # broken or warning
     text: str
@@ -30,15 +30,15 @@ def severity_of(condition: Condition) -> str:
 
 
 def sort_alerts(alerts: Iterable[Alert]) -> tuple[Alert, ...]:
-    """Broken ones first, at most MAX_ALERTS."""
-    found = sorted(alerts, key=lambda alert: alert.severity != "broken")
-    if len(found) <= MAX_ALERTS:
-        return tuple(found)
-    return (*found[:MAX_ALERTS], Alert(found[MAX_ALERTS].severity, f"and {len(found) - MAX_ALERTS} more"))
+    """Sorts "broken" before "warning" and keeps at most MAX_ALERTS."""
+    ordered = sorted(alerts, key=lambda alert: alert.severity != "broken")
+    if len(ordered) <= MAX_ALERTS:
+        return tuple(ordered)
+    return (*ordered[:MAX_ALERTS], Alert(ordered[MAX_ALERTS].severity, f"and {len(ordered) - MAX_ALERTS} more"))
 
 
 def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[Alert]:
-    """Conditions of single GPUs one by one; what all GPUs of the node share once."""
+    """Yields one alert per condition of a GPU, and one alert for a problem that all GPUs of the node share."""
     broken = [gpu for gpu in state.devices if gpu.conditions and is_shown(gpu)]
     silent = sum(any(c.name in _NOT_ANSWERING for c in gpu.conditions) for gpu in broken)
     lost = state.gpus_lost or 0
@@ -80,14 +80,14 @@ def _describe_gpu(node: str, gpu: DeviceState, condition: Condition) -> Alert:
 
 
 def describe_condition(condition: Condition) -> tuple[str, str]:
-    """What is wrong, and what to do. A newer exporter may report conditions without words here."""
+    """Returns the problem and the advice. For an unknown condition of a newer exporter, returns only its name."""
     return words_for(condition.name, condition.detail) if condition.name in conditions() else (condition.name, "")
 
 
 def _describe_sources(
     node: str, sources: Iterable[SourceStatus], broken: Sequence[DeviceState], driver_away: bool
 ) -> Iterator[Alert]:
-    """Failing sources, except those whose failure is a condition of a GPU already."""
+    """Reports failing sources, unless a condition of a GPU already reports the failure."""
     named = {f"gpu{gpu.index}" for gpu in broken}
     uuids = {gpu.uuid for gpu in broken}
     failing = [
@@ -99,4 +99,6 @@ def _describe_sources(
         and not (driver_away and source.name in _DRIVER_SOURCES)
     ]
     if failing:
-        yield Alert("warning", f"node {node}: podgpu cannot read {', '.join(failing)}: see its log", node)
+        yield Alert(
+            "warning", f"node {node}: podgpu cannot read {', '.join(failing)}: see the log of podgpu on this node", node
+        )

@@ -1,7 +1,7 @@
-"""What namespaces used and cost in the whole cluster, from the counters of the nodes' exporters.
+"""Sums the usage and cost of each namespace over the cluster, from the counters of the nodes' exporters.
 
-An exporter's counters are a baseline when its node is first seen; after that every growth counts. A new exporter of a
-known node started at 0, so its whole counters count. Sums never decrease.
+The counters of the first reading of a node are its baseline; every later increase is charged. A new exporter on a known
+node started at 0, so its full counters are charged. Sums never decrease.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from podgpu.model import NodeState
 NS_PER_HOUR = 3600 * 1_000_000_000
 MJ_PER_KWH = 3_600_000 * 1000
 COST_KINDS = ("allocated", "used", "energy")
-_FORGET_SECONDS = 24 * 3600.0  # an exporter or a node that was away for longer starts with a new baseline
+_FORGET_SECONDS = 24 * 3600.0  # an exporter or node that was not read for longer gets a new baseline
 _SLACK_SECONDS = 60.0
-Counters = tuple[int | None, int | None, int | None]  # allocated ns, busy ns, energy mJ; None: not counted
+Counters = tuple[int | None, int | None, int | None]  # allocated ns, busy ns, energy mJ; None if not counted
 _ZERO: Counters = (0, 0, 0)
 
 
@@ -38,7 +38,7 @@ class CostKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Exporter:
-    """Where the counters of one exporter stand."""
+    """The counters of one exporter at its last reading."""
 
     series: dict[BillKey, Counters]
     read_at: float  # monotonic
@@ -61,13 +61,13 @@ class BillLedger:
         self._unpriced: dict[str, float] = {}
 
     def update(self, state: ClusterState, readings: Iterable[NodeReading], now: float) -> None:
-        """Charges the nodes of a round. `readings` has also the exporters that are not used for their node."""
+        """Charges the nodes of a round. `readings` also contains the exporters that are not used for their node."""
         chosen = {(node.name, node.target) for node in state.nodes}
         for node in state.nodes:
             self._charge(node, state.prices)
         for reading in readings:
             if (reading.state.node, reading.target) not in chosen:
-                # The baseline if this exporter is used later. What it counts until then is charged from another.
+                # The baseline in case this exporter is used later. Until then, another exporter's counters are charged.
                 self._exporters[_exporter_key(reading.state, reading.state.node, reading.target)] = _Exporter(
                     counters_of(reading.state), reading.read_at, reading.state.taken_at
                 )
@@ -80,24 +80,24 @@ class BillLedger:
 
     def _charge(self, node: NodeEntry, prices: Prices) -> None:
         key, counters = _exporter_key(node.state, node.name, node.target), counters_of(node.state)
-        known = self._exporters.get(key)
-        if known is None:
+        exporter = self._exporters.get(key)
+        if exporter is None:
             self._exporters[key] = _Exporter(counters, node.read_at, node.state.taken_at)
             baseline = counters if self._ran_before(node, counters) else {}
             self._grow(counters, baseline, prices)
             return
-        if node.read_at <= known.read_at or _is_older(node.state, known):
+        if node.read_at <= exporter.read_at or _is_older(node.state, exporter):
             return
-        restarted = any(_decreased(now, known.series.get(series, _ZERO)) for series, now in counters.items())
-        baseline = known.series
-        if restarted or not known.series:
+        restarted = any(_decreased(now, exporter.series.get(series, _ZERO)) for series, now in counters.items())
+        baseline = exporter.series
+        if restarted or not exporter.series:
             baseline = counters if self._ran_before(node, counters) else {}
         self._grow(counters, baseline, prices)
-        known.series = {**baseline, **counters}
-        known.read_at, known.taken_at = node.read_at, node.state.taken_at
+        exporter.series = {**baseline, **counters}
+        exporter.read_at, exporter.taken_at = node.read_at, node.state.taken_at
 
     def _ran_before(self, node: NodeEntry, counters: Mapping[BillKey, Counters]) -> bool:
-        """A node that is new, or whose counters are larger than what its GPUs can have done since the last reading."""
+        """Returns True if the node is new, or its counters are too large to have started after the last reading."""
         last = self._nodes.get(node.name)
         if last is None:
             return True
@@ -108,8 +108,8 @@ class BillLedger:
         for key, now in counters.items():
             before = baseline.get(key, _ZERO)
             growth = tuple(None if a is None else max(0, a - (b or 0)) for a, b in zip(now, before, strict=True))
-            known = self._amounts.get(key, (None, None, None))
-            allocated, busy, energy = (a if b is None else (a or 0) + b for a, b in zip(known, growth, strict=True))
+            total = self._amounts.get(key, (None, None, None))
+            allocated, busy, energy = (a if b is None else (a or 0) + b for a, b in zip(total, growth, strict=True))
             self._amounts[key] = allocated, busy, energy
             if prices.currency:
                 self._price(key, growth, prices.of(key.model), prices.currency)
@@ -129,12 +129,12 @@ class BillLedger:
 
     def _forget(self, now: float) -> None:
         oldest = now - _FORGET_SECONDS
-        self._exporters = {key: known for key, known in self._exporters.items() if known.read_at >= oldest}
+        self._exporters = {key: exporter for key, exporter in self._exporters.items() if exporter.read_at >= oldest}
         self._nodes = {name: at for name, at in self._nodes.items() if at >= oldest}
 
 
 def _exporter_key(state: NodeState, node: str, target: str) -> str:
-    """`exporter_id` identifies the life of the counters. Without one, node and address stand for the exporter."""
+    """Returns `exporter_id`, which changes when the counters restart. Without one, returns node and address."""
     return state.exporter_id or f"{node} {target}"
 
 
@@ -153,6 +153,6 @@ def _decreased(now: Counters, before: Counters) -> bool:
     return any(a is not None and b is not None and a < b for a, b in zip(now, before, strict=True))
 
 
-def _is_older(state: NodeState, known: _Exporter) -> bool:
-    """One of two servers behind one address may lag behind the other."""
-    return state.taken_at is not None and known.taken_at is not None and state.taken_at < known.taken_at
+def _is_older(state: NodeState, exporter: _Exporter) -> bool:
+    """Two servers may share one address, and one of them may return an older state than the other."""
+    return state.taken_at is not None and exporter.taken_at is not None and state.taken_at < exporter.taken_at

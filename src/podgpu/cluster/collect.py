@@ -1,4 +1,4 @@
-"""The interface between collectors (`scrape`, `prometheus`) and the cluster view: what one round of reading returns."""
+"""The interface between the collectors (`scrape`, `prometheus`) and the cluster view: the result of one round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pod = tuple[str, str]  # namespace, name
 
 
 class Scope(NamedTuple):
-    """What a figure is about: the cluster, a namespace, a node, a model or an owner. Unused members are empty."""
+    """The group of devices that a mean covers: a cluster, namespace, node, model or owner. Unused members are empty."""
 
     scope: str
     namespace: str = ""
@@ -24,16 +24,16 @@ class Scope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """The last document of one target. Several targets may report the same node; the view merges them.
+    """The last state read from one target. Several targets may report the same node; the view merges them.
 
-    `state.node` is never empty: without a name it is the target's address, and `named` is False.
+    If the target reports no node name, `state.node` is the target's address and `named` is False.
     """
 
     target: str  # URL of an exporter without secrets, or Prometheus' label `instance`
     state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
-    skew_seconds: float | None = None  # node's clock minus ours when it was read; None: it reports no time
-    listed: bool | None = None  # target is still in the list of targets; None: there is no such list (Prometheus)
+    skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
+    listed: bool | None = None  # target is still in the list of targets; None for Prometheus, which has no list
     named: bool = True
     notes: tuple[str, ...] = ()
 
@@ -44,36 +44,38 @@ class TargetOutcome:
 
     target: str
     seconds: float
-    error: str = ""  # reason as one word, for the label `reason`; empty: it succeeded
+    error: str = ""  # one word for the label `reason`; empty if the request succeeded
     message: str = ""
 
     @property
     def text(self) -> str:
-        """The failure in words, with the target's name."""
+        """The error message, with the target's name."""
         text = self.message or self.error
         return text if text.startswith(self.target.removesuffix("/metrics")) else f"{self.target}: {text}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReading:
-    """The last document of every target, also of targets that fail now."""
+    """The last state of every target, including targets that fail now."""
 
     nodes: tuple[NodeReading, ...] = ()
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
     owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
-    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> at least seconds
+    idle_for: Mapping[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # (UUID, MIG instance) -> minimum idle seconds
 
 
 class Collector(Protocol):
     async def run_round(self) -> None:
-        """Reads all targets once, within its deadlines. Failures are in `reading()`; only bugs raise."""
+        """Reads all targets once, within deadlines. `reading()` reports failures; only a bug raises an exception."""
 
     def reading(self) -> ClusterReading:
-        """The state now, also in the middle of a round."""
+        """Returns the current results. May be called while a round runs."""
 
     async def fetch(self, target: str, path: str) -> bytes:
-        """Body of `path` (such as `api/v1/gpus/GPU-…`) of the target's exporter. Raises SourceError."""
+        """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError."""
 
     async def close(self) -> None: ...

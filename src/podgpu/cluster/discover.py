@@ -1,4 +1,4 @@
-"""Reads from the API server where exporters are (EndpointSlices of Services) and what owns each pod."""
+"""Reads the addresses of exporters (EndpointSlices of Services) and the owners of pods from the API server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from podgpu.kube.objects import (
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import WorkloadOwner
 
-_PODS_PER_PAGE = 500  # as kubectl does: about 500 KB of metadata
+_PODS_PER_PAGE = 500  # the page size of kubectl, about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class ServiceSelector(NamedTuple):
-    namespace: str  # empty: all
+    namespace: str  # empty for all namespaces
     labels: str
 
     @classmethod
@@ -51,9 +51,9 @@ class ServiceSelector(NamedTuple):
 
 
 class KubernetesTargets:
-    """Implements `Targets` for --discover-kubernetes. While the API server is away, the last list stays.
+    """Implements `Targets` for --discover-kubernetes. While the API server is unavailable, the last list is used.
 
-    Endpoints that are not ready are listed too: a failing exporter must not disappear.
+    The list includes endpoints that are not ready, because a failing exporter must not disappear.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class KubernetesTargets:
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: use TLS also for ports that are not declared as https."""
+        """`https` enables TLS for all ports, not only for those declared as https."""
         self._selector = selector
         self._https = https
         self._slices: Informer[EndpointSliceRecord] = Informer(

@@ -1,7 +1,7 @@
 """Runs the rounds of `podgpu cluster` in a thread with its own event loop, and publishes their results.
 
-Request handlers read one reference, which is replaced as a whole. Rounds start at multiples of the interval, so that
-the rolling mean equals `avg_over_time` in Prometheus.
+Request handlers read one reference, which each round replaces. Rounds start at multiples of the interval, so that the
+rolling mean equals `avg_over_time` in Prometheus.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Exposition, encode
 
-LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
+LOOK_SECONDS = 1.0  # interval of publishing partial results, so that a dead node does not delay the others
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
-_MAX_LOG_LINES = 10  # of one kind in one round: a rack that loses power is a hundred nodes
+_MAX_LOG_LINES = 10  # per round and kind of message, because a rack that loses power has many nodes
 _MAX_LOG_LENGTH = 1000
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
-"""Called in the thread of the rounds, because HTTP sessions belong to an event loop."""
-Found = Literal["unknown", "here", "away"]
+"""Called in the thread of the rounds, because an HTTP session belongs to an event loop."""
+GpuPresence = Literal["unknown", "present", "missing"]
 
 
 class PublishedState:
@@ -65,7 +65,7 @@ class PublishedState:
 
     @cached_property
     def stale(self) -> Exposition:
-        """Only the metrics on the cluster itself: served while the loop hangs."""
+        """The metrics of podgpu itself, without GPU figures. Served while rounds are overdue."""
         return Exposition.of(encode(self_families(self.state)))
 
     @cached_property
@@ -83,12 +83,12 @@ class Cluster:
         on_round: Callable[[ClusterState], None] | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`on_round` receives the state of every round; bills and texts are then not made."""
+        """If `on_round` is set, it receives the state of every round, and bills and texts are not computed."""
         self.settings = settings
         self.interval = settings.interval
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
-        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of what runs beside the rounds
+        self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of other components, such as history
         self.published = PublishedState(ClusterState(settings, self.clock.wall()))
         self._make_collector = make_collector
         self._prices = prices
@@ -98,7 +98,7 @@ class Cluster:
         self._rolling = RollingAverage()
         self._bills = BillLedger()
         self._counting_since: float | None = None  # monotonic
-        self._forgotten: set[str] = set()
+        self._removed_gpus: set[str] = set()  # UUIDs of missing GPUs that an operator removed
         self._changes = _ChangeLog(self.clock.monotonic)
         self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
         self._round_at = float("-inf")
@@ -110,7 +110,7 @@ class Cluster:
     # Rounds
 
     async def round(self, collector: Collector) -> None:
-        """One round. Its results are published while it runs, and at its end."""
+        """Runs one round. Publishes partial results while it runs, and the full results at its end."""
         self._collecting = collector, asyncio.get_running_loop()
         running = asyncio.create_task(collector.run_round())
         try:
@@ -129,12 +129,12 @@ class Cluster:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
-        forgotten = frozenset(self._forgotten)
+        removed = frozenset(self._removed_gpus)
         state = build_cluster_state(
-            reading, self._previous, self.settings, now, wall, prices=prices, forgotten=forgotten, notes=notes
+            reading, self._previous, self.settings, now, wall, prices=prices, removed=removed, notes=notes
         )
         self._previous = state
-        self._forgotten -= {uuid for uuid in forgotten if self._look_up(state, uuid) == "here"}
+        self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
         if self._on_round is not None:
             if whole_round:
                 self._on_round(state)
@@ -149,23 +149,23 @@ class Cluster:
         self.published = PublishedState(state, self._rolling.means(), self._bills.totals(), since)
 
     def page(self) -> PageState:
-        """The JSON of the web page."""
+        """Returns the JSON of the web page."""
         return self.published.page
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Exposition:
         return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")
 
     async def fetch(self, target: str, path: str) -> bytes:
-        """Body of another path of a node's exporter. May be called from any event loop. Raises SourceError."""
+        """Requests a path from a node's exporter. May be called from any event loop. Raises SourceError."""
         if self._collecting is None:
             raise SourceError("not_asked", "no round has started yet")
         collector, loop = self._collecting
         fetching = collector.fetch(target, path)
         try:
             future = asyncio.run_coroutine_threadsafe(fetching, loop)
-        except RuntimeError as error:  # the loop is closed: podgpu ends
+        except RuntimeError as error:  # the loop is closed because podgpu is shutting down
             fetching.close()
-            raise SourceError("not_asked", "the rounds have ended") from error
+            raise SourceError("not_asked", "podgpu is shutting down") from error
         return await asyncio.wrap_future(future)
 
     async def _rounds(self) -> None:
@@ -180,37 +180,37 @@ class Cluster:
         finally:
             await collector.close()
 
-    # Forgotten GPUs
+    # Removal of missing GPUs
 
-    def forget(self, uuid: str) -> Found:
-        """Leaves out a GPU that is lost or whose node is gone, until it is back."""
-        found = self._look_up(self.published.state, uuid)
-        if found == "away":
-            self._forgotten.add(uuid)
+    def forget(self, uuid: str) -> GpuPresence:
+        """Hides a GPU that is lost or whose node is gone, until it is readable again."""
+        presence = self._look_up(self.published.state, uuid)
+        if presence == "missing":
+            self._removed_gpus.add(uuid)
             self.reload()
-        return found
+        return presence
 
     @staticmethod
-    def _look_up(state: ClusterState, uuid: str) -> Found:
-        found: Found = "unknown"
+    def _look_up(state: ClusterState, uuid: str) -> GpuPresence:
+        presence: GpuPresence = "unknown"
         for node in state.nodes:
             for gpu in node.state.devices:
                 if gpu.uuid == uuid:
                     if not (node.gone or is_lost(gpu)):
-                        return "here"
-                    found = "away"
-        return found
+                        return "present"
+                    presence = "missing"
+        return presence
 
-    # Life
+    # Start and stop
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """`on_fatal` is called from the thread when `fatal` was set."""
-        self._round_at = self.clock.monotonic()  # a loop that never completes a round is late from now on
+        """Starts the thread. The thread sets `fatal` and calls `on_fatal` if the loop fails."""
+        self._round_at = self.clock.monotonic()  # lateness is measured from the start, in case no round ever completes
         self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="cluster", daemon=True)
         self._thread.start()
 
     def _run(self, on_fatal: Callable[[], object]) -> None:
-        """If the loop ends by a bug, the process ends: otherwise it would serve old figures forever."""
+        """Runs the loop. A bug in the loop ends the process, because it would otherwise serve old figures forever."""
         try:
             asyncio.run(self._rounds())
         except asyncio.CancelledError:
@@ -218,22 +218,22 @@ class Cluster:
         except StartError as error:
             self.fatal = error
         except Exception as error:  # noqa: BLE001 - the outermost frame of a thread
-            _log.exception("unexpected error in the cluster's loop, please report it")
-            self.fatal = StartError(f"the cluster's loop ended by a bug ({type(error).__name__}: {error}); exiting")
+            _log.exception("unexpected error in the cluster loop; please report it")
+            self.fatal = StartError(f"the cluster loop failed unexpectedly ({type(error).__name__}: {error}); exiting")
         if self.fatal is not None:
             on_fatal()
 
     @property
     def turns(self) -> bool:
-        """Whether rounds are completed in time."""
+        """Returns True while rounds complete in time."""
         return self.clock.monotonic() - self._round_at <= self.late_after
 
     @property
     def late_after(self) -> float:
-        return LATE_ROUNDS * self.interval + 30.0  # the first round over thousands of nodes takes longer
+        return LATE_ROUNDS * self.interval + 30.0  # the first round of a large cluster takes longer
 
     def reload(self) -> None:
-        """Starts a round at once (SIGHUP)."""
+        """Starts a round immediately (SIGHUP)."""
         self._call(self._wake.set)
 
     def stop(self) -> None:
@@ -249,7 +249,7 @@ class Cluster:
 
 
 class _ChangeLog:
-    """Logs what changed since the last round."""
+    """Logs nodes and targets that became stale, failed or recovered since the last round."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._failing: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
@@ -273,7 +273,7 @@ class _ChangeLog:
         dropped = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
         self._stale.remove(lambda name: name not in nodes)
         notes = set(state.notes) - {outcome.text for outcome in state.outcomes}
-        _log_lines(logging.WARNING, [f"{outcome.text}; podgpu keeps trying" for outcome in failing])
+        _log_lines(logging.WARNING, [f"{outcome.text}; podgpu will retry" for outcome in failing])
         _log_lines(logging.INFO, [f"{outcome.target}: answers again" for outcome in recovered])
         _log_lines(logging.INFO, [*new, *fresh])
         _log_lines(logging.WARNING, [*stale, *dropped])

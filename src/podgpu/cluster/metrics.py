@@ -1,4 +1,4 @@
-"""Metric families of `podgpu cluster`: pod map, used GPUs, idle holders, counts, bills, and the cluster itself."""
+"""Builds the metric families of `podgpu cluster`: pod map, used GPUs, idle holders, counts, bills, podgpu itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills:
 
 
 def node_families(state: ClusterState) -> list[Family]:
-    """`/metrics/nodes`: one family per node, with the rows of the pod map."""
+    """Builds `/metrics/nodes`: one family per node, with the rows of the pod map."""
     kind, text = f.NODE_MAP.type, f.NODE_MAP.help
     return [
         Family(metric_name(node), kind, text, tuple(_map_samples(rows, 1.0)))
@@ -53,7 +53,7 @@ def node_families(state: ClusterState) -> list[Family]:
 
 
 def self_families(state: ClusterState) -> list[Family]:
-    """Families that stay valid when the figures are too old to be served."""
+    """Builds the families that remain valid when the figures are too old to be served."""
     taken_at = state.taken_at or 0.0
     versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
     targets = [(_labels(f.TARGET_UP, (outcome.target,)), outcome) for outcome in state.outcomes]
@@ -77,9 +77,9 @@ def _labels(spec: FamilySpec, values: Iterable[str]) -> Labels:
 
 
 class MapRow(NamedTuple):
-    """In the order of its labels."""
+    """One row of the pod map. The fields are in the order of the labels."""
 
-    gpu_id: str  # of the physical GPU, also for a MIG instance
+    gpu_id: str  # the physical GPU, also for a MIG instance
     gpu_model: str
     namespace: str
     node: str
@@ -87,7 +87,7 @@ class MapRow(NamedTuple):
 
 
 def map_rows(state: ClusterState) -> tuple[MapRow, ...]:
-    """By node and GPU, each once. Holders that are not pods have no row."""
+    """Returns unique rows, sorted by node and GPU. Holders that are not pods have no row."""
     rows: dict[MapRow, None] = {}
     for node in state.nodes:
         for gpu in node.gpus:
@@ -102,7 +102,7 @@ def _map_samples(rows: Iterable[MapRow], value: float) -> list[Sample]:
 
 
 def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
-    """One family per row."""
+    """Builds one family per row."""
     return [
         Family(f"POD_GPU_MAP_INFO_{number}", f.LEGACY_MAP.type, f.LEGACY_MAP.help, tuple(_map_samples((row,), 0.0)))
         for number, row in enumerate(rows)
@@ -110,11 +110,11 @@ def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
 
 
 def metric_name(node: str) -> str:
-    """`gpu-1.lab` becomes `gpu_1:lab_info`.
+    """Converts a node name to a metric name: `gpu-1.lab` becomes `gpu_1:lab_info`.
 
-    Two nodes never have the same name, and a name never depends on other nodes. Kubernetes' node names are DNS names:
-    `-` becomes `_` and `.` becomes `:`. In other names each character but letters and digits becomes `::<hex>:`, which
-    no DNS name yields. A leading digit gets a `_` in front.
+    Different nodes always have different metric names. Node names in Kubernetes are DNS names: `-` becomes `_` and `.`
+    becomes `:`. In other names, each character except letters and digits becomes `::<hex>:`, which no DNS name
+    produces. A leading digit is prefixed with `_`.
     """
     if _DNS_NAME.fullmatch(node):
         name = node.translate(_DNS_TO_METRIC)
@@ -152,8 +152,8 @@ def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
 
 
 def _idle_samples(state: ClusterState) -> list[Sample]:
-    """Holders that are idle for longer than --idle-after."""
-    found: dict[tuple[tuple[str, str], ...], float] = {}
+    """Returns samples of the holders that have been idle for longer than --idle-after."""
+    idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:
             if part.idle_since is not None and is_wasteful(part.idle_since, state):
@@ -161,8 +161,8 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
                 key = (*labels, *_holder_labels(part.holder))
-                found[key] = min(part.idle_since, found.get(key, part.idle_since))
-    return [Sample(Labels(pairs), round(since, 3)) for pairs, since in found.items()]
+                idle_since[key] = min(part.idle_since, idle_since.get(key, part.idle_since))
+    return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
 def is_wasteful(idle_since: float, state: ClusterState) -> bool:
@@ -186,14 +186,14 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
         yield from zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
 
 
-# Counts. A GPU in MIG mode is not counted; its instances are, as devices of a model of their own.
+# Counts. In MIG mode the instances are counted instead of the GPU, under a model name of their own.
 
 
 @dataclass(slots=True)
 class _DeviceCount:
     devices: int = 0
     allocated: int = 0
-    used: int | None = None  # None: not known of any device
+    used: int | None = None  # None if unknown for all devices
 
     def add(self, is_held: bool, is_used: bool | None) -> None:
         self.devices += 1
@@ -204,7 +204,7 @@ class _DeviceCount:
 
 @dataclass(slots=True)
 class _NamespaceCount:
-    """In devices; a holder of a shared device counts by its share."""
+    """Counts of devices. A holder of a shared device counts as its share of the device."""
 
     allocated: float = 0.0
     wasteful: float = 0.0
@@ -237,14 +237,14 @@ def _count_families(state: ClusterState) -> list[Family]:
 
 
 def is_in_use(gpu: DeviceState, instance: MigInstance | None, settings: ViewSettings) -> bool | None:
-    """Whether --used-field is above 0; a device without it by utilisation. None: not known."""
+    """Returns whether --used-field, or the utilisation if the device lacks this field, is above 0. None if unknown."""
     slot = instance or gpu
     value = used_value(slot, settings)
     if value is not None:
         return value > 0
     ratios = (slot.utilization_ratio, *(h.usage.utilization_ratio for h in slot.holders if h.usage is not None))
-    known = [ratio for ratio in ratios if ratio is not None]
-    return any(known) if known else None
+    measured = [ratio for ratio in ratios if ratio is not None]
+    return any(measured) if measured else None
 
 
 def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
@@ -260,10 +260,10 @@ def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: Famil
 
 def _namespace_counts(counts: Mapping[tuple[str, str], _NamespaceCount]) -> list[Family]:
     rows = [(_labels(f.NAMESPACE_ALLOCATED_GPUS, key), counts[key]) for key in sorted(counts)]
-    known = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
+    measured = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
     return [
         f.NAMESPACE_ALLOCATED_GPUS.of([Sample(labels, round(count.allocated, 9)) for labels, count in rows]),
-        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in known]),
+        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in measured]),
         f.NAMESPACE_IDLE_GPUS.of([Sample(labels, round(count.wasteful, 9)) for labels, count in rows]),
     ]
 
@@ -301,7 +301,7 @@ def _hourly_families(state: ClusterState) -> list[Family]:
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
-    """The condition `node_gone` of every GPU. The exporters report the other conditions."""
+    """Returns the condition `node_gone` of every GPU. The exporters report the other conditions."""
     return [
         Sample(_labels(f.CLUSTER_DEVICE_HEALTH, (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
         for node in state.nodes

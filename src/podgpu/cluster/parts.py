@@ -1,4 +1,4 @@
-"""Divides GPUs among their holders, classifies what each holder does with its part, and adds parts up."""
+"""Divides GPUs among their holders, classifies each part as used or idle, and sums the parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
 from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
 
 Use = Literal["used", "idle", "unknown"]
-BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions with which no figure is current
+BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
 _DIGITS = 4
 
 
@@ -22,11 +22,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     gpu: DeviceState
     instance: MigInstance | None
     holder: Holder
-    part: float  # of a physical GPU; the parts of a GPU add up to 1 at most
-    share: float  # of the GPU or MIG instance it holds
+    part: float  # fraction of the physical GPU; the parts of a GPU add up to at most 1
+    share: float  # fraction of the GPU or MIG instance that it holds
     use: Use
-    idle_since: float | None = None  # Unix time; None: it runs something, or that is not known
-    active_at: float | None = None  # monotonic time of the last reading in which it was not idle, or of the first one
+    idle_since: float | None = None  # Unix time; None if busy or unknown
+    active_at: float | None = None  # monotonic time of the last reading with activity, or of the first reading
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
 
@@ -36,7 +36,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def model(self) -> str:
-        """Model as it is billed: `<model>`, or `<model> MIG <profile>`."""
+        """The billed model: `<model>`, or `<model> MIG <profile>`."""
         return slot_model(self.gpu, self.instance)
 
 
@@ -57,29 +57,29 @@ def is_shown(gpu: DeviceState) -> bool:
 
 
 def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
-    """Each identified holder once. A lost GPU is held only by workloads that it was given to."""
+    """Returns the unique identified holders. Holders of a lost GPU must also be known from an allocation source."""
     holders = slot.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
         return holders
     lost = is_lost(gpu)
-    found: dict[tuple[str, ...], Holder] = {}
+    unique: dict[tuple[str, ...], Holder] = {}
     for holder in holders:
         if holder.key and (holder.source or not lost):
-            found.setdefault(holder.key, holder)
-    return tuple(found.values())
+            unique.setdefault(holder.key, holder)
+    return tuple(unique.values())
 
 
 def divide(wanted: Sequence[float | None], whole: float) -> list[float]:
-    """Gives each what it wants. None wants an equal part of the rest. If there is not enough, all get less."""
+    """Divides `whole` into the wanted amounts, or scales them down to fit. Each None gets an equal part of the rest."""
     total = sum(part for part in wanted if part is not None)
     scale = whole / total if total > whole else 1.0
-    unsaid = wanted.count(None)
-    rest = max(0.0, whole - total) / unsaid if unsaid else 0.0
+    unspecified = wanted.count(None)
+    rest = max(0.0, whole - total) / unspecified if unspecified else 0.0
     return [rest if part is None else part * scale for part in wanted]
 
 
 def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
-    """The shown slots of a GPU with their part of it: MIG instances by compute slices, the GPU itself by the rest."""
+    """Returns the shown MIG instances with their fraction of the GPU, and the GPU itself with the rest."""
     if not gpu.instances:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
@@ -89,16 +89,16 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
 
 
 def divide_slot(holders: Sequence[Holder]) -> list[float]:
-    """Each holder's share of the GPU or MIG instance."""
+    """Returns each holder's share of the GPU or MIG instance."""
     if len(holders) == 1 and holders[0].share_ratio in (None, 1):
         return [1.0]
     return divide([None if h.share_ratio is None else min(h.share_ratio, 1.0) for h in holders], 1.0)
 
 
 def classify_use(slot: Slot, holder: Holder, idle_since: float | None, watched: bool) -> Use:
-    """What a holder does with what it holds, if the GPU can be seen.
+    """Classifies a holder's part of a readable GPU as used, idle or unknown.
 
-    `watched`: every holder is followed from round to round. One at 0 without `idle_since` then worked recently.
+    If `watched`, earlier rounds are known, so a holder at 0 % without `idle_since` was busy recently.
     """
     if idle_since is not None:
         return "idle"
@@ -109,14 +109,14 @@ def classify_use(slot: Slot, holder: Holder, idle_since: float | None, watched: 
     if ratio:
         return "used"
     if own == 0 and processes and slot.utilization_ratio:
-        return "unknown"  # the driver's samples count the busiest process only, so a 0 beside it means nothing
+        return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
     if ratio is None and processes != 0:
         return "unknown"
     return "used" if watched and ratio is not None else "idle"
 
 
 def runs_nothing(slot: Slot, holder: Holder) -> bool:
-    """False also if that is not known, as beside a busy process."""
+    """Returns True if the holder is known to be idle. On a GPU with another busy process this is unknown."""
     usage = holder.usage
     if usage is None or usage.utilization_ratio is None:
         return slot.utilization_ratio == 0
@@ -124,28 +124,28 @@ def runs_nothing(slot: Slot, holder: Holder) -> bool:
 
 
 def slot_utilization(slot: Slot) -> float | None:
-    """Utilisation to show beside that of the holders: from the same usage window, so that the parts add up.
+    """Returns the utilisation over the same time window as that of the holders, so that the parts add up.
 
-    Without figures of the window, as from metrics text, it is at least the sum of the holders.
+    If the window has no figures, as with metrics text, returns at least the sum of the holders.
     """
     ratios = [h.usage.utilization_ratio for h in slot.holders if h.usage is not None]
-    known = [ratio for ratio in ratios if ratio is not None]
-    if not known:
+    reported = [ratio for ratio in ratios if ratio is not None]
+    if not reported:
         return slot.utilization_ratio
     window = None if slot.usage is None else slot.usage.utilization_ratio
     whole = slot.utilization_ratio if window is None else window
-    return None if whole is None else max(whole, sum(known))
+    return None if whole is None else max(whole, sum(reported))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:
-    """In MIG mode the mean over the instances by their size, because the driver reports none for the GPU."""
-    known = [
+    """Returns the utilisation. In MIG mode the driver reports none, so it is the mean over the instances, by size."""
+    weighted = [
         (ratio, slices_of_profile(instance.profile) or 1)
         for instance in gpu.instances
         if not instance.hidden and (ratio := slot_utilization(instance)) is not None
     ]
-    if known:
-        return sum(ratio * size for ratio, size in known) / sum(size for _, size in known)
+    if weighted:
+        return sum(ratio * size for ratio, size in weighted) / sum(size for _, size in weighted)
     return None if gpu.hidden else slot_utilization(gpu)
 
 
@@ -155,7 +155,7 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
 class Totals(msgspec.Struct, omit_defaults=True):
     """Sums in GPUs. `allocated` = `used` + `idle` + `unknown`, `gpus` = `allocated` + `free`.
 
-    Costs are None without prices, and if nothing that is held has a price.
+    Costs are None if no held GPU has a price.
     """
 
     gpus: int
@@ -193,18 +193,18 @@ def sum_held(parts: Iterable[HeldPart], priced: bool) -> HeldSums:
             cost += part.cost_per_hour
             if part.use == "idle":
                 wasted += part.cost_per_hour
-    known = priced and (has_price or not held)
+    has_cost = priced and (has_price or not held)
     allocated = round(sum(uses.values()), _DIGITS)
     rounded = {use: round(amount, _DIGITS) for use, amount in uses.items()}
-    largest = max(rounded, key=lambda use: rounded[use])  # takes the rounding error, so that the parts add up
+    largest = max(rounded, key=lambda use: rounded[use])  # absorbs the rounding error
     rounded[largest] = round(allocated - sum(amount for use, amount in rounded.items() if use != largest), _DIGITS)
     return HeldSums(
         allocated=allocated,
         used=rounded["used"],
         idle=rounded["idle"],
         unknown=rounded["unknown"],
-        cost_per_hour=round(cost, _DIGITS) if known else None,
-        wasted_per_hour=round(wasted, _DIGITS) if known else None,
+        cost_per_hour=round(cost, _DIGITS) if has_cost else None,
+        wasted_per_hour=round(wasted, _DIGITS) if has_cost else None,
     )
 
 

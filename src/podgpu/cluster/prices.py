@@ -32,7 +32,7 @@ _AMOUNT = re.compile(r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,12})?")
 
 
 class Price(NamedTuple):
-    """None: not in the file."""
+    """The prices of one model. None if not in the file."""
 
     gpu_hour: float | None = None
     kwh: float | None = None
@@ -49,9 +49,9 @@ class Prices:
         self._found: dict[str, Price] = {}
 
     def of(self, model: str) -> Price:
-        """Price of `<model>` or `<model> MIG <profile>`. Spaces in names match dashes.
+        """Returns the price of `<model>` or `<model> MIG <profile>`. Spaces in names match dashes.
 
-        A MIG instance without its own price costs the part of its GPU that its compute slices are.
+        A MIG instance without its own price costs its share of the GPU's compute slices.
         """
         price = self._found.get(model)
         if price is None:
@@ -68,7 +68,7 @@ class Prices:
 
 NO_PRICES = Prices("", {})
 ReadPrices = Callable[[], tuple[Prices, tuple[str, ...]]]
-"""Returns the prices, and notes on what is wrong with their file."""
+"""Returns the prices, and notes about problems of the price file."""
 
 
 def no_prices() -> tuple[Prices, tuple[str, ...]]:
@@ -80,7 +80,7 @@ def _dashed(model: str) -> str:
 
 
 def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
-    """A note that names the models without a price."""
+    """Returns a note that lists the models without a price."""
     if not prices.currency:
         return ()
     unpriced = sorted({model or "devices of an unknown model" for model in models if prices.of(model).gpu_hour is None})
@@ -88,10 +88,10 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
         return ()
     names = few_of(unpriced, most=_MAX_NAMED)
     if prices.source == "example":
-        return (f"--prices example has no price for {names}: no cost includes them; write your own price file",)
+        return (f"--prices example has no price for {names}: costs do not include them; write your own price file",)
     near = difflib.get_close_matches(unpriced[0], [name for name in prices.models if name != _OTHERS], 1, _SIMILAR)
     hint = f" (the file has {near[0]}: is it the same?)" if near else ""
-    return (f"--prices has no price for {names}: no cost includes them; add them to the file{hint}",)
+    return (f"--prices has no price for {names}: costs do not include them; add them to the file{hint}",)
 
 
 # The file
@@ -108,7 +108,7 @@ class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_prices(content: bytes, file: str) -> Prices:
-    """Raises UsageError, which names the file and the path inside it."""
+    """Parses the file. Raises UsageError with the file and the path inside it."""
     from podgpu.yaml_file import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
@@ -117,7 +117,7 @@ def parse_prices(content: bytes, file: str) -> Prices:
         place = f"{file}: models.{one_line(name)[:60]}"
         price = prices[name] = Price(_read_amount(entry.gpu_hour, place), _read_amount(entry.kwh, place))
         if price == Price():
-            raise UsageError(f"{place}: has neither gpu_hour nor kwh")
+            raise UsageError(f"{place}: must have gpu_hour or kwh")
     return Prices(parsed.currency, prices)
 
 
@@ -125,12 +125,12 @@ def _read_amount(text: str | None, place: str) -> float | None:
     if text is None:
         return None
     if not _AMOUNT.fullmatch(text):
-        raise UsageError(f"{place}: prices are numbers of 0 or more, written as in 2.5")
+        raise UsageError(f"{place}: must be a number of 0 or more, such as 2.5")
     return float(text)
 
 
 class PriceReader:
-    """Reads the file again when it changes. A file that becomes invalid leaves the last prices in force."""
+    """Rereads the file when it changes. If the new content is invalid, the last valid prices are used."""
 
     def __init__(self, path: str) -> None:
         """Raises UsageError."""
@@ -147,12 +147,12 @@ class PriceReader:
         try:
             self._prices = self._file.read(self._path)
         except (SourceError, UsageError) as error:
-            return self._prices, (f"--prices: {error}; the last valid prices stay in force",)
+            return self._prices, (f"--prices: {error}; the last valid prices are used",)
         return self._prices, ()
 
 
 def read_prices(option: str) -> ReadPrices:
-    """What `--prices` names: nothing, `example`, or a file. Raises UsageError."""
+    """Returns a reader for the value of `--prices`: empty, `example`, or a file. Raises UsageError."""
     if not option:
         return no_prices
     if option == EXAMPLE:

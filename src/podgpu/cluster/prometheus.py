@@ -1,6 +1,6 @@
-"""Collector that reads Prometheus or a compatible server: instant queries per round, evaluated at the server's time.
+"""Collector that reads Prometheus or a compatible server, with instant queries evaluated at the server's time.
 
-Idle times and owners of pods also come from the server, so that a restart loses nothing.
+Idle times and owners of pods also come from the server, so a restart of podgpu loses nothing.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ HOLDER_LABELS = (
     *(families.JOB_LABEL, *families.NAMELESS_LABELS, "vgpu"),
 )
 _SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *HOLDER_LABELS)
-_OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may learn of a pod later than we do
+_OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
-_IDLE_SECONDS = 600.0  # between two queries for idle devices
-_IDLE_CHECKS = 30  # of whether there are samples, in the idle window
-_NO_SAMPLES = "Prometheus has no samples of it any more: check that its exporter runs and is scraped"
+_IDLE_SECONDS = 600.0  # interval of the query for idle devices
+_IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
+_NO_SAMPLES = "Prometheus has no recent samples of this node: check that its exporter runs and is scraped"
 FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, WorkloadOwner]]
 
 
@@ -66,7 +66,7 @@ class PrometheusCollector:
         find_owners: FindOwners | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`find_owners`: owners of pods that kube-state-metrics does not know. Raises UsageError."""
+        """`find_owners` returns owners of pods that kube-state-metrics does not report. Raises UsageError."""
         self._match = server.match
         self._node_labels = server.node_labels
         self._client = PrometheusClient(server)
@@ -103,7 +103,7 @@ class PrometheusCollector:
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
 
     async def _read_all(self) -> list[tuple[str, SourceError]]:
-        """Returns failed optional queries. Raises SourceError if a required query failed."""
+        """Runs all queries. Returns the failed optional ones. Raises SourceError if a required query fails."""
         now = await self._client.query_time()
         monotonic = self._clock.monotonic()
         failures: list[tuple[str, SourceError]] = []
@@ -121,8 +121,8 @@ class PrometheusCollector:
         for what, error in failures:
             if what in required:
                 raise error
-        found = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
-        nodes = [self._make_reading(target, now, monotonic) for target in found.states]
+        result = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
+        nodes = [self._make_reading(target, now, monotonic) for target in result.states]
         self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
@@ -132,10 +132,10 @@ class PrometheusCollector:
                 await work
             except SourceError as error:
                 failures.append((what, error))
-        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(found.errors.items())[:3])]
+        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(result.errors.items())[:3])]
         self._reading = replace(
             self._reading,
-            owners=self._owners.known(),
+            owners=self._owners.all(),
             idle_for=self._idle.seconds(now),
             notes=(*notes, *self._describe_gaps(failures)),
         )
@@ -153,9 +153,9 @@ class PrometheusCollector:
         )
 
     def _find_vanished(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Nodes of earlier rounds that have no series now. They stay as they were until they are dropped.
+        """Returns the last readings of nodes that have no series now. They are kept until they are dropped.
 
-        A node whose GPUs all appear elsewhere has only changed its name.
+        A node whose GPUs all appear under another node was renamed, so it is left out.
         """
         names = {node.state.node for node in nodes}
         uuids = {device.uuid for node in nodes for device in node.state.devices}
@@ -171,11 +171,11 @@ class PrometheusCollector:
     def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
         notes = []
         if failures:
-            notes.append(f"unknown, because Prometheus did not answer: {', '.join(what for what, _ in failures)}")
+            notes.append(f"these Prometheus queries failed: {', '.join(what for what, _ in failures)}")
         devices = [device for node in self._reading.nodes for device in node.state.devices]
         if not devices:
             and_match = " and that --match is right" if self._match else ""
-            notes.append(f"Prometheus has no figures of GPUs: check that it scrapes the exporters{and_match}")
+            notes.append(f"Prometheus has no GPU metrics: check that it scrapes the exporters{and_match}")
         return notes
 
 
@@ -185,12 +185,12 @@ class PrometheusCollector:
 class SeriesQuery(NamedTuple):
     what: str
     text: str
-    required: bool = False  # without it, GPUs would look free, or the exporter's pod like a holder
+    required: bool = False  # if missing, GPUs would seem free, or the exporter's pod would seem to hold GPUs
 
 
 def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable[str] = ()) -> list[SeriesQuery]:
-    """Queries whose results `nodes_from_vectors` reads. `max by` drops all other labels, to keep the answers small."""
-    kept = [known.field.id for name in sorted(keep_fields) if (known := meaning(name))]
+    """Returns the queries for `nodes_from_vectors`. `max by` drops all other labels, to keep the responses small."""
+    kept = [spec.field.id for name in sorted(keep_fields) if (spec := meaning(name))]
     identity = (*IDENTITY, *node_labels)
 
     def query(
@@ -240,15 +240,15 @@ class IdleDevices:
     """Devices whose utilisation was 0 in the whole window of --idle-after, according to the server."""
 
     def __init__(self, client: PrometheusClient, match: str, window: float | None) -> None:
-        """`window` None: idle devices are not distinguished, and there are no queries."""
+        """If `window` is None, idle devices are not queried."""
         self._client = client
         self._window = window or 0.0
         self._query = idle_query(match, window) if window else ""
-        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> Unix time of the server
+        self._since: dict[tuple[str, str], float] = {}  # (UUID, MIG instance) -> idle since, in the server's Unix time
         self._queried_at = -math.inf
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
-        """Queries from time to time. In between, devices that are in use or gone are removed."""
+        """Queries every 10 minutes. Between queries, removes devices that are in use or gone."""
         idle = {
             (device.uuid, instance)
             for device in (device for node in nodes for device in node.state.devices)
@@ -271,7 +271,7 @@ class IdleDevices:
 
 
 def idle_query(match: str, window: float) -> str:
-    """GPU_UTIL counts for GPUs, the engine's activity for MIG instances and for GPUs without GPU_UTIL."""
+    """Builds the query. Uses GPU_UTIL for GPUs, and engine activity for MIG instances and GPUs without GPU_UTIL."""
     length = round(window * 1000)
     step = max(1, round(length / _IDLE_CHECKS))
 
@@ -279,7 +279,7 @@ def idle_query(match: str, window: float) -> str:
         largest = " or ".join(
             f"max_over_time({select(names, *matchers, match)}[{length}ms])" for names in generations(number) if names
         )
-        # In a gap without samples the device may have been busy, so every check must have found some.
+        # The device may have been busy in a gap without samples, so samples must exist at every check.
         present = f"group {by(*keys)} ({select(names_of(number), *matchers, match)})"
         checks = f"count_over_time(({present})[{length - 1}ms:{step}ms]) >= {math.ceil(length / step)}"
         return f"((max {by(*keys)} ({largest}) == 0) and on ({', '.join(keys)}) ({checks}))"
@@ -336,18 +336,18 @@ class PodOwners:
     def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
         return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
 
-    def known(self) -> dict[Pod, WorkloadOwner]:
+    def all(self) -> dict[Pod, WorkloadOwner]:
         missing = self._pods - self._known.keys()
         return {**(self._find_owners(missing) if self._find_owners and missing else {}), **self._known}
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, WorkloadOwner]:
-    """Owners by namespace and name. If there are several, the first in alphabetical order counts."""
+    """Returns owners by namespace and name. If there are several, uses the first in alphabetical order."""
     owners: dict[Pod, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
         owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
-        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # <none>: older kube-state-metrics
+        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # older kube-state-metrics: <none>
         if name and is_owned:
             key = labels.get("exported_namespace") or labels.get("namespace", ""), name
             owners[key] = min(owner, owners.get(key, owner))

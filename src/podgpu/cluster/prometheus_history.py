@@ -39,8 +39,8 @@ from podgpu.metrics.names import generations, names_of, successors
 from podgpu.model import Workload
 
 CACHE_SECONDS = 15.0
-_FINE, _COARSE = 15, 300  # seconds, as in the SQLite store
-_MAX_GAP_SECONDS = 300  # a holder is assumed to stay while nothing is known of its GPU for this long
+_FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
+_MAX_GAP_SECONDS = 300  # longest gap in a GPU's samples during which its holder is assumed to stay
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
@@ -142,7 +142,7 @@ class PrometheusHistory:
 
 
 class _RangeReader:
-    """Queries about one window. Each value is the mean of its step, sampled every 15 s."""
+    """Runs the queries for one time window. Each value is the mean over its step, sampled every 15 s."""
 
     def __init__(self, client: PrometheusClient, window: Window, match: str, node_labels: Sequence[str]) -> None:
         self._client = client
@@ -166,7 +166,7 @@ class _RangeReader:
             self.read(self._health(uuids)),
             *(self.read(query) for query in figures.values()),
         )
-        exporter_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # Prometheus may add them to series
+        exporter_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # Prometheus may add their names to series
         for labels in (line.labels for line in own_pods if line.labels.get("pod")):
             exporter_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}
@@ -175,17 +175,17 @@ class _RangeReader:
             for labels, points in lines:
                 device = _read_device(labels)
                 if device[0]:
-                    found = devices.setdefault(device, _DeviceLines(device, self._window))
+                    device_lines = devices.setdefault(device, _DeviceLines(device, self._window))
                     holder = read_workload(labels, exporter_pods[_read_target(labels)])
-                    yield found, labels, _read_values(points, self._window), holder
+                    yield device_lines, labels, _read_values(points, self._window), holder
 
         for device, labels, values, holder in read(held):
             device.add_presence(labels, values, holder, self._node_labels)
-        for name, found in zip(figures, lines, strict=True):
-            for device, _, values, _ in read(found):
+        for name, series in zip(figures, lines, strict=True):
+            for device, _, values, _ in read(series):
                 device.add_figures(name, values)
-        for name, found in (("utilization", ratios), ("memory", memory)):
-            for device, _, values, holder in read(found):
+        for name, series in (("utilization", ratios), ("memory", memory)):
+            for device, _, values, holder in read(series):
                 if holder is not None:
                     device.add_figures(name, values, holder)
         for device, labels, values, _ in read(health):
@@ -195,7 +195,7 @@ class _RangeReader:
     # PromQL
 
     def figures(self, uuids: Sequence[str] = ()) -> dict[str, str]:
-        """Ratios, bytes, watts and degrees. Without `uuids`, of all devices."""
+        """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select((families.DEVICE_MEMORY.name,), uuids)})"
         queries = {
             "utilization": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
@@ -230,7 +230,7 @@ class _RangeReader:
         return self._over_steps("max", f"max {by(*_KEYS, 'condition')} ({series})")
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
-        """In 4.8's unit. Fields of the GPU that dcgm-exporter repeats on its instances stay the GPU's."""
+        """Returns a query in the unit of dcgm-exporter 4.8. GPU fields repeated on MIG instances count for the GPU."""
         labels = by(*_KEYS) if fields()[number].per_instance else by(*_UUIDS)
         old_names, new_names = generations(number)
         query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"
@@ -254,7 +254,7 @@ class _RangeReader:
 
 
 class _DeviceLines:
-    """What was read of one device, by step."""
+    """The values of one device, by step."""
 
     def __init__(self, device: Device, window: Window) -> None:
         self._device = device
@@ -294,7 +294,10 @@ class _DeviceLines:
         return self._make_history(self._figures)
 
     def history_of_pod(self, pod: Pod) -> GpuHistory | None:
-        """Its own figures while it held the device, or the device's if no other pod held it. None: it never did."""
+        """Returns the figures of the time in which the pod held the device. None if it never did.
+
+        Uses the pod's own figures, or those of the device if no other pod held it.
+        """
         own = {holder: steps for holder, steps in self._holders.items() if (holder.namespace, holder.pod) == pod}
         held = {step for steps in own.values() for step in steps}
         shared = {step for holder, steps in self._holders.items() if holder not in own for step in steps}
@@ -329,9 +332,9 @@ class _DeviceLines:
 
 
 def find_runs(steps: Iterable[int], window: Window, known: Iterable[int] = ()) -> list[tuple[float, float | None]]:
-    """Start and end of runs of steps. None: it lasts.
+    """Returns start and end of each run of steps. The end is None if the run has not ended.
 
-    A single missing step does not end a run, nor up to five minutes in which nothing is known of the device.
+    A run continues over a single missing step, and over up to five minutes without any sample of the device.
     """
     runs: list[list[int]] = []
     known = set(known)
@@ -360,7 +363,7 @@ def _read_target(labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _read_values(points: Iterable[tuple[float, float]], window: Window) -> list[float | None]:
-    """One value per step, evaluated at the step's end."""
+    """Returns one value per step, evaluated at the end of the step."""
     values: list[float | None] = [None] * window.steps
     for at, value in points:
         number = round((at - window.start) / window.step) - 1

@@ -1,4 +1,4 @@
-"""Client for the HTTP API of Prometheus and of compatible servers, and helpers that write PromQL."""
+"""Client for the HTTP API of Prometheus and compatible servers, and helpers that build PromQL."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 from podgpu.metrics.adapter import NODE_LABELS
 from podgpu.metrics.parse import ParsedSample
 
-MAX_ANSWER_BYTES = 32 * 1024 * 1024  # 8,000 GPUs need half of it
+MAX_ANSWER_BYTES = 32 * 1024 * 1024  # the response for 8,000 GPUs is half as large
 MAX_NOTES = 5
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # in RE2
+_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")  # special characters in RE2
 
 
 # Writing PromQL
@@ -35,13 +35,13 @@ def quote(value: str) -> str:
 
 
 def one_of(label: str, values: Iterable[str]) -> str:
-    """A matcher for any of the values."""
+    """Returns a matcher for any of the values."""
     pattern = "|".join(_SPECIAL.sub(r"\\\1", value) for value in values)
     return f"{label}=~{quote(pattern)}"
 
 
 def select(names: Sequence[str], *matchers: str) -> str:
-    """A selector of series with one of the names. Empty matchers are left out."""
+    """Returns a selector of series with one of the names. Skips empty matchers."""
     name = (one_of("__name__", names),) if len(names) != 1 else ()
     return f"{names[0] if len(names) == 1 else ''}{{{','.join(filter(None, (*name, *matchers)))}}}"
 
@@ -93,7 +93,7 @@ class _Answer(msgspec.Struct, rename="camel"):
     data: _Data | None = None
     error: str = ""
     warnings: list[str] = []
-    is_partial: bool = False  # of VictoriaMetrics
+    is_partial: bool = False  # set by VictoriaMetrics
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
@@ -102,23 +102,23 @@ _decode_elements = msgspec.json.Decoder(list[_Element]).decode
 
 class PrometheusClient:
     def __init__(self, server: PrometheusServer) -> None:
-        """Paths of the URL are kept, such as …/prometheus of Mimir. Raises UsageError."""
+        """The URL may contain a path, such as /prometheus for Mimir. Raises UsageError."""
         self._http = HttpClient(server.url, server.access, timeout=server.timeout, max_bytes=MAX_ANSWER_BYTES)
         self.name = self._http.shown
-        self.notes: list[str] = []  # warnings of the server since they were last cleared
+        self.notes: list[str] = []  # warnings from the server; the caller clears them
         self._options = {
             "timeout": f"{max(1, round(server.timeout * 1000))}ms",
-            "nocache": "1",  # without it, VictoriaMetrics leaves out the last 30 seconds
+            "nocache": "1",  # otherwise VictoriaMetrics omits the last 30 seconds
         }
         self._method = "POST"
         self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def query_time(self) -> float:
-        """Unix time of the server's clock. Raises SourceError."""
+        """Returns the Unix time of the server's clock. Raises SourceError."""
         samples = await self.query("vector(time())")
         if not samples or not 0 < samples[0].value < 1e11:
-            raise SourceError("malformed", f"{self.name} does not answer the query vector(time())")
+            raise SourceError("malformed", f"{self.name}: no valid result for the query vector(time())")
         return samples[0].value
 
     async def query(self, query: str, at: float | None = None) -> list[ParsedSample]:
@@ -152,22 +152,22 @@ class PrometheusClient:
             is_page = response.body[:512].lstrip()[:1] == b"<"
             raise SourceError(
                 "not_prometheus" if is_page else "malformed",
-                f"{self.name} answers with {'a web page' if is_page else f'unexpected JSON ({error})'}: is it the base"
-                " URL of a Prometheus HTTP API?",
+                f"{self.name} returned {'a web page' if is_page else f'unexpected JSON ({error})'}: check that it is"
+                " the base URL of a Prometheus HTTP API",
             ) from error
         if response.status != 200 or answer.status != "success" or answer.data is None:
             raise self._explain(response, answer)
         self._add_notes(answer)
         if answer.data.result_type != result_type:
             kind = _shorten(answer.data.result_type)
-            raise SourceError("malformed", f"{self.name} answers with a {kind} instead of a {result_type}")
+            raise SourceError("malformed", f"{self.name} returned a {kind} instead of a {result_type}")
         try:
             return _decode_elements(answer.data.result)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise SourceError("malformed", f"{self.name} answers with unexpected JSON: {error}") from error
+            raise SourceError("malformed", f"{self.name} returned unexpected JSON: {error}") from error
 
     async def _send(self, path: str, form: Mapping[str, str]) -> HttpResponse:
-        """A query may be longer than a URL can be, so it is posted. Some proxies allow only GET."""
+        """Sends the query by POST, because it may be too long for a URL. Some proxies allow only GET."""
         if self._session is None:
             self._session = open_session()
         response = await self._http.send(self._session, self._method, path, form, "application/json")
@@ -183,12 +183,12 @@ class PrometheusClient:
         advice = "; check --match" if response.status in (400, 422) else ""
         reason = "query_failed" if response.status == 200 else f"http_{response.status}"
         text = _shorten(answer.error) or "no reason given"
-        return SourceError(reason, f"{self.name} answers with an error: {text}{advice}")
+        return SourceError(reason, f"{self.name} returned an error: {text}{advice}")
 
     def _add_notes(self, answer: _Answer) -> None:
         notes = [_shorten(text) for text in answer.warnings if text.strip()]
         if answer.is_partial:
-            notes.append("the answer is incomplete: a part of the storage did not answer")
+            notes.append("the response is incomplete: a part of the storage did not respond")
         self.notes += [note for note in notes if note not in self.notes][: MAX_NOTES - len(self.notes)]
 
     async def close(self) -> None:
@@ -205,6 +205,6 @@ def _parse_number(text: str) -> float:
 
 
 def _shorten(text: str) -> str:
-    """One printable line."""
+    """Returns one printable line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _MAX_TEXT]).split())
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"

@@ -1,4 +1,4 @@
-"""Converts the cluster's state to the rounds that history stores, with what each holder used since the last one."""
+"""Converts the cluster's state to rounds of history, with each holder's usage since the previous round."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from podgpu.history.store import (
 )
 from podgpu.model import DeviceState, HolderUsage, MigInstance, Slot, WorkloadKey
 
-_OWN_DIFFERENCE = 0.05  # a sole holder whose utilisation differs more from its device's has figures of its own
-LONGEST_GAP = 60.0  # seconds between two rounds of history; a longer time is not charged
+_OWN_DIFFERENCE = 0.05  # a sole holder's own figures are stored if its utilisation differs more from the device's
+LONGEST_GAP = 60.0  # longest time between two rounds that is charged, in seconds
 _PartKey = tuple[str, int | None, WorkloadKey]
 
 
 class RoundReader:
-    """Reads the present state as a `HistoryRound`. Remembers when each holder was read last."""
+    """Converts the present state to a `HistoryRound`. Keeps the last usage of each holder to compute differences."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class RoundReader:
         wall: Callable[[], float],
         with_figures: bool = True,
     ) -> None:
-        """`read_state` returns None if nothing current is known. Longer gaps in seconds are not charged.
+        """`read_state` returns None if there is no current state. Gaps over `longest_gap` seconds are not charged.
 
-        Without figures only usage is stored: Prometheus has the figures.
+        `with_figures` is False if Prometheus stores the figures. Then only usage is recorded.
         """
         self._with_figures = with_figures
         self._read_state = read_state
@@ -59,7 +59,7 @@ class RoundReader:
     def _read_node(
         self, node: NodeEntry, state: ClusterState, seen: dict[_PartKey, tuple[float, HolderUsage | None]]
     ) -> list[GpuSample]:
-        """GPUs without a UUID cannot be distinguished from those of other nodes, so they are left out."""
+        """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes."""
         held = node.held_by_slot()
         samples = []
         for gpu in node.gpus:
@@ -121,14 +121,14 @@ class RoundReader:
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
-    """The idle part of the last `seconds` before the Unix time `at`."""
+    """Returns the idle part of the last `seconds` before the Unix time `at`."""
     if part.use != "idle":
         return 0.0
     return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
 
 
 def _growth(now: int | None, before: int | None) -> int:
-    """A counter that decreased started again at 0."""
+    """Returns the increase of a counter. A counter that decreased was restarted at 0."""
     if now is None or before is None:
         return 0
     return now - before if now >= before else now
@@ -186,7 +186,7 @@ def cluster_waste(cluster: Cluster, recorder: HistoryRecorder) -> ReadWaste:
 
 
 def waste_reader(recorder: HistoryRecorder, read_state: Callable[[], ClusterState], clock: Clock) -> ReadWaste:
-    """The returned function raises SourceError if the history cannot be read."""
+    """Returns a function that computes the waste. That function raises SourceError if history cannot be read."""
 
     def read(by: GroupBy) -> WasteAnswer:
         with recorder.reader() as db:

@@ -1,6 +1,6 @@
-"""Collector that reads the exporters itself: `GET /api/v1/node` from podgpu, metrics text from other exporters.
+"""Collector that reads the exporters directly: `GET /api/v1/node` from podgpu, metrics text from other exporters.
 
-A failing exporter affects only its own node. A target that leaves the list stays as it was last read for a while.
+A failing exporter affects only its own node. The last reading of a target that left the list is kept for a while.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from podgpu.metrics.parse import BadExposition
 from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, decode_node
 
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
-_CONCURRENCY = 256  # more than the exporters that usually die at the same time: a dead one waits for its timeout
-_ROUNDS_UNTIL_PROBE = 40  # a document is requested again from text targets, in case the exporter was upgraded
+_CONCURRENCY = 256  # more than usually fail together, because each failed target waits for its timeout
+_ROUNDS_UNTIL_PROBE = 40  # interval of requesting JSON from a text target, in case it was upgraded to podgpu
 _MAX_FILES = 65_536
 _PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 S = TypeVar("S", DeviceState, MigInstance)
@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 class Targets(Protocol):
     def urls(self) -> Sequence[str]:
-        """URLs of metrics. While the list cannot be read, the last one."""
+        """Returns the metrics URLs. While the list cannot be read, returns the last list."""
 
     def notes(self) -> Sequence[str]:
-        """Problems of the list."""
+        """Returns problems of the list."""
 
     def close(self) -> None: ...
 
 
 class FixedTargets:
-    """The list of --scrape."""
+    """The targets of --scrape."""
 
     def __init__(self, urls: Sequence[str], access: Access | None = None) -> None:
         """Raises UsageError."""
@@ -66,11 +66,11 @@ class FixedTargets:
         return ()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 class ScrapeTarget:
-    """One exporter and its last documents."""
+    """One exporter and its last readings."""
 
     def __init__(self, url: str, access: Access | None, timeout: float) -> None:
         """Raises UsageError."""
@@ -89,7 +89,7 @@ class ScrapeTarget:
     async def read_states(
         self, session: aiohttp.ClientSession, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
     ) -> list[NodeState]:
-        """Returns the exporter's documents. Raises SourceError."""
+        """Returns the states that the exporter reports. Raises SourceError."""
         if self._rounds_until_probe == 0:
             state = await self._read_document(session)
             if state is not None:
@@ -101,16 +101,16 @@ class ScrapeTarget:
         return states
 
     async def _read_document(self, session: aiohttp.ClientSession) -> NodeState | None:
-        """None: the exporter has no documents. Raises SourceError."""
+        """Requests `/api/v1/node`. Returns None if the exporter does not have this path. Raises SourceError."""
         response = await self._api.send(session, path="/api/v1/node", accept="application/json")
         if 400 <= response.status < 500 or (response.status == 200 and response.content_type != "application/json"):
-            return None  # a proxy may also refuse every path but /metrics
+            return None  # a proxy may also reject every path except /metrics
         if response.status != 200:
             raise self._api.status_error(response)
         try:
             state = decode_node(response.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SourceError("malformed", f"{self.name}: its document /api/v1/node cannot be read: {error}") from error
+            raise SourceError("malformed", f"{self.name}: cannot parse its /api/v1/node: {error}") from error
         return state if state.node else replace_members(state, node=self._api.host)
 
     def _parse_text(
@@ -128,20 +128,20 @@ class ScrapeTarget:
             line = body.count(b"\n", 0, error.start) + 1
             raise SourceError("malformed", f"{self.name}: line {line}: byte {error.start} is not UTF-8") from error
         except BadExposition as error:
-            raise SourceError("malformed", f"the metrics of {self.name} cannot be read: {error}") from error
+            raise SourceError("malformed", f"the metrics of {self.name} cannot be parsed: {error}") from error
         except msgspec.ValidationError as error:
             raise SourceError(
-                "too_much", f"{self.name}: its metrics are beyond a limit and ignored: {error}"
+                "too_much", f"{self.name}: its metrics exceed a limit and are ignored: {error}"
             ) from error
         if not any(state.devices or state.producer == "podgpu" for state in states):
-            raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: is it a GPU exporter?")
+            raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: check that it is a GPU exporter")
         return states
 
     def is_named(self, state: NodeState) -> bool:
         return state.node != self._api.host
 
     def reset_probe(self) -> None:
-        """A failing exporter may be another one when it returns."""
+        """Requests JSON again in the next round, because another exporter may replace a failing one."""
         self._rounds_until_probe = 0
 
     async def fetch(self, session: aiohttp.ClientSession, path: str) -> bytes:
@@ -152,7 +152,7 @@ class ScrapeTarget:
 
 
 def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
-    """Drops the members that the cluster view does not read: half of the memory of 1,000 nodes."""
+    """Drops the members that the cluster view does not use. This halves the memory of 1,000 nodes."""
     return replace_members(
         state,
         devices=tuple(
@@ -199,8 +199,8 @@ class ScrapeCollector:
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_fields`: names of DCGM fields to keep. `drop_after`: seconds for which a target that left the list
-        stays. `owners`, `notes`: owners of pods, and problems with them."""
+        """`keep_fields` are the names of DCGM fields to keep. A target that left the list is kept for `drop_after`
+        seconds. `owners` returns the owners of pods, `notes` the problems in reading them."""
         self._source = targets
         self._access = access
         self._timeout = timeout
@@ -211,7 +211,7 @@ class ScrapeCollector:
         self._notes = notes
         self._clock = clock or Clock()
         self._targets: dict[str, ScrapeTarget] = {}  # by URL
-        self._removed: dict[str, ScrapeTarget] = {}  # left the list
+        self._removed: dict[str, ScrapeTarget] = {}  # targets that left the list
         self._bad_targets: tuple[str, ...] = ()
         self._errors: Counter[tuple[str, str]] = Counter()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
@@ -221,7 +221,7 @@ class ScrapeCollector:
         self._update_targets()
         session = self._open_session()
         async with asyncio.TaskGroup() as group:
-            # Failing targets come last: they wait for their timeouts, and must not delay the others.
+            # Failing targets are read last, so that their timeouts do not delay the others.
             for target in sorted(self._targets.values(), key=lambda target: target.is_failing):
                 group.create_task(self._read_target(target, session))
 
@@ -230,8 +230,8 @@ class ScrapeCollector:
         problems = []
         if len(urls) > MAX_TARGETS:
             problems.append(
-                f"{len(urls):,} exporters are listed and only {MAX_TARGETS:,} are read: check which Services the"
-                " selector chooses, or use --prometheus"
+                f"{len(urls):,} exporters are listed, but only {MAX_TARGETS:,} are read: check which Services the"
+                " selector matches, or use --prometheus"
             )
             urls = dict.fromkeys(list(urls)[:MAX_TARGETS])
         for url in urls:
@@ -272,7 +272,7 @@ class ScrapeCollector:
             except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others
                 reason, message = "bug", f"{target.name}: unexpected error ({type(error).__name__}: {str(error)[:200]})"
                 if target.outcome is None or target.outcome.error != "bug":
-                    _log.exception("%s: unexpected error, please report it", target.name)
+                    _log.exception("%s: unexpected error; please report it", target.name)
             else:
                 target.readings = tuple(self._make_reading(target, state) for state in states)
             if reason:
@@ -302,10 +302,10 @@ class ScrapeCollector:
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
-        found = next((t for t in self._targets.values() if t.name == target), None)
-        if found is None:
+        scrape_target = next((t for t in self._targets.values() if t.name == target), None)
+        if scrape_target is None:
             raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
-        return await found.fetch(self._open_session(), path)
+        return await scrape_target.fetch(self._open_session(), path)
 
     async def close(self) -> None:
         self._source.close()

@@ -1,4 +1,4 @@
-"""Settings of the cluster view: when figures are stale, which field measures use, how long the windows are."""
+"""Settings of the cluster view: age limits of figures, the field that measures use, and time windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from podgpu.errors import UsageError
 from podgpu.metrics.fields import nearest_names
 from podgpu.metrics.names import meaning
 
-MAX_ROUNDS = 1000  # in one window: each scope keeps a figure per round
+MAX_ROUNDS = 1000  # per window, because each scope keeps one value per round
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
@@ -18,17 +18,17 @@ class ViewSettings:
     """All times are in seconds."""
 
     interval: float = 15.0
-    stale_after: float = 45.0  # an older node is shown as stale, and is in no mean and no count
-    drop_after: float = 300.0  # an older node is dropped
+    stale_after: float = 45.0  # a node whose last reading is older than this is stale: not part of means and counts
+    drop_after: float = 300.0  # a node whose last reading is older than this is dropped
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
     window: float = 300.0
-    idle_after: float | None = 1800.0  # a holder that is idle for longer is wasteful; None: not distinguished
+    idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
     legacy_map_metrics: bool = False
 
     @cached_property
     def full(self) -> float:
-        """Value of --used-field on a device that is busy all the time: 100 of %, 1 of a ratio."""
+        """Value of --used-field on a fully busy device: 100 for a percentage, 1 for a ratio."""
         return full_scale(self.used_field)
 
     @cached_property
@@ -39,12 +39,12 @@ class ViewSettings:
     @cached_property
     def used_field_name(self) -> str:
         """Name of --used-field in `NodeState`."""
-        known = meaning(self.used_field)
-        return known.field.name if known else self.used_field
+        spec = meaning(self.used_field)
+        return spec.field.name if spec else self.used_field
 
 
 def check_settings(settings: ViewSettings) -> ViewSettings:
-    """Returns the settings. Raises UsageError."""
+    """Returns the settings unchanged. Raises UsageError if they are invalid."""
     full_scale(settings.used_field)
     if settings.window / settings.interval > MAX_ROUNDS:
         raise UsageError(
@@ -55,14 +55,14 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
 
 
 def full_scale(field: str) -> float:
-    """Raises UsageError for a field that is not a utilisation."""
-    known = meaning(field)
-    if known is None:
+    """Returns the value of a fully busy device. Raises UsageError for a field that is not a utilisation."""
+    spec = meaning(field)
+    if spec is None:
         near = nearest_names(field)
         raise UsageError(f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}")
-    if known.field.unit.startswith("%"):
+    if spec.field.unit.startswith("%"):
         return 100.0
-    if known.field.unit.startswith("ratio"):
+    if spec.field.unit.startswith("ratio"):
         return 1.0
     raise UsageError(
         f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL"
@@ -70,7 +70,7 @@ def full_scale(field: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """As Prometheus writes it: 5m, 1h30m, 500ms."""
+    """Formats a duration like Prometheus: 5m, 1h30m, 500ms."""
     rest = round(seconds * 1000)
     parts = []
     for unit, length in _UNITS:

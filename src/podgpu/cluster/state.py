@@ -1,7 +1,7 @@
-"""Builds the `ClusterState` of a round from what the collector read, and that of an exporter's own page.
+"""Builds the `ClusterState` of each round from the collector's readings, or from one exporter for its own page.
 
-A round needs nothing but the state before it: idle times of foreign exporters, GPUs that disappeared, and the choice
-between two exporters of one node are carried from state to state.
+Each round depends only on its readings and the previous state, which carries the idle times of foreign exporters, the
+GPUs that disappeared, and the exporter chosen for each node.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ from podgpu.model import (
 )
 
 MAX_NOTES = 12
-_CLOCK_STEP = 2.0  # seconds; a smaller change of the wall clock does not move moments
-_CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # an exporter's figures are some seconds old, so behind means less than ahead
-_CLOCK_UNSET = 86_400.0  # a clock that is off by a time zone is still a clock
+_CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
+_CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew; larger behind, because figures are some seconds old
+_CLOCK_UNSET = 86_400.0  # a larger skew means an unset clock; a wrong time zone is less than a day
 _SAME_READING = 1e-6
 _NS = 1_000_000_000
 
 
 class NodeEntry(msgspec.Struct, frozen=True, gc=False):
-    """One node: its last document, completed by what the cluster knows, and how the document was received."""
+    """One node: its last state, with data added by the cluster, and when and where the state was read."""
 
     name: str
     target: str
     state: NodeState
     read_at: float  # monotonic
     age_seconds: float | None = None
-    stale: bool = False  # its figures are not current
+    stale: bool = False  # the figures are too old
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
     held: tuple[HeldPart, ...] = ()
 
     @property
     def gpus(self) -> Iterator[DeviceState]:
-        """Those that are shown."""
+        """Yields the GPUs that are shown."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
 
     def held_by_slot(self) -> dict[tuple[str, int | None], list[HeldPart]]:
-        """By GPU (`gpu_id`) and MIG instance."""
-        found: dict[tuple[str, int | None], list[HeldPart]] = {}
+        """Groups the held parts by GPU (`gpu_id`) and MIG instance."""
+        by_slot: dict[tuple[str, int | None], list[HeldPart]] = {}
         for part in self.held:
-            found.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
-        return found
+            by_slot.setdefault((gpu_id(part.gpu), None if part.instance is None else part.instance.id), []).append(part)
+        return by_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,19 @@ class ClusterState:
     settings: ViewSettings
     taken_at: float | None
     scope: Literal["node", "cluster"] = "cluster"
-    nodes: tuple[NodeEntry, ...] = ()  # by name
+    nodes: tuple[NodeEntry, ...] = ()  # sorted by name
     notes: tuple[str, ...] = ()
-    alerts: tuple[Alert, ...] = ()  # the most serious first
+    alerts: tuple[Alert, ...] = ()  # most serious first
     used: Mapping[Scope, UsedMean] = field(default_factory=dict)
     owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
     prices: Prices = NO_PRICES
-    outcomes: tuple[TargetOutcome, ...] = ()  # by target
+    outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     clock_offset: float = 0.0  # Unix time minus monotonic time, changed only when the wall clock is set
 
     @property
     def used_ratio(self) -> float | None:
-        """Mean of --used-field over the GPUs in use. None without data."""
+        """Mean of --used-field over the GPUs in use. None if there is no data."""
         used = self.used.get(Scope("cluster"))
         return None if used is None else used.mean / self.settings.full
 
@@ -120,10 +120,13 @@ def build_cluster_state(
     wall: float,
     *,
     prices: Prices = NO_PRICES,
-    forgotten: Collection[str] = (),
+    removed: Collection[str] = (),
     notes: Sequence[str] = (),
 ) -> ClusterState:
-    """`now` is monotonic, `wall` is Unix time. `forgotten`: UUIDs that are left out while they are away."""
+    """Builds the state of a round. `now` is monotonic, `wall` is Unix time.
+
+    `removed` contains UUIDs of GPUs that an operator removed. They are hidden while they are missing.
+    """
     offset = wall - now
     if previous is not None and abs(offset - previous.clock_offset) < _CLOCK_STEP:
         offset = previous.clock_offset
@@ -139,10 +142,10 @@ def build_cluster_state(
         state = node.state
         if earlier is not None and state.producer == "dcgm-exporter":
             state = _keep_lost(state, earlier.state, present, wall)
-        if forgotten:
-            state = _leave_out(state, forgotten, node.gone)
+        if removed:
+            state = _hide_removed(state, removed, node.gone)
             if node.gone and node.state.devices and not state.devices:
-                continue  # a node that is gone is shown for its GPUs only
+                continue  # all GPUs of this missing node are removed, so it is hidden too
         nodes.append(round_.complete(node, state, earlier, now))
     unread = tuple(_describe_unread(outcomes, chosen.values()))
     alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
@@ -171,7 +174,7 @@ def build_single_node_state(
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
 ) -> ClusterState:
-    """State of an exporter's own page. Figures that are not fresh are left out; the first note then is the alert."""
+    """Builds the state of an exporter's own page. Outdated figures are omitted; the first note is then the alert."""
     round_ = _Round(settings, wall - now, {}, prices, {}, watched=False)
     shown = state if fresh else replace(state, devices=(), namespaces=())
     reading = NodeReading("", shown, read_at=now)
@@ -200,7 +203,7 @@ def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
 
 
 def gpu_id(gpu: DeviceState) -> str:
-    """UUID, or `gpu <index>` for exporters that report none."""
+    """Returns the UUID, or `gpu <index>` if the exporter reports none."""
     return gpu.uuid or f"gpu {'?' if gpu.index is None else gpu.index}"
 
 
@@ -209,7 +212,7 @@ def gpu_id(gpu: DeviceState) -> str:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A node while a state is built."""
+    """A node of the state that is being built."""
 
     name: str
     reading: NodeReading
@@ -231,7 +234,7 @@ def _choose_readings(
     settings: ViewSettings,
     now: float,
 ) -> dict[str, _Candidate]:
-    """One reading per node name: a current one, that names holders, that was used in the round before."""
+    """Chooses one reading per node name. Prefers one that is current, names holders, and was used in the last round."""
     by_name: dict[str, list[NodeReading]] = {}
     for reading in readings:
         overdue = now - reading.read_at > settings.drop_after
@@ -254,7 +257,7 @@ def _choose_readings(
 def _preference(
     reading: NodeReading, used: str, settings: ViewSettings, now: float
 ) -> tuple[bool, bool, bool, bool, bool, bool, float, str]:
-    """Sort key; the smallest is used."""
+    """Returns a sort key. The reading with the smallest key is used."""
     stale = _is_stale(reading, settings, now)
     return (
         stale,
@@ -294,10 +297,10 @@ def _describe_reading(
     if reading.listed is False:
         yield f"{reading.target} is no longer in the list of exporters"
     if reading.state.stale:
-        yield "its exporter withholds its figures, because they are too old"
+        yield "its exporter does not serve its figures, because they are too old"
     skew = reading.skew_seconds
     if _clock_is_unset(reading):
-        yield "by its own clock its figures are not from today, so they count as stale; set the node's clock"
+        yield "its clock is wrong by more than a day, so its figures are treated as stale; set the node's clock"
     elif skew is not None and skew > _CLOCK_AHEAD:
         yield f"its clock is {skew:.0f} s ahead"
     elif skew is not None and skew < -_CLOCK_BEHIND:
@@ -307,14 +310,14 @@ def _describe_reading(
 def _resolve_gpus(
     chosen: dict[str, _Candidate], before: Mapping[str, NodeEntry], settings: ViewSettings, now: float
 ) -> None:
-    """Leaves a GPU that several nodes report on one of them, by the same preference as between exporters."""
+    """Assigns a GPU that several nodes report to one of them. The preferences are those between exporters."""
     _merge_addresses(chosen)
     nodes_of: dict[str, list[_Candidate]] = {}
     for node in chosen.values():
         for uuid in {gpu.uuid for gpu in node.state.devices if gpu.uuid}:
             nodes_of.setdefault(uuid, []).append(node)
     removed: dict[str, set[str]] = {}
-    same: set[str] = set()  # names of nodes that are another address of a node
+    same: set[str] = set()  # names of nodes that are another node under a second address
     for uuid, claimants in nodes_of.items():
         if len(claimants) > 1:
             lost = {node.name for node in claimants if any(g.uuid == uuid and is_lost(g) for g in node.state.devices)}
@@ -334,14 +337,14 @@ def _resolve_gpus(
 
 
 def _merge_addresses(chosen: dict[str, _Candidate]) -> None:
-    """Leaves one of the nodes that are the same exporter under several addresses."""
+    """Merges nodes that are one exporter read under several addresses. Keeps the best entry."""
     by_id: dict[str, _Candidate] = {}
     for node in sorted(chosen.values(), key=lambda node: (node.stale, not node.reading.named, node.name)):
         if not node.state.exporter_id:
             continue
         kept = by_id.setdefault(node.state.exporter_id, node)
         if kept is not node:
-            kept.note(f"also read as {node.name}: the same exporter under another address")
+            kept.note(f"also read as {node.name}, which is the same exporter under another address")
             kept.others = (*kept.others, node.reading)
             del chosen[node.name]
 
@@ -365,7 +368,7 @@ def _claim(
 def _note_claim(uuid: str, winner: _Candidate, loser: _Candidate, lost: bool, same: set[str]) -> None:
     if not (winner.reading.named and loser.reading.named):
         same.add(loser.name)
-        winner.note(f"also read as {loser.name}: the same GPUs under another address")
+        winner.note(f"also read as {loser.name}, which has the same GPUs under another address")
     elif loser.stale or lost:
         winner.note(f"{uuid} was on {loser.name} before")
         loser.note(f"{uuid} is on {winner.name} now")
@@ -375,7 +378,7 @@ def _note_claim(uuid: str, winner: _Candidate, loser: _Candidate, lost: bool, sa
 
 
 def _describe_unread(outcomes: Mapping[str, TargetOutcome], nodes: Iterable[_Candidate]) -> Iterator[str]:
-    """Failing targets that belong to no node. Nodes name their own."""
+    """Describes failing targets that belong to no node. The notes of each node describe its own targets."""
     shown = {reading.target for node in nodes for reading in (node.reading, *node.others)}
     for target in sorted(outcomes.keys() - shown):
         if outcomes[target].error:
@@ -386,7 +389,7 @@ def _describe_unread(outcomes: Mapping[str, TargetOutcome], nodes: Iterable[_Can
 
 
 def _keep_lost(state: NodeState, earlier: NodeState, present: Collection[str], wall: float) -> NodeState:
-    """Adds the GPUs that a dcgm-exporter reported before: it leaves lost GPUs out without a word."""
+    """Adds the GPUs of the previous round as lost, because dcgm-exporter silently omits lost GPUs."""
     missing = [gpu for gpu in earlier.devices if gpu.uuid and gpu.uuid not in present]
     if not missing:
         return state
@@ -413,8 +416,8 @@ def _identity(holder: Workload) -> tuple[str, ...]:
     return holder.namespace, holder.pod, holder.container, holder.uid, holder.container_id, holder.job
 
 
-def _leave_out(state: NodeState, forgotten: Collection[str], gone: bool) -> NodeState:
-    left = tuple(gpu for gpu in state.devices if gpu.uuid not in forgotten or not (gone or is_lost(gpu)))
+def _hide_removed(state: NodeState, removed: Collection[str], gone: bool) -> NodeState:
+    left = tuple(gpu for gpu in state.devices if gpu.uuid not in removed or not (gone or is_lost(gpu)))
     if len(left) == len(state.devices):
         return state
     removed = {gpu.uuid for gpu in state.devices} - {gpu.uuid for gpu in left}
@@ -427,19 +430,19 @@ def _leave_out(state: NodeState, forgotten: Collection[str], gone: bool) -> Node
     )
 
 
-# Who holds what
+# Holders and their idle times
 
 
 @dataclass(slots=True)
 class _Round:
-    """What all nodes of a round share."""
+    """Data that all nodes of a round share."""
 
     settings: ViewSettings
     offset: float  # Unix time minus monotonic time
     owners: Mapping[Pod, WorkloadOwner]
     prices: Prices
     idle_for: Mapping[tuple[str, str], float]
-    watched: bool = True  # holders are followed from round to round
+    watched: bool = True  # idle times are tracked from round to round
 
     def complete(self, node: _Candidate, state: NodeState, earlier: NodeEntry | None, now: float) -> NodeEntry:
         age = max(0.0, now - node.reading.read_at)
@@ -490,10 +493,10 @@ class _Round:
 
 
 class _IdleTimes:
-    """Since when the holders of one node run nothing.
+    """Determines since when each holder of a node has been idle.
 
-    podgpu's document reports it. For other exporters it is completed here: a holder is idle if its utilisation (or that
-    of its device) is 0 and its busy time has not grown since the last reading.
+    podgpu's exporter reports this time. For other exporters, a holder is idle if its utilisation (or its device's) is 0
+    and its busy time has not increased since the last reading.
     """
 
     def __init__(self, round_: _Round, reading: NodeReading, state: NodeState, earlier: NodeEntry | None) -> None:
@@ -512,7 +515,7 @@ class _IdleTimes:
             self._before = {_key(part.gpu, part.instance, part.holder): part for part in earlier.held}
 
     def of(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tuple[float | None, float | None]:
-        """`idle_since` and `active_at` of its part."""
+        """Returns `idle_since` and `active_at` of the holder's part."""
         usage = holder.usage
         if not self._watched:
             return None if usage is None else usage.idle_since, None
@@ -535,23 +538,23 @@ class _IdleTimes:
             return None
         since -= self._skew
         if before is not None and before.idle_since is not None:
-            return min(since, before.idle_since)  # the exporter was restarted, the holder stayed idle
+            return min(since, before.idle_since)  # the exporter was restarted while the holder was idle
         return since
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> float:
-        """Seconds of idleness before the first reading, so that a restart of podgpu does not start again at 0."""
+        """Returns the idle seconds before the first reading, so that a restart of podgpu does not reset them to 0."""
         usage = holder.usage
         counted = None if usage is None or usage.idle_ns is None else usage.idle_ns / _NS
         if counted is not None and usage is not None and usage.busy_ns == 0:
             return counted
-        known = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
-        return known if counted is None else min(known, counted)
+        observed = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)
+        return observed if counted is None else min(observed, counted)
 
 
 def _has_worked(usage: HolderUsage | None, before: HolderUsage | None) -> bool:
     busy = None if usage is None else usage.busy_ns
-    known = None if before is None else before.busy_ns
-    return busy is not None and known is not None and busy > known
+    busy_before = None if before is None else before.busy_ns
+    return busy is not None and busy_before is not None and busy > busy_before
 
 
 def _lacks_usage(node: NodeEntry) -> bool:
@@ -563,7 +566,7 @@ def _key(gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tupl
 
 
 def _sort_devices(state: NodeState) -> NodeState:
-    """By index, each GPU once. Most documents are sorted."""
+    """Sorts GPUs by index and removes duplicates. Most states are sorted already."""
     order = [(-1 if gpu.index is None else gpu.index, gpu.uuid) for gpu in state.devices]
     if all(a < b for a, b in pairwise(order)):
         return state

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # state imports this module
 
 CLUSTER = Scope("cluster")
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
-_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than everything
+_MAX_RATIO = 1.01  # a counter that is read slightly late can exceed 1
 
 
 class UsedMean(NamedTuple):
@@ -34,7 +34,7 @@ class UsedMean(NamedTuple):
 def mean_by_scope(
     nodes: Iterable[NodeEntry], owners: Mapping[Pod, WorkloadOwner], settings: ViewSettings
 ) -> dict[Scope, UsedMean]:
-    """Stale nodes do not count."""
+    """Computes the mean of each scope over the nodes that are not stale."""
     full = settings.full
     sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values
     for node in nodes:
@@ -59,13 +59,13 @@ def mean_by_scope(
 def measured_devices(
     node: NodeEntry, settings: ViewSettings
 ) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
-    """Devices that have --used-field. A GPU is left out if its MIG instances have it."""
+    """Yields devices that have --used-field. Skips a GPU if its MIG instances have the field."""
     for gpu in node.gpus:
         instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
-        known = [(instance, value) for instance, value in instances if value is not None]
-        for instance, value in known:
+        measured = [(instance, value) for instance, value in instances if value is not None]
+        for instance, value in measured:
             yield gpu, instance, value
-        own = None if known or gpu.hidden else used_value(gpu, settings)
+        own = None if measured or gpu.hidden else used_value(gpu, settings)
         if own is not None:
             yield gpu, None, own
 
@@ -76,7 +76,7 @@ def used_value(slot: Slot, settings: ViewSettings) -> float | None:
 
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
-    """A GPU in MIG mode is held by the holders of its instances."""
+    """Returns the holders. For a GPU in MIG mode, these are the holders of its instances."""
     if instance is not None or not gpu.instances:
         return holders_of(gpu, instance or gpu)
     return [holder for slot in (gpu, *gpu.instances) for holder in holders_of(gpu, slot)]

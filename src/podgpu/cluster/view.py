@@ -1,7 +1,7 @@
 """The JSON of `/api/v1/view`, `/api/v1/pods/…` and `/api/v1/gpus/UUID` (docs/api.md) as structs.
 
-The server writes them and `top` decodes them. Members may be added; existing ones keep their names and meanings.
-Unknown members are left out.
+The server encodes them and `top` decodes them. New versions may add members but never change existing ones. Members
+without a known value are omitted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Short = Annotated[str, Meta(max_length=512)]
 
 
 class _Part(msgspec.Struct, omit_defaults=True):
-    """Base of the answers' parts: a member with its default is left out."""
+    """Base of all parts of a response. Members with their default value are omitted."""
 
 
 class ConditionView(_Part, kw_only=True):
@@ -82,12 +82,12 @@ class HolderView(Workload, frozen=True, kw_only=True):
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
-    part: float | None = None  # of a physical GPU
+    part: float | None = None  # fraction of a physical GPU
     use: Use | None = None
 
 
 class SlotView(_Part, kw_only=True):
-    """What a GPU and a MIG instance have in common."""
+    """The members that GPUs and MIG instances have in common."""
 
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
@@ -107,7 +107,7 @@ class InstanceView(SlotView, kw_only=True):
     profile: str
     slices: int | None = None
     gpu_slices: int | None = None
-    part: float | None = None  # of the physical GPU
+    part: float | None = None  # fraction of the physical GPU
 
 
 class GpuView(SlotView, kw_only=True):
@@ -202,7 +202,7 @@ class SourceView(_Part, kw_only=True):
 
 
 class GpuDetails(_Part, kw_only=True):
-    """What only the exporter of a GPU knows."""
+    """Details that only the GPU's exporter can provide."""
 
     api: str = msgspec.field(default_factory=lambda: API)
     fields: Annotated[list[FieldView], Meta(max_length=1024)] | None = None
@@ -225,7 +225,7 @@ class GpuResponse(GpuDetails, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """Everything that the page requests, rendered once per state."""
+    """The data of the web page, computed once per state."""
 
     state: ClusterState
     view: View
@@ -240,7 +240,7 @@ class PageState:
 
 
 def make_view(state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> View:
-    """Without `bills`, hours of namespaces are those that the nodes count themselves."""
+    """Builds the view. Without `bills`, the GPU-hours of namespaces are the sums of the nodes' own counters."""
     prices = state.prices
     is_cluster = state.scope == "cluster"
     if bills is None:
@@ -289,12 +289,12 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
         for n, amount in enumerate(amounts):
             if amount is not None:
                 sums[n] = (sums[n] or 0.0) + amount
-    found = []
+    views = []
     for name in sorted((parts.keys() | hours.keys()) - {""}):
         held = sum_held(parts.get(name, ()), priced)
         allocated_hours, busy_hours, energy_kwh = hours.get(name, (None, None, None))
         costs = {kind: bills.costs.get(CostKey(name, kind, state.prices.currency)) for kind in COST_KINDS}
-        found.append(
+        views.append(
             NamespaceView(
                 namespace=name,
                 allocated_gpus=held.allocated,
@@ -309,7 +309,7 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
                 cost={kind: round(cost, 4) for kind, cost in costs.items() if cost is not None},
             )
         )
-    return found
+    return views
 
 
 def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
@@ -431,7 +431,7 @@ def _divided(value: int | None, by: int) -> float | None:
 
 
 def make_pod(page: PageState, namespace: str, pod: str) -> PodResponse | None:
-    """The devices that the pod holds, with all their holders. None: it holds none."""
+    """Returns the devices that the pod holds, with all their holders. None if it holds none."""
     state, view = page.state, page.view
     nodes = []
     for node in view.nodes:
@@ -465,11 +465,11 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """The GPU as in the view. If several nodes have it, one that answers."""
-    found = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
-    if not found:
+    """Returns the GPU as in the view. If several nodes report it, prefers a node that responds."""
+    matches = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
+    if not matches:
         return None
-    node, gpu = min(found, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
+    node, gpu = min(matches, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
     return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
 
 
@@ -478,7 +478,7 @@ def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:
 
 
 def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_up: int | None) -> GpuDetails:
-    """What the exporter knows of its GPU. `more`: fields that are read for this answer only, by number."""
+    """Builds the details of a GPU. `more` contains fields that are read only for this response, by number."""
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
     values = {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
@@ -506,23 +506,23 @@ def _all_xids(gpu: DeviceState) -> list[XidCount]:
 def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
     helps = detail_helps()
     order = {number: place for place, number in enumerate(helps)}
-    known = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
-    found = []
-    for field, value in sorted(known, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
+    known_fields = [(field, value) for name, value in values.items() if (field := field_named(name)) is not None]
+    views = []
+    for field, value in sorted(known_fields, key=lambda pair: (order.get(pair[0].id, len(order)), pair[0].id)):
         if field.id == CLOCK_EVENTS_FIELD and isinstance(value, int):
             value = clock_events_in_words(value)
-        found.append(
+        views.append(
             FieldView(name=field.name, help=helps.get(field.id, ""), unit=field.unit, value=value, source=source)
         )
     if links_up is not None:
-        found.append(
+        views.append(
             FieldView(name="nvlinks_up", help="NVLinks that are up.", unit="links", value=links_up, source=source)
         )
-    return found
+    return views
 
 
 def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
-    """Leaves out the workers of other GPUs."""
+    """Returns False for the worker of another GPU."""
     if status.up is None:
         return False
     if status.device:
@@ -549,7 +549,7 @@ def decode_view(body: bytes) -> View:
 
 
 def decode_details(body: bytes) -> GpuDetails:
-    """The exporter's part of its answer. Raises SourceError."""
+    """Decodes the details that an exporter returned. Raises SourceError."""
     return _decode(body, GpuDetails, "/api/v1/gpus")
 
 
@@ -557,7 +557,7 @@ def _decode(body: bytes, shape: type[_Answer], path: str) -> _Answer:
     try:
         answer = msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SourceError("malformed", f"is not an answer of podgpu's {path}: {error}") from error
+        raise SourceError("malformed", f"is not a valid response of podgpu's {path}: {error}") from error
     if answer.api != API:
-        raise SourceError("malformed", f"is not an answer of podgpu's {path}")
+        raise SourceError("malformed", f"is not a valid response of podgpu's {path}")
     return answer

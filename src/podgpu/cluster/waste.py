@@ -1,6 +1,6 @@
-"""What is held and idle, in GPU-hours and money, by pod, owner or namespace (`/api/v1/waste`).
+"""Computes held and idle GPU-hours and their cost, by pod, owner or namespace (`/api/v1/waste`).
 
-Hours come from the usage in the history file, present figures from the last state.
+Hours are read from the history file, current figures from the last state.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from podgpu.model import Workload, WorkloadOwner
 
 GroupBy = Literal["pod", "owner", "namespace"]
 Format = Literal["json", "csv"]
-ENDED_SECONDS = 24 * 3600.0  # a pod that ended has its own row for so long
+ENDED_SECONDS = 24 * 3600.0  # an ended pod keeps its own row for this long
 _DIGITS = 4
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 
 
 class WasteRow(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One pod, or several together. Unknown members are left out."""
+    """The waste of a pod, owner or namespace. Unknown members are omitted from the JSON."""
 
     namespace: str
     pod: str = ""
@@ -74,7 +74,7 @@ class _PodWaste:
     held: list[HeldPart] = field(default_factory=list)  # in the last state
     allocated: float = 0.0  # GPU-seconds
     idle: float = 0.0
-    wasted: float | None = None  # None: no price
+    wasted: float | None = None  # cost of idle time; None without a price
     is_held: bool = False
     ended: float | None = None
     last_seen: float = 0.0
@@ -102,7 +102,7 @@ class _PodWaste:
 def make_waste(
     by: GroupBy, state: ClusterState, usage: Iterable[UsageRow], counting_since: float | None, wall: float
 ) -> WasteAnswer:
-    """Rows: the most expensive first, then the longest idle."""
+    """Computes the rows, sorted by wasted cost, then by idle hours, largest first."""
     currency = state.prices.currency
     pods: dict[PodId, _PodWaste] = defaultdict(_PodWaste)
     for node in state.nodes:
@@ -178,7 +178,7 @@ _COLUMNS = (
 
 
 def encode_waste_csv(answer: WasteAnswer) -> bytes:
-    """With a header. Unknown values are empty cells, times are in UTC."""
+    """Writes CSV with a header. Unknown values are empty cells; times are in UTC."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, restval="", lineterminator="\r\n", extrasaction="ignore")
     writer.writeheader()
@@ -195,7 +195,7 @@ def encode_waste_csv(answer: WasteAnswer) -> bytes:
 
 
 def escape_cell(text: str) -> str:
-    """Prevents that a spreadsheet runs the cell as a formula."""
+    """Prevents spreadsheets from running the cell as a formula."""
     return f"'{text}" if text.lstrip(" ").startswith(_FORMULA_STARTS) else text
 
 

@@ -1,4 +1,4 @@
-"""Checks the metrics APIs of the cluster, and the values that HPAs and ScaledObjects get for podgpu's metrics."""
+"""Checks the cluster's metrics APIs, and the values of podgpu's metrics that HPAs and ScaledObjects receive."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _check_api_service(client: ApiClient, name: str, is_needed: bool) -> F
     return wrong(
         subject,
         f"provided by {owner}, which is not available: {available.get('message') or available.get('reason')}",
-        "namespaces cannot be deleted until this is solved: check its pods, or run kubectl delete apiservice " + name,
+        "namespaces cannot be deleted until this is fixed: check its pods, or run kubectl delete apiservice " + name,
     )
 
 
@@ -85,19 +85,19 @@ async def _check_hpas(client: ApiClient) -> AsyncIterator[Finding]:
         return
     if hpas.get("metadata", {}).get("continue"):
         yield note("HPAs", f"more than {_MAX_OBJECTS}; only the first {_MAX_OBJECTS} are checked")
-    found = False
+    uses_podgpu = False
     for hpa in hpas.get("items") or ():
         for metric in hpa["spec"].get("metrics") or ():
             finding = await _check_hpa_metric(client, hpa, metric)
             if finding is not None:
-                found = True
+                uses_podgpu = True
                 yield finding
-    if not found:
-        yield note("HPAs", f"none uses a metric of podgpu ({', '.join(sorted(_METRICS))})")
+    if not uses_podgpu:
+        yield note("HPAs", f"no HPA uses a metric of podgpu ({', '.join(sorted(_METRICS))})")
 
 
 async def _check_hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> Finding | None:
-    """Returns None for other metrics than podgpu's."""
+    """Returns None if the metric is not one of podgpu's."""
     kind = metric.get("type", "")
     source = metric.get(kind.lower()) or {}
     identifier = source.get("metric") or {}

@@ -44,11 +44,11 @@ _CONFIGMAP = (
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the exporter should do on this node."""
+    """The settings of the exporter on this node."""
 
     counters: tuple[Counter, ...] = ()
     selection: Selection = field(default_factory=Selection)
-    sources: tuple[AllocationSource, ...] = ()  # highest precedence first. Empty: no pod labels are wanted.
+    sources: tuple[AllocationSource, ...] = ()  # highest precedence first; empty if pod labels are off
     kubelet_required: bool = False
     watches: tuple[Store[Any], ...] = ()  # all watches of the API server
     pods: Store[PodRecord] | None = None  # this node's pods in the API server, if watched
@@ -119,7 +119,7 @@ class NodeExamination:
     """Examines this node with the exporter's options. Errors that keep the exporter from starting are findings."""
 
     def __init__(self, options: Options, kubernetes_is_set: bool) -> None:
-        """Without an explicit -k (`kubernetes_is_set`), the allocation sources are checked too. Raises UsageError."""
+        """Checks the allocation sources unless -k is explicitly false (`kubernetes_is_set`). Raises UsageError."""
         self._options = options
         self._kubernetes = options["kubernetes"] or not kubernetes_is_set
         self._selection = parse_selection(options["devices"])
@@ -130,8 +130,8 @@ class NodeExamination:
         self._api.close()
 
     def run(self, config_findings: Sequence[Finding], ignored: Sequence[str]) -> list[Finding]:
-        """`config_findings` are errors of the configuration file, `ignored` options without effect. Raises
-        UsageError."""
+        """Runs all checks. `config_findings` are errors in the configuration file, `ignored` are options without
+        effect. Raises UsageError."""
         options = self._options
         counters, findings = self._read_counters()
         findings += [*config_findings, *self._check_collections(counters)]
@@ -189,7 +189,7 @@ class NodeExamination:
         return [ok(CONFIG_FILE, f"{config.path}: {'; '.join(parts)}")]
 
     def _check_pod_labels(self) -> list[Finding]:
-        """Opens the exporter's watch, which is checked with the others."""
+        """Opens the exporter's watch of pods, which is checked together with the other watches."""
         LabelFilter(self._options["kubernetes_pod_label_allowlist_regex"])
         if self._options["kubernetes_enable_pod_labels"]:
             try:
@@ -207,7 +207,8 @@ class NodeExamination:
         findings = []
         for source in sources:
             if isinstance(source, KubeletAllocation):
-                source.client.deadline = DEADLINE * 0.8  # its message is clearer than the worker's
+                # Shorter than the worker's deadline, because the client's message is clearer.
+                source.client.deadline = DEADLINE * 0.8
                 if options["kubernetes_enable_dra"] and source.claims is None:
                     findings.append(self._explain_no_claims())
         return sources, findings

@@ -1,4 +1,4 @@
-"""Findings of the doctor, and their output as text and JSON."""
+"""Findings of `podgpu doctor`, and their output as text and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from podgpu.errors import one_line
 
 class Level(StrEnum):
     OK = "ok"
-    NOTE = "note"  # worth knowing; nothing fails because of it
+    NOTE = "note"  # information; nothing fails because of it
     WRONG = "wrong"
 
 
@@ -24,7 +24,7 @@ class Finding:
     advice: str = ""
 
 
-REPORT = "this is an error in podgpu: run it again with --debug and report the output"
+REPORT = "this is a bug in podgpu: run it again with --debug and report the output"
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -40,7 +40,7 @@ def wrong(subject: str, text: str, advice: str = "") -> Finding:
 
 
 def report_error(subject: str, error: Exception | None, advice: str = "") -> Finding:
-    """Reports a failed read. An unexpected exception is an error in podgpu."""
+    """Reports a failed read. An unexpected exception is reported as a bug in podgpu."""
     return wrong(subject, str(error), REPORT if is_bug(error) else advice)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the driver and the GPUs: count, MIG, counters, profiling and per-container usage."""
+"""Checks the driver and the GPUs: number, MIG, counters, profiling and per-container usage."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ ReadError = SourceError | StartError
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """Answers of the driver and of the GPUs."""
+    """The results of reading the driver and the GPUs."""
 
-    inventory: Inventory | None = None  # None: the driver did not answer, see `error`
+    inventory: Inventory | None = None  # None if the driver could not be read, see `error`
     error: ReadError | None = None
     answers: Mapping[Device, GpuAnswer] = field(default_factory=dict)
     failures: Mapping[Device, ReadError] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """GPUs and their MIG instances. Instances of a GPU that did not answer are unknown."""
+        """The GPUs and their MIG instances. The instances of a GPU that did not respond are unknown."""
         answered = (reading.device for answer in self.answers.values() for reading in answer.readings)
         return (*answered, *self.failures)
 
@@ -87,7 +87,7 @@ def read_gpus(
 def check_gpus(
     readings: GpuReadings, host: Host, telemetry: Telemetry, counters: Sequence[MetricCounter]
 ) -> list[Finding]:
-    """Checks the source of the figures. Host checks are skipped for simulated GPUs and other exporters."""
+    """Checks the source of GPU figures. Skips the host checks for simulated GPUs and other exporters."""
     if isinstance(telemetry, ExporterTelemetry):
         findings, provider = _check_exporter(telemetry, readings), "that exporter's counter file"
     elif isinstance(telemetry, DcgmTelemetry):
@@ -178,7 +178,7 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
 
 
 def _message(error: ReadError | None) -> str:
-    """Removes the name of the worker from its own messages."""
+    """Returns the message of the error without the name of the worker."""
     text = str(error)
     return text.partition(": ")[2] if getattr(error, "reason", "") in ("deadline", "bug") else text
 
@@ -245,10 +245,10 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
         *(
             note(
                 "exporter",
-                f"GPU {gpu.index}: {plural(len(answer.errors), 'value')} ignored, because the exporter has different"
-                " ones for its holders",
-                "an exporter that splits a GPU among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it export the GPU's"
-                " own values, or read the driver (--telemetry nvml)",
+                f"GPU {gpu.index}: {plural(len(answer.errors), 'value')} ignored, because the exporter reports"
+                " different values for each holder",
+                "the exporter may split GPUs among pods (KUBERNETES_VIRTUAL_GPUS): turn this off there, or read the"
+                " driver (--telemetry nvml)",
             )
             for gpu, answer in readings.answers.items()
             if answer.errors
@@ -261,7 +261,7 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
 
 
 def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], provider: str = "") -> list[Finding]:
-    """`provider` is the program that supplies the figures instead of the driver. It does not need GPM."""
+    """`provider` is the program that supplies the figures instead of the driver, if any. It does not need GPM."""
     models: dict[str, list[GpuAnswer]] = defaultdict(list)
     for gpu, answer in readings.answers.items():
         in_mig_mode = any(reading.device.mig_enabled for reading in answer.readings)
@@ -287,7 +287,7 @@ def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], pr
 
 
 def _find_unsupported(answer: GpuAnswer) -> set[int]:
-    """Returns fields that neither the GPU nor its instances support."""
+    """Returns the fields that neither the GPU nor its instances support."""
     available: set[int] = {number for reading in answer.readings for number in reading.values}
     return {number for _, number in answer.unsupported} - available
 
@@ -296,7 +296,7 @@ def _check_missing(
     model: str,
     missing: Sequence[MetricCounter],
     wanted: int,
-    advice: str = "nothing to do: they are not exported for it, the others are",
+    advice: str = "nothing to do: the other counters are exported",
 ) -> Finding:
     if not wanted:
         return ok("counters", "none configured (-f none)")
@@ -307,7 +307,7 @@ def _check_missing(
 
 def _check_gpm(model: str, has_gpm: bool, missing: Sequence[MetricCounter]) -> Finding:
     if has_gpm:
-        return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* need no DCGM")
+        return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* do not need DCGM")
     if not missing:
         return ok("profiling", f"{model}: no GPM, and no counter needs it")
     return note(
@@ -336,13 +336,13 @@ _SWITCHES_ADVICE = {
     "old_driver": "install driver 515 or later, or use --usage-from samples",
     "rm_error": f"{_CHECK_DRIVER}; a vGPU guest needs the profiling capability of its host",
 }
-"""By the reason why the context-switch log is not available."""
+"""Advice by the reason why the context-switch log is not available."""
 
 
 def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
-    """Checks how the busy time of shared GPUs can be split here with `--usage-from`."""
+    """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
     if method == "samples":
         text = (
             "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
@@ -368,7 +368,7 @@ def check_usage(
 
 def _check_switches(capability: Capability, gpu: Device) -> Finding:
     if capability.error is not None:
-        text = f"falls back to driver samples, because context switches cannot be read: {capability.error}"
+        text = f"uses driver samples instead, because context switches cannot be read: {capability.error}"
         return wrong("sharing", text, _SWITCHES_ADVICE.get(capability.error.reason, _CHECK_DRIVER))
     if capability.method == "exact":
         return ok("sharing", "exact: uses context switches and busy samples")
@@ -382,7 +382,7 @@ def _check_switches(capability: Capability, gpu: Device) -> Finding:
         return ok("sharing", f"{text} (exact would add busy samples)")
     return note(
         "sharing",
-        f"{text}. Falls back to samples while processes of other users run, because they are hidden without"
+        f"{text}. Uses driver samples while processes of other users run, because they are hidden without"
         " CAP_SYS_ADMIN",
         _ADD_CAPABILITY,
     )

@@ -1,4 +1,4 @@
-"""Checks of the API server, the kubelet and other allocation sources, and of the ids they report."""
+"""Checks the API server, the kubelet and other allocation sources, and the device ids that they report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from podgpu.workers import Workers
 
 _PAUSE_S = 0.02
 _WATCH_REFUSED_S = 0.5
-"""Longer than a round trip to the API server. An accepted watch is not confirmed, only a refused one."""
+"""Longer than a round trip to the API server, which reports a rejected watch but does not confirm an accepted one."""
 
 
 # API server
@@ -56,9 +56,9 @@ def check_watches(
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    version: str  # of the pod-resources API
+    version: str  # version of the pod-resources API
     pods: frozenset[tuple[str, str]]  # namespace and name of every pod
-    resources: frozenset[str]  # every resource of which a container holds devices
+    resources: frozenset[str]  # names of all resources whose devices are held by containers
     allocation: Allocation
 
 
@@ -74,7 +74,7 @@ def check_holders(
     workers: Workers,
     deadline: float,
 ) -> list[Finding]:
-    """Reads every source on its own, then checks the merged allocation."""
+    """Reads and reports each source separately, then checks the merged allocation."""
     if not sources:
         return [note("kubelet", "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
     kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
@@ -130,7 +130,7 @@ def _describe_kubelet(socket: str, answer: KubeletAnswer) -> str:
     workloads = [entry.holder for entry in allocation.assignments] + [entry.holder for entry in allocation.unmapped]
     holders = {(workload.namespace, workload.pod) for workload in workloads}
     return (
-        f"{socket} answers ({answer.version}): {plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs,"
+        f"{socket} responds ({answer.version}): {plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs,"
         f" {plural(len(workloads), 'assignment')}"
     )
 
@@ -151,7 +151,7 @@ def _explain_kubelet_error(error: Exception | None, socket: str, required: bool)
 
 
 def _report_source_error(name: str, error: Exception | None) -> Finding:
-    """The messages of sources contain the advice. Removes the name that workers put in front."""
+    """Reports the error without the worker's name in front. The messages of sources contain the advice."""
     finding = report_error(name, error)
     return replace(finding, text=finding.text.removeprefix(f"{name}: "))
 
@@ -159,16 +159,16 @@ def _report_source_error(name: str, error: Exception | None) -> Finding:
 def _check_node_name(
     node: str, kubelet_pods: frozenset[tuple[str, str]], api_pods: frozenset[tuple[str, str]]
 ) -> list[Finding]:
-    """A few pods can differ while they start or end. No common pod means that NODE_NAME is another node."""
+    """Reports a wrong NODE_NAME if the kubelet and the API server have no pod in common for this node."""
     if not kubelet_pods or kubelet_pods & api_pods:
         return []
     in_api = plural(len(api_pods), "pod") if api_pods else "no pods"
     return [
         wrong(
             "node name",
-            f"NODE_NAME is not this node: the API server has {in_api} on the node {node!r}, and this node's kubelet has"
-            f" {plural(len(kubelet_pods), 'pod')}, none of them the same, so data of the API server cannot be used",
-            "set it from spec.nodeName by the downward API; outside a pod to the name in `kubectl get nodes`",
+            f"NODE_NAME is not this node: the API server has {in_api} on the node {node!r}, this node's kubelet has"
+            f" {plural(len(kubelet_pods), 'pod')}, and none is in both lists, so data of the API server cannot be used",
+            "set NODE_NAME from spec.nodeName by the downward API; outside a pod, to the name in `kubectl get nodes`",
         )
     ]
 
@@ -180,7 +180,7 @@ _MIG_CHANGED = (
     "the MIG layout was changed after the pod got the device: delete the pod, and restart the device plugin so that it"
     " offers the new instances"
 )
-_CHECK_GPUS = "solve the findings about the GPUs first"
+_CHECK_GPUS = "fix the problems of the GPUs first"
 _SICK = ("it may be a GPU that does not respond", _CHECK_GPUS)
 
 
@@ -191,16 +191,16 @@ def check_mapping(
     resource_names: frozenset[str],
     resources: frozenset[str] = frozenset(),
 ) -> list[Finding]:
-    """`resources` are all resources of which the kubelet lists devices, with or without GPUs."""
+    """Checks that each assigned id is a device of this node. `resources` are all resources that the kubelet lists."""
     if readings.inventory is None:
         assignments = plural(len(allocation.unmapped), "assignment")
-        return [note("mapping", f"{assignments}, which cannot be mapped to GPUs without the driver")]
+        return [note("mapping", f"{assignments} cannot be mapped to GPUs without the driver")]
     findings = [_explain_unmapped(entry, readings, resource_names) for entry in allocation.unmapped]
     if not findings and allocation.assignments:
-        text = f"{plural(len(allocation.assignments), 'assignment')}, every id names a device of this node"
+        text = f"{plural(len(allocation.assignments), 'assignment')}, all to devices of this node"
         findings.append(ok("mapping", text))
     elif not findings and resources:
-        text = f"no pod holds a recognised GPU; devices are held of {few_of(sorted(resources))}"
+        text = f"no pod holds a known GPU resource; pods hold devices of {few_of(sorted(resources))}"
         findings.append(note("mapping", text, "if one of these contains GPUs, add it to --nvidia-resource-names"))
     elif not findings:
         findings.append(ok("mapping", "no pod holds a GPU"))
@@ -214,7 +214,7 @@ def check_mapping(
                 " --path-varlog",
             )
         )
-    shown = selection.of(readings.devices)
+    shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
         text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection.shown}: they are not exported"
@@ -243,7 +243,7 @@ def _explain_unmapped(unmapped: Unmapped, readings: GpuReadings, resource_names:
 
 
 def _explain_unknown(device_id: DeviceId, readings: GpuReadings) -> tuple[str, str]:
-    """Returns why a well-formed id names no device of this node, and the advice."""
+    """Returns the reason why a well-formed id matches no device of this node, and the advice."""
     gpus = [device for device in readings.devices if not device.is_instance]
     if device_id.mig_uuid is not None:
         if not readings.is_complete:
@@ -278,14 +278,14 @@ def _is_named(gpu: Device, device_id: DeviceId) -> bool:
 
 
 def _explain_minor(minor: int, gpus: Sequence[Device]) -> tuple[str, str]:
-    known = [f"nvidia{gpu.minor} is GPU {gpu.index}" for gpu in gpus if gpu.minor is not None]
-    if not known:
+    minors = [f"nvidia{gpu.minor} is GPU {gpu.index}" for gpu in gpus if gpu.minor is not None]
+    if not minors:
         return (
             "the id is a minor number, and the driver reports none",
-            "such ids cannot be mapped on this node; NVIDIA's device plugin uses UUIDs, which can",
+            "minor numbers cannot be mapped on this node; use NVIDIA's device plugin, whose ids are UUIDs",
         )
     return (
-        f"no GPU has the minor number {minor} ({few_of(known)})",
+        f"no GPU has the minor number {minor} ({few_of(minors)})",
         "such ids are minor numbers (/dev/nvidia<N>), not nvidia-smi's indices; if the GPU was removed, restart the"
         " device plugin and delete the pod",
     )

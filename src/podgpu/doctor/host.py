@@ -1,4 +1,4 @@
-"""Checks of the machine and of this process: privileges, device files, PID namespace, host name."""
+"""Checks the machine and this process: privileges, device files, PID namespace and host name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.errors import few_of
 from podgpu.gpu.pci import count_pci_gpus
 
-_HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: inode of the initial PID namespace on every Linux
+_HOST_PID_NAMESPACE = "pid:[4026531836]"  # inode of the initial PID namespace on every Linux (PROC_PID_INIT_INO)
 _SYS_ADMIN = 1 << 21
 _KERNEL_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _NODE_NAME = "env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]"
@@ -21,7 +21,7 @@ _NODE_NAME = "env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nod
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """None or empty fields are absent or could not be read."""
+    """Facts about the machine and this process. None or empty if absent or unreadable."""
 
     uid: int | None = None
     capabilities: int | None = None  # effective capabilities, the kernel's bit mask
@@ -29,9 +29,9 @@ class Host:
     kernel_driver: str = ""  # version of the NVIDIA driver in the kernel, which is also visible in containers
     pci_gpus: int | None = None
     device_files: tuple[tuple[str, bool], ...] = ()
-    """/dev/nvidiactl and /dev/nvidia<minor>, and whether this process can open each."""
+    """Paths of /dev/nvidiactl and /dev/nvidia<minor>, each with whether this process can open it."""
     name: str = ""
-    node_name: str = ""  # the variable NODE_NAME
+    node_name: str = ""  # environment variable NODE_NAME
     in_pod: bool = False
 
 
@@ -63,14 +63,14 @@ def _read(path: Path) -> str:
 
 
 def parse_status(text: str) -> tuple[int | None, int | None]:
-    """Returns the effective uid and capabilities of /proc/<pid>/status."""
+    """Returns the effective uid and capabilities in the text of /proc/<pid>/status."""
     uid = re.search(r"^Uid:\s+\d+\s+(\d+)", text, re.MULTILINE | re.ASCII)
     capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", text, re.MULTILINE)
     return int(uid[1]) if uid else None, int(capabilities[1], 16) if capabilities else None
 
 
 def parse_kernel_driver(text: str) -> str:
-    """Returns the version in /proc/driver/nvidia/version. The open and the closed module differ in wording."""
+    """Returns the version in /proc/driver/nvidia/version. The open and closed modules use different wording."""
     match = _KERNEL_MODULE.search(text)
     return match[1] if match else ""
 
@@ -90,7 +90,7 @@ def _check_privileges(host: Host, exact_usage: bool) -> list[Finding]:
     findings = [
         ok(
             "privileges",
-            f"running as {user}; root is only needed for the kubelet socket; capabilities needed: {needed}",
+            f"running as {user}; only the kubelet socket needs root; capabilities needed: {needed}",
         )
     ]
     if host.capabilities is not None and host.capabilities & _SYS_ADMIN and not exact_usage:
@@ -105,7 +105,7 @@ def _check_privileges(host: Host, exact_usage: bool) -> list[Finding]:
 
 
 def _check_device_files(host: Host) -> list[Finding]:
-    """Reports nothing without device files, because WSL works without them."""
+    """Returns no finding if there are no device files, because WSL works without them."""
     closed = [path for path, can_open in host.device_files if not can_open]
     if closed:
         return [
@@ -115,7 +115,11 @@ def _check_device_files(host: Host) -> list[Finding]:
                 "use the NVIDIA runtime (runtimeClassName: nvidia), or allow this user to read and write them",
             )
         ]
-    return [ok("device files", f"{plural(len(host.device_files), 'file')}, all readable")] if host.device_files else []
+    return (
+        [ok("device files", f"{plural(len(host.device_files), 'file')}, all can be opened")]
+        if host.device_files
+        else []
+    )
 
 
 def _check_pid_namespace(host: Host) -> Finding:

@@ -23,7 +23,7 @@ from podgpu.model import Assignment, Device, NodeState, SourceStatus, Unmapped, 
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
-"""Source name of the metrics text in podgpu's own metrics."""
+"""Value of the `source` label for the exporter's metrics in podgpu's own metrics."""
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
 
@@ -33,13 +33,13 @@ _OWN_PREFIX = "podgpu_"
 
 class RelabelResult(NamedTuple):
     families: tuple[ParsedFamily, ...]
-    ambiguous: int  # number of dropped series: copies for several holders of one device with different values
+    ambiguous: int  # number of series dropped because their copies for several holders have different values
 
 
 def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], policy: Policy) -> RelabelResult:
-    """Adds pod labels to series of devices with exactly one holder, and removes those that were there.
+    """Adds pod labels to series of devices with exactly one holder. Existing pod labels are removed.
 
-    Copies of a series for several holders become one series again. podgpu's own families stay unchanged.
+    Copies of a series for several holders are merged into one series. podgpu's own families stay unchanged.
     """
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
@@ -102,7 +102,7 @@ class HolderResult:
 @dataclass(frozen=True)
 class EnrichSettings:
     policy: Policy = field(default_factory=Policy)
-    stale_after: float | None = 75.0  # seconds after which old values are removed; None: never
+    stale_after: float | None = 75.0  # seconds after which old values are removed; None means never
     device_name_ids: bool = False
 
 
@@ -128,10 +128,10 @@ class Enricher:
         self._answered: set[str] = set()
         age = textfile.age
         self._written_at = self._clock() - age if age is not None else None
-        """Time of the values in the file; None if it has none."""
+        """Time at which the values in the file were read; None if it has none."""
 
     def turn(self) -> Sequence[SourceStatus]:
-        """Returns the status of the holder sources.
+        """Reads the metrics, adds the labels and writes the file. Returns the status of the holder sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
         """
@@ -177,21 +177,21 @@ class Enricher:
         try:
             self._file.remove()
         except OutputError as e:
-            self._count_error(OUTPUT, "not_removed", f"its values are stale, and {e}")
+            self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
             return
         self._written_at = None
-        _log.warning("%s: its values are stale and it cannot be written: it is removed", self._file.path)
+        _log.warning("%s: removed, because its values are stale and it cannot be written", self._file.path)
 
     def _expire(self, failure: SourceStatus) -> None:
         """Replaces stale values by podgpu's own metrics."""
         if not self._is_stale():
             return
         had_values = self._written_at is not None
-        comment = b"# The metrics of the exporter cannot be read: see podgpu's log.\n"
+        comment = b"# The exporter's metrics cannot be read: see podgpu's log.\n"
         self._write(comment + self._encode_self((failure,), HolderResult(), 0.0))
         self._written_at = None
         if had_values:
-            _log.warning("%s: its values are stale and are removed", self._file.path)
+            _log.warning("%s: stale values are removed", self._file.path)
 
     def _is_stale(self) -> bool:
         limit = self._settings.stale_after
@@ -199,14 +199,14 @@ class Enricher:
 
     def _describe_file(self) -> str:
         if self._written_at is None:
-            return f"{self._file.path} has no values until they can be read"
+            return f"{self._file.path} has no values until the metrics can be read"
         limit = self._settings.stale_after
         return f"{self._file.path} keeps the last values" + ("" if limit is None else f" for {limit:g} s in total")
 
     def _encode_self(
         self, sources: tuple[SourceStatus, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
     ) -> bytes:
-        """Skips `existing` families: the text may come from podgpu, and a second HELP line would break the file."""
+        """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
         statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
         families = (family for family in render_self(state) if family.name not in existing)
@@ -227,7 +227,7 @@ class Enricher:
                 self._log_failure(source.name, source.error, f"{source.message}; {kept}")
 
     def _log_failure(self, source: str, reason: str, message: str) -> None:
-        """Logs once until the reason changes."""
+        """Logs a failure once, until its reason changes."""
         if self._failing.get(source) != reason:
             self._failing[source] = reason
             _log.warning("%s: %s", source, message)
@@ -238,5 +238,5 @@ class Enricher:
 
 
 def _add_file_label(family: Family, file: str) -> Family:
-    """Two files in one directory must not contain the same series."""
+    """Adds the label `file`, because two files in one directory must not contain the same series."""
     return family._replace(samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))

@@ -1,1 +1,1 @@
-"""Figures of GPUs and pods over time, in SQLite, and the JSON of `/api/v1/history`."""
+"""Stores figures of GPUs and pods in SQLite and builds the JSON of `/api/v1/history`."""

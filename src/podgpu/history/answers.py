@@ -1,4 +1,4 @@
-"""Ranges, shapes and JSON of `/api/v1/history`, shared by the SQLite store and Prometheus."""
+"""Time ranges, data types and JSON of `/api/v1/history`, shared by the SQLite store and Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_POINTS = 500
 DEFAULT_SPARKLINE_POINTS = 60
 SPARKLINE_STEP, SPARKLINE_STEPS = 15, 240
 NO_DATA = 255
-"""Byte of a sparkline point without data."""
+"""The byte for a sparkline point without data."""
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
 JSON = dict[str, Any]
 _SERIES = {  # name in the store -> name in the JSON, digits
@@ -24,7 +24,7 @@ _SERIES = {  # name in the store -> name in the JSON, digits
 
 
 class Series(NamedTuple):
-    """Means over equal steps of time, by name. None means that nothing is known of that step."""
+    """Mean values over equal time steps, by name. None if a step has no data."""
 
     start: float
     step: int
@@ -36,12 +36,12 @@ class Series(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A holder or a condition of a GPU. `ended` is None while it lasts."""
+    """The time in which a GPU had a holder or a condition. `ended` is None if it has not ended."""
 
     kind: str  # "holder" or "condition"
     started: float
     ended: float | None
-    name: str  # of the container or the condition
+    name: str  # name of the container or the condition
     message: str = ""
     namespace: str = ""
     pod: str = ""
@@ -58,29 +58,29 @@ class GpuHistory(NamedTuple):
     node: str
     gpu_index: int | None
     figures: Series
-    spans: list[Span]  # of all holders and conditions of the GPU
+    spans: list[Span]  # all holders and conditions of the GPU
 
 
 class HistorySource(Protocol):
-    """Answers `/api/v1/history`. The methods raise SourceError if there is no answer."""
+    """Provides the JSON of `/api/v1/history`. The methods raise SourceError if history cannot be read."""
 
     async def sparklines(self, points: int) -> JSON: ...
 
     async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
-        """None if the GPU is unknown."""
+        """Returns None if the GPU is unknown."""
 
     async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None: ...
 
 
 def parse_range(text: str) -> int:
-    """Returns seconds. Raises UsageError."""
+    """Returns the length of the range in seconds. Raises UsageError."""
     if text not in RANGES:
         raise UsageError(f"range={_shorten(text)}: write one of {', '.join(RANGES)}")
     return RANGES[text]
 
 
 def parse_points(text: str) -> int:
-    """Number of points of a sparkline. Raises UsageError."""
+    """Returns the number of points of a sparkline. Raises UsageError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= SPARKLINE_STEPS):
         raise UsageError(f"points={_shorten(text)}: write a number from 1 to {SPARKLINE_STEPS}")
     return int(text)
@@ -91,21 +91,21 @@ def _shorten(text: str) -> str:
 
 
 def sparkline_window(points: int, now: float) -> tuple[int, int, int]:
-    """Start, step and number of points that cover the last hour. The step is a multiple of 15 s."""
+    """Returns start, step and number of points that cover the last hour. The step is a multiple of 15 s."""
     step = SPARKLINE_STEP * -(-SPARKLINE_STEPS // points)
     count = -(-SPARKLINE_STEP * SPARKLINE_STEPS // step)
     return (int(now) // step + 1 - count) * step, step, count
 
 
 def utilization_byte(ratio: float | None) -> int:
-    """0 to 200 for a ratio of 0 to 1; a ratio above 0 is at least 1."""
+    """Maps a ratio from 0 to 1 to a byte from 0 to 200. A ratio above 0 becomes at least 1."""
     if ratio is None:
         return NO_DATA
     return min(200, max(1, round(ratio * 200))) if ratio > 0 else 0
 
 
 def sparklines_json(start: float, step: int, lines: Mapping[str, bytes], points: int) -> JSON:
-    """`lines` maps `UUID` or `UUID/INSTANCE` to one byte per point. Devices without data are left out."""
+    """Builds the JSON. `lines` maps `UUID` or `UUID/INSTANCE` to one byte per point. Skips devices without data."""
     devices = {name: b64encode(line).decode() for name, line in lines.items() if line.count(NO_DATA) < len(line)}
     return {"api": "podgpu/v1", "from": start, "step_seconds": step, "points": points, "devices": devices}
 
@@ -122,7 +122,7 @@ def gpu_json(history: GpuHistory) -> JSON:
 
 
 def pod_json(namespace: str, pod: str, devices: Iterable[GpuHistory]) -> JSON | None:
-    """None if the pod held no GPU in that time."""
+    """Builds the JSON of a pod. Returns None if the pod held no GPU in that time."""
     rows: list[JSON] = []
     marks: list[JSON] = []
     head: JSON = {}
@@ -140,7 +140,7 @@ def pod_json(namespace: str, pod: str, devices: Iterable[GpuHistory]) -> JSON | 
 
 
 def _during(spans: Iterable[Span], own: Iterable[Span]) -> Iterator[Span]:
-    """The spans that overlap one of the pod's own: conditions after its end are not the pod's."""
+    """Yields the spans that overlap one of the pod's own spans. Later conditions of the GPU do not concern the pod."""
     times = [(span.started, span.ended) for span in own]
     for span in spans:
         if any(

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from podgpu.history.answers import MAX_POINTS, GpuHistory, Series, Span
 from podgpu.history.store import COARSE, DAY, FINE, Amounts, Figures
 
-# The rounds of the chosen resolution, and the newest fine rounds, which are not rolled up yet.
+# Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
 _ROUNDS = """
 WITH rounds AS (
     SELECT * FROM round WHERE resolution = :resolution AND time >= :start AND time < :end
     UNION ALL SELECT * FROM round WHERE resolution = :fine AND time >= max(:start, :rolled_up) AND time < :end)"""
-# Account 0 reads the figures of the GPU. Any other account reads its own figures while it held the GPU, or those of
-# the GPU where it has none. CROSS JOIN keeps SQLite from scanning all samples: it looks up one sample per round.
+# Account 0 selects the figures of the GPU. Another account selects its own figures while it held the GPU, or the
+# figures of the GPU if it has none. CROSS JOIN makes SQLite look up one sample per round instead of scanning all.
 _FIGURES = f"""{_ROUNDS}
 SELECT (time - :start) / :step AS point,
     avg(utilization) / 1e4, avg(memory) * 1048576, avg(power) / 10, avg(temperature)
@@ -40,7 +40,7 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# A row per account. `count(ended)` is smaller than `count(*)` while a span of the account lasts.
+# One row per account. `count(ended)` is smaller than `count(*)` if a span of the account has not ended.
 _USAGE = """
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, currency, last_seen,
     ifnull(spans.is_held, 0), spans.ended, sum(allocated) / 1e3, sum(busy) / 1e3, sum(idle) / 1e3,
@@ -52,7 +52,7 @@ GROUP BY account.id"""
 
 
 class UsageRow(NamedTuple):
-    """Usage of a pod or job on one node and GPU model, in one currency, since history begins."""
+    """Usage of a pod or job on one node and GPU model, in one currency, since the start of history."""
 
     namespace: str
     pod: str
@@ -62,37 +62,37 @@ class UsageRow(NamedTuple):
     owner_kind: str
     owner_name: str
     currency: str
-    last_seen: int  # start of the hour
-    is_held: bool  # it holds a GPU in the last round
-    ended: int | None  # None: it never released a GPU, or the time is not kept any more
+    last_seen: int  # Unix time, rounded down to the hour
+    is_held: bool  # the pod or job holds a GPU in the last round
+    ended: int | None  # Unix time of the last release of a GPU; None if never or no longer stored
     amounts: Amounts
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
-    """One GPU in at most 500 points. None if the GPU is unknown."""
+    """Returns the history of a GPU in at most 500 points. None if the GPU is unknown."""
     sql = "SELECT uuid, instance, node, gpu_index, id, 0 FROM gpu WHERE uuid = ? AND instance = ?"
     row = db.execute(sql, (uuid, instance)).fetchone()
     return None if row is None else _read_history(db, row, _choose_window(db, start, end))
 
 
 def read_pod(db: sqlite3.Connection, namespace: str, pod: str, start: float, end: float) -> list[GpuHistory]:
-    """The GPUs that a pod held, with its own figures on shared GPUs. Also for pods that have ended."""
+    """Returns the GPUs that a running or ended pod held. On shared GPUs, the figures are the pod's own."""
     window = _choose_window(db, start, end)
     return [_read_history(db, row, window) for row in db.execute(_GPUS_OF_POD, (namespace, pod, end, start)).fetchall()]
 
 
 def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[str, float | None]:
-    """Mean utilisation of every GPU, by `UUID` or `UUID/INSTANCE`, within the last hour."""
+    """Returns the mean utilisation by `UUID` or `UUID/INSTANCE`. The range must be within the last hour."""
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
 def read_usage(db: sqlite3.Connection) -> list[UsageRow]:
-    """Usage of all pods, including ended ones."""
+    """Returns the usage of all pods, including ended ones."""
     return [UsageRow._make((*row[:11], Amounts(*row[11:]))) for row in db.execute(_USAGE)]
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:
-    """Unix time since when usage is counted. Exact for the time in which samples are kept, else the start of a day."""
+    """Returns the Unix time at which stored usage starts, rounded down to a day if that time has no samples."""
     sql = "SELECT (SELECT min(time) FROM usage), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
@@ -100,11 +100,11 @@ def read_usage_start(db: sqlite3.Connection) -> int | None:
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
-    """Chooses resolution and step, and returns them with the range as parameters for the queries."""
+    """Chooses resolution and step. Returns them and the range as parameters for the queries."""
     sql = "SELECT resolution FROM round WHERE time + resolution > ? AND time < ? ORDER BY time + resolution LIMIT 1"
     oldest = db.execute(sql, (start, end)).fetchone()
     newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
-    # A short range is read from fine samples, unless it begins before the oldest of them.
+    # A short range is read from fine samples, unless it starts before the oldest fine sample.
     resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
     first, last = int(start // resolution) * resolution, -int(-end // resolution) * resolution
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))

@@ -1,4 +1,4 @@
-"""HistoryRecorder stores a round every 15 s in its own thread and answers `/api/v1/history` from SQLite."""
+"""Stores a round of history every 15 s in a thread, and reads `/api/v1/history` from SQLite."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
-_EMPTY_RETRY_SECONDS = 2.0  # until the first figures are there
+_EMPTY_RETRY_SECONDS = 2.0  # interval until the first figures are available
 _STOP_SECONDS = 2.0
 _OLD_FILES = ("*.history", "waste.json")  # written by podgpu 0.1 and 0.2
 _log = logging.getLogger(__name__)
 
 
 class HistoryRecorder:
-    """Runs beside the agent or the cluster loop. Without a directory, history is kept in memory."""
+    """Records the state of the agent or the cluster loop. Without a directory, history is kept in memory."""
 
     def __init__(
         self, read_round: Callable[[], HistoryRound | None], clock: Clock | None = None, directory: str = ""
     ) -> None:
-        """`read_round` returns the present state, or None if nothing current is known. Raises UsageError."""
+        """`read_round` returns the present state, or None if there is no current state. Raises UsageError."""
         if directory and Path(directory).exists() and not Path(directory).is_dir():
-            raise UsageError(f"--history-dir {directory}: is not a directory; name one that podgpu may write to")
+            raise UsageError(f"--history-dir {directory}: not a directory; give a directory that podgpu may write to")
         self.fatal: StartError | None = None
         self._read_round = read_round
         self._clock = clock or Clock()
@@ -54,7 +54,7 @@ class HistoryRecorder:
         try:
             self._store.append(round_)
         except HistoryError as error:
-            self._report(f"{error}: this part of the history is lost; check that the disk has room")
+            self._report(f"{error}; figures are not stored until this is solved; check that the disk has free space")
         else:
             if self._path is not None and self._reopen_at == float("inf"):
                 self._report("")
@@ -74,14 +74,14 @@ class HistoryRecorder:
             raise SourceError("history_unreadable", str(error)) from error
 
     def _reopen(self) -> None:
-        """Opens the file, or tries again a minute after a failure. Until then, history is in memory."""
+        """Opens the file. After a failure, retries every minute and keeps history in memory until then."""
         if self._path is None or self._clock.monotonic() < self._reopen_at:
             return
         try:
             store = HistoryStore(self._path)
         except HistoryError as error:
             self._reopen_at = self._clock.monotonic() + _REOPEN_SECONDS
-            self._report(f"{error}: history is kept in memory only, and is lost when podgpu ends")
+            self._report(f"{error}; history is kept in memory only, and is lost when podgpu ends")
             return
         self._reopen_at = float("inf")
         self._store.close()
@@ -90,8 +90,8 @@ class HistoryRecorder:
         old = sorted(path.name for pattern in _OLD_FILES for path in self._path.parent.glob(pattern))
         if old:
             _log.warning(
-                "%s has files of an older podgpu, which are not read (%s and %d more): history starts again; delete"
-                " them when you do not go back",
+                "%s contains files of an older podgpu, which are ignored (%s and %d more): history starts again; delete"
+                " them if you do not need to downgrade",
                 *(self._path.parent, old[0], len(old) - 1),
             )
 
@@ -99,13 +99,13 @@ class HistoryRecorder:
         if problem and problem != self._problem:
             _log.warning("history: %s", problem)
         elif self._problem and not problem:
-            _log.info("history is written again")
+            _log.info("history can be written again")
         self._problem = problem
 
     # Thread
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        del on_fatal  # podgpu runs on without history
+        del on_fatal  # unused, because podgpu continues without history
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
@@ -114,7 +114,7 @@ class HistoryRecorder:
             try:
                 stored = self.record()
             except Exception:  # noqa: BLE001 - first frame of a thread: podgpu runs on without history
-                _log.exception("unexpected error while storing history, please report it")
+                _log.exception("unexpected error while storing history; please report it")
                 stored = True
             until_next = FINE - self._clock.wall() % FINE
             self._stopping.wait(until_next if stored else min(until_next, _EMPTY_RETRY_SECONDS))
@@ -140,7 +140,7 @@ class HistoryRecorder:
         return await asyncio.to_thread(self._read_pod, namespace, pod, seconds)
 
     def _read_sparklines(self, points: int) -> JSON:
-        """Points that have ended are cached: every open page requests them again and again."""
+        """Caches points that have ended, because every open page requests them repeatedly."""
         now = self._clock.wall()
         start, step, count = sparkline_window(points, now)
         starts = [start + number * step for number in range(count)]

@@ -1,4 +1,4 @@
-"""Writes rounds of GPU figures to SQLite: a file that one process owns, or memory."""
+"""Writes rounds of GPU figures to SQLite, in memory or in a file that belongs to one process."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR)
 
 _SETTINGS = (
     "journal_mode = WAL",
-    "synchronous = NORMAL",  # a power cut may lose the last rounds, but damages nothing
+    "synchronous = NORMAL",  # a power failure may lose the last rounds, but does not damage the file
     "temp_store = MEMORY",  # a container may have no writable /tmp
-    "wal_autocheckpoint = 4000",  # 16 MB: rounds update the same usage pages, so rare checkpoints save disk writes
+    "wal_autocheckpoint = 4000",  # 16 MB; rounds update the same pages, so rare checkpoints save disk writes
 )
 _SCHEMA = f"""
 BEGIN;
@@ -69,14 +69,14 @@ CREATE TABLE sample (
     temperature INTEGER,         -- degrees Celsius
     PRIMARY KEY (resolution, time, gpu, account)
 ) WITHOUT ROWID;
-CREATE TABLE span (              -- a holder or a condition of a GPU, from when to when
+CREATE TABLE span (              -- the time in which a GPU had a holder or a condition
     gpu INTEGER, account INTEGER,    -- account is 0 for a condition
     name TEXT, message TEXT,         -- name of the container or the condition
-    started INTEGER, ended INTEGER   -- ended is NULL while it lasts
+    started INTEGER, ended INTEGER   -- ended is NULL if the span has not ended
 );
 CREATE INDEX span_gpu ON span (gpu);
 CREATE INDEX span_account ON span (account);
-CREATE TABLE usage (             -- of one day
+CREATE TABLE usage (             -- usage of one account on one day
     time INTEGER, account INTEGER,
     allocated INTEGER, busy INTEGER, idle INTEGER,  -- GPU milliseconds
     energy INTEGER,                                 -- millijoules
@@ -121,7 +121,7 @@ class HistoryError(PodgpuError):
 
 
 class Figures(NamedTuple):
-    """Figures of a GPU, or of one holder's part of it. None means unknown."""
+    """Figures of a GPU, or of one holder on a shared GPU. None if unknown."""
 
     utilization: float | None = None  # 0 to 1
     memory: float | None = None  # bytes
@@ -130,7 +130,7 @@ class Figures(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """Amounts used in some time. Half a GPU for 10 s is 5 allocated seconds."""
+    """Usage over a period. Half a GPU for 10 s is 5 allocated seconds."""
 
     allocated_seconds: float = 0.0
     busy_seconds: float = 0.0
@@ -141,14 +141,14 @@ class Amounts(NamedTuple):
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job on one node and GPU model. The owner does not identify it: it may become known later."""
+    """A pod or job on one node and GPU model. The owner is not part of the key, because it may become known later."""
 
     node: str = ""
     namespace: str = ""
     pod: str = ""
     job: str = ""
-    uid: str = ""  # only without a pod name
-    container_id: str = ""  # only without a pod name
+    uid: str = ""  # only if there is no pod name
+    container_id: str = ""  # only if there is no pod name
     model: str = ""
     currency: str = ""  # empty if the GPU has no price
     owner_kind: str = ""
@@ -161,11 +161,11 @@ class HolderSample(NamedTuple):
     account: UsageAccount
     container: str = ""
     amounts: Amounts = Amounts()  # since the previous round
-    figures: Figures | None = None  # its own on a shared GPU; None shows the figures of the GPU instead
+    figures: Figures | None = None  # the holder's own figures on a shared GPU; None if those of the GPU apply
 
 
 class GpuSample(NamedTuple):
-    """State of a GPU or MIG instance. `figures` is None if it could not be read."""
+    """State of a GPU or MIG instance. `figures` is None if they could not be read."""
 
     uuid: str
     instance: str = ""
@@ -177,7 +177,7 @@ class GpuSample(NamedTuple):
 
 
 class HistoryRound(NamedTuple):
-    """State of all GPUs at one Unix time. The holders and conditions of a missing GPU end."""
+    """State of all GPUs at one Unix time. If a GPU is missing, its holders and conditions end."""
 
     time: float
     gpus: Sequence[GpuSample]
@@ -227,7 +227,7 @@ class HistoryStore:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """A read-only connection for the functions in `queries`. Raises HistoryError if the file cannot be read."""
+        """Opens a read-only connection for the functions in `queries`. Raises HistoryError if this fails."""
         with self._translate_errors("read"):
             if self._path is None:
                 with self._in_memory:
@@ -249,7 +249,7 @@ class HistoryStore:
 
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
-        """Turns errors into HistoryError. Remembers damage, so that the next `append` starts a new file."""
+        """Converts errors to HistoryError. If the file is damaged, the next `append` starts a new file."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -273,8 +273,8 @@ class HistoryStore:
             version = self._fetch_value("PRAGMA user_version")
             if version > SCHEMA_VERSION:
                 raise HistoryError(
-                    f"{self._path} was written by a newer podgpu (schema {version}, this one knows {SCHEMA_VERSION});"
-                    " upgrade podgpu or use another --history-dir"
+                    f"{self._path} was written by a newer podgpu (schema {version}; this version supports"
+                    f" {SCHEMA_VERSION}); upgrade podgpu or use another --history-dir"
                 )
             for setting in _SETTINGS:
                 self._db.execute(f"PRAGMA {setting}")
@@ -286,7 +286,7 @@ class HistoryStore:
             raise
 
     def _replace_file(self, error: Exception) -> None:
-        self._db.close()  # before the file is renamed, because closing removes the write-ahead log by name
+        self._db.close()  # before renaming the file, because closing deletes the write-ahead log by its name
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
@@ -313,7 +313,7 @@ class HistoryStore:
         time = int(round_.time) // FINE * FINE
         if time < self._last_round - FINE:
             self._delete_after(time)
-        if self._ids_hour != time // HOUR * HOUR:  # a new lookup of all ids updates last_seen
+        if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
         samples: list[tuple[float | None, ...]] = []
@@ -334,7 +334,7 @@ class HistoryStore:
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)
         self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
-        # A span that ended while podgpu was not running ends with the last round before that.
+        # If podgpu was not running, spans that ended in the meantime end with the last round before the gap.
         ended = time if time - self._last_round <= COARSE else self._last_round + FINE
         self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
         self._open_spans, self._last_round = spans, time
@@ -351,8 +351,8 @@ class HistoryStore:
         return row_id
 
     def _delete_after(self, time: int) -> None:
-        """The wall clock was set back: rows of the future would hide the new ones."""
-        _log.warning("the clock was set back: history after the present time was deleted")
+        """Deletes rows from the future after the wall clock was set back, because they would hide new rows."""
+        _log.warning("the clock was set back: history with later times was deleted")
         for table in ("sample", "round"):
             self._db.execute(f"DELETE FROM {table} WHERE time > ?", (time,))
         self._db.execute("UPDATE span SET started = min(started, ?), ended = min(ended, ?)", (time, time))
@@ -384,7 +384,7 @@ class HistoryStore:
             self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
 
     def _enforce_size_limit(self) -> None:
-        """Deletes coarse samples, oldest hour first, then usage, oldest day first. Freed pages are reused."""
+        """Deletes the oldest hours of coarse samples, then the oldest days of usage. SQLite reuses freed pages."""
         for rows, length in ((f"sample WHERE resolution = {COARSE}", HOUR), ("usage WHERE true", DAY)):
             while self._fetch_value(_USED_BYTES) > self._max_bytes:
                 oldest = self._fetch_value(f"SELECT min(time) FROM {rows}")
@@ -397,14 +397,14 @@ class HistoryStore:
 
 
 def _lock_file(path: Path) -> int:
-    """Locks `*.lock` for this process. The kernel releases the lock when the process ends, however it ends."""
+    """Locks `*.lock` for this process. The kernel releases the lock when the process ends, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise HistoryError(f"{path} is used by another podgpu; give each process a --history-dir of its own") from None
+        raise HistoryError(f"{path} is in use by another podgpu; give each process its own --history-dir") from None
     return lock
 
 

@@ -9,7 +9,7 @@ from podgpu.model import Allocation, Device
 
 
 class AllocationSource(Protocol):
-    """Reports which workloads were given which devices."""
+    """Reports which devices are allocated to which workloads."""
 
     name: str  # value of the `source` label in podgpu's own metrics
 

@@ -1,6 +1,6 @@
 """Allocation source `annotations`: pod annotations of koordinator, HAMi, Volcano and gpu-manager.
 
-These schedulers assign GPUs without the kubelet, or other GPUs than the kubelet lists.
+These schedulers assign GPUs without the kubelet, or assign other GPUs than the kubelet lists.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HAMI_1_DEVICES = "4pd.io/vgpu-ids-new"
 VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
 GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
 GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
-"""Followed by the number of the container."""
+"""Prefix of an annotation name that ends with the number of the container."""
 
 _ANNOTATIONS = {
     *(KOORDINATOR_DEVICES, HAMI_DEVICES, HAMI_MIG_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES, GPU_MANAGER_ASSIGNED),
@@ -71,7 +71,7 @@ def requests_gpu(container: ContainerRecord) -> bool:
 
 
 class AnnotationsAllocation(AllocationSource):
-    """Maps the pods of a watch. Never waits for the network."""
+    """Maps pods from a watch to devices. Never waits for the network."""
 
     name = SOURCE
 
@@ -80,13 +80,14 @@ class AnnotationsAllocation(AllocationSource):
         self._logged: dict[str, str] = {}  # pod uid -> error that was logged
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Uses the last known pods while the API server is away, but not after it has withdrawn the permission."""
+        """Uses the last known pods while the API server is unavailable, but not after podgpu lost its permission."""
         error = self._pods.error
         if not self._pods.synced or (error is not None and error.reason == "forbidden"):
             if error is not None:
                 raise SourceError(error.reason, str(error))
             raise SourceError(
-                "not_synced", "pods not read from the API server yet; if this persists, check that it is reachable"
+                "not_synced",
+                "pods have not been read from the API server yet; if this persists, check that it is reachable",
             )
         # Schedulers annotate a pod before it is bound to a node.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
@@ -119,7 +120,7 @@ def _hold(
     held: dict[tuple[str, Workload], Assignment],
     unmapped: set[Unmapped],
 ) -> None:
-    """Adds a grant, with one assignment per container and device."""
+    """Adds a grant to `held`, with one assignment per container and device, or to `unmapped`."""
     device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
     is_known = device_id is not None and not (device_id.everything or device_id.integrated)
     devices = index.find(device_id) if device_id is not None and is_known else ()
@@ -139,7 +140,7 @@ def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
     for container in (*pod.init_containers, *pod.containers):
         cores, blocks = int(container.amount(VCUDA_CORE)), int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
-            yield VcudaRequest.of(_workload(pod, container), cores, blocks)
+            yield VcudaRequest.for_holder(_workload(pod, container), cores, blocks)
 
 
 def _find_containers(pod: PodRecord, grant: Grant) -> Iterator[tuple[ContainerRecord, float | None]]:
@@ -176,16 +177,16 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A device, or a part of it, given to a container."""
+    """A device, or a part of it, that is allocated to a container."""
 
-    container: str | None  # None: given to the pod; the annotation does not name a container
+    container: str | None  # None if the annotation names no container: the whole pod holds the device
     device: str | int  # an id, or N of /dev/nvidiaN
     key: str  # name of the annotation
     share: float | None = None
 
 
 class BadAnnotation(SourceError):
-    """An annotation that is not in its format. The pod gets no devices; other pods are not affected."""
+    """A malformed annotation. The pod is mapped to no devices; other pods are not affected."""
 
     def __init__(self, pod: PodRecord, key: str, error: str) -> None:
         super().__init__(
@@ -199,7 +200,7 @@ class BadAnnotation(SourceError):
 
 
 def read_grants(pod: PodRecord) -> list[Grant]:
-    """Returns the grants of the first format that has any. Raises BadAnnotation."""
+    """Returns the grants of the first format for which the pod has annotations. Raises BadAnnotation."""
     return next((grants for read in FORMATS if (grants := read(pod))), [])
 
 
@@ -212,7 +213,7 @@ def _parsing(pod: PodRecord, key: str) -> Iterator[None]:
 
 
 def _share(percent: Fraction | int) -> float | None:
-    """0 means no limit, and more than 100 is not a share."""
+    """Converts a percentage. Returns None for 0, which means no limit, and for values above 100."""
     return float(Fraction(percent) / 100) if 0 < percent <= 100 else None
 
 
@@ -263,7 +264,7 @@ def _koordinator_gpus(pod: PodRecord) -> list[_KoordinatorGpu]:
 _Slice = tuple[str, float | None]
 """Device and share."""
 _ContainerSlices = list[_Slice | None]
-"""Devices of one container. None: not a GPU, or not created yet."""
+"""Devices of one container. An entry is None if it is not a GPU, or a MIG instance that does not exist yet."""
 
 
 class _HamiMigDevice(Struct):
@@ -274,7 +275,7 @@ class _HamiMigDevice(Struct):
 
 
 def hami_grants(pod: PodRecord) -> list[Grant]:
-    """HAMi 2. Since 2.9 the list begins with the init containers; before, it did not contain them."""
+    """Reads the annotation of HAMi 2. Since 2.9 the list starts with the init containers, which older versions omit."""
     every = (*pod.init_containers, *pod.containers)
     return _read_positional(pod, HAMI_DEVICES, (every, pod.containers, _requesting(every)))
 
@@ -284,7 +285,7 @@ def hami_1_grants(pod: PodRecord) -> list[Grant]:
 
 
 def volcano_grants(pod: PodRecord) -> list[Grant]:
-    """Volcano omits containers that request no GPU."""
+    """Reads the annotation of Volcano, which omits containers that request no GPU."""
     return _read_positional(pod, VOLCANO_DEVICES, (_requesting(pod.containers), pod.containers))
 
 
@@ -297,7 +298,7 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
     if not text:
         return []
     with _parsing(pod, key):
-        # Empty places are kept, because the position is the container.
+        # Empty places are kept, because the position in the list identifies the container.
         places = text.strip().removesuffix(";").split(";")
         slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
@@ -318,7 +319,7 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
 def _parse_slice(text: str) -> _Slice | None:
     fields = text.split(",")
     if len(fields) < 4:
-        raise ValueError(f"{text[:80]!a} is not an id, a type, a memory size and a percentage")
+        raise ValueError(f"{text[:80]!a} must be an id, a type, a memory size and a percentage")
     _number(fields[2], "memory size")
     cores = _number(fields[3], "percentage")
     # Some versions write `,,0,0` for a container without devices. HAMi 1 also lists cards of other vendors.
@@ -330,7 +331,7 @@ def _parse_slice(text: str) -> _Slice | None:
 def _choose_order(
     slots: Sequence[_ContainerSlices], orders: Sequence[Sequence[ContainerRecord]]
 ) -> Sequence[ContainerRecord]:
-    """Finds the containers that the positions stand for.
+    """Returns the containers in the order of the positions.
 
     Versions differ in the containers they list, and HAMi 2.10 omits positions by mistake (HAMi#2899, HAMi#3079). The
     right order gives GPUs to exactly the containers that request one. Resource names can be configured, so the
@@ -349,7 +350,7 @@ def _choose_order(
 
 
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
-    """Replaces a GPU by the MIG instance created on it, or by None before the instance is created."""
+    """Replaces a GPU by the MIG instance created on it, or by None until the instance exists."""
     if mig.container >= len(slots) or mig.device >= len(slots[mig.container]):
         raise ValueError(f"device {mig.device} of container {mig.container} is not in {HAMI_DEVICES}")
     whole = slots[mig.container][mig.device]
@@ -360,7 +361,7 @@ def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
 
 
 def gpu_manager_grants(pod: PodRecord) -> list[Grant]:
-    """One annotation per container. Until gpu-assigned is true they are only the scheduler's proposal."""
+    """Reads one annotation per container. They are only the scheduler's proposal until gpu-assigned is true."""
     if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
         return []
     grants: list[Grant] = []
@@ -378,7 +379,7 @@ def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
     container = pod.containers[number]
     cards = sorted({_number(card.strip(), "card") for card in text.split(",")}) if text else []
     cores = container.amount(VCUDA_CORE)
-    # Less than 100 cores are a part of one card, 100 and more are whole cards.
+    # Fewer than 100 cores are a part of one card; 100 or more are whole cards.
     share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
     return [Grant(container.name, card, key, share) for card in cards]
 

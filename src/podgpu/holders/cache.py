@@ -1,7 +1,7 @@
-"""Keeps holders while a source does not answer, or restarted and does not list all of them yet.
+"""Keeps holders while a source does not answer, or does not list all of them after a restart.
 
-A restarted kubelet lists no pods and reports no error, for a second or for as long as the API server is away. A holder
-is therefore kept for `GRACE_SECONDS`, or for as long as its container is seen on the node.
+A restarted kubelet lists no pods and reports no error, for a second or for as long as the API server is unavailable. A
+holder is therefore kept for `GRACE_SECONDS`, or for as long as its container exists on the node.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from podgpu.holders.merge import Complete
 from podgpu.model import Allocation, Assignment, VcudaRequest, Workload, parts_of
 
 GRACE_SECONDS = 60.0
-"""How long a holder is kept after it was last listed, if nothing shows whether its container runs."""
+"""How long a holder is kept after it was last listed, if it is unknown whether its container runs."""
 
 IsAlive = Callable[[Workload], bool | None]
 """Returns True if the container runs, False if it is gone, None if unknown."""
 
 
 def unknown_liveness(_workload: Workload) -> None:
-    """Used if neither processes nor logs are visible."""
+    """Returns None. Used if neither processes nor logs are visible."""
 
 
 @dataclass(slots=True)
@@ -44,13 +44,13 @@ class AllocationCache:
         self._answer: Allocation | None = None
         self._answered_at = float("-inf")
         self._holders: dict[Workload, CachedHolder] = {}
-        self.needs_liveness = False  # true if `resolve` needs to know whether containers run
+        self.needs_liveness = False  # True if `resolve` needs `is_alive`
 
     def update(self, answer: Allocation | None, now: float, complete: Complete) -> int:
         """Records the source's answer, or None if it did not answer.
 
-        Removes holders that the same source instance listed before. Returns how many holders a source that has just
-        restarted does not list.
+        Removes holders that the same source instance listed earlier and no longer lists. If the source has just
+        restarted, returns the number of holders that it does not list any more.
         """
         if answer is None:
             self.needs_liveness = bool(self._holders)
@@ -65,7 +65,7 @@ class AllocationCache:
         return newly_missing
 
     def _find_missing(self, answer: Allocation, listed: Collection[Workload]) -> dict[Workload, CachedHolder]:
-        """Finds holders that only an earlier source instance listed. A holder whose device has a new holder is gone."""
+        """Finds holders that only an earlier source instance listed, and whose devices have no new holder."""
         earlier = {
             workload: holder
             for workload, holder in self._holders.items()
@@ -120,7 +120,7 @@ def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict
 
 
 def _resource_key(assignment: Assignment) -> tuple[str, ...]:
-    """Device, replica and attributes. The attributes keep DRA claims on one device apart."""
+    """Returns device, replica and attributes. The attributes distinguish DRA claims on one device."""
     return assignment.device, assignment.replica, *(text for pair in assignment.attributes for text in pair)
 
 
@@ -128,7 +128,7 @@ _MAX_FILE_NAME = 255
 
 
 class LivenessProbe:
-    """Checks whether containers run, by the node's processes and log files."""
+    """Checks whether containers run, based on the node's processes and log files."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class LivenessProbe:
         containers_dir: str,
         read_containers: Callable[[], Collection[Workload] | None] = lambda: None,
     ) -> None:
-        """`read_containers` returns uid and container id of all processes, or None if they are not visible."""
+        """`read_containers` returns the containers of all processes, or None if processes are not visible."""
         self._pods_dir = pods_dir
         self._containers_dir = containers_dir
         self._read_containers = read_containers
@@ -158,7 +158,7 @@ class LivenessProbe:
                 return True
             if workload.uid and workload.uid not in uids:
                 return False
-            # If the container id is known, the pod runs without this container: it ended or will restart.
+            # With a known container id, the pod runs but this container does not: it has ended or will restart.
             return True if workload.uid and not workload.container_id else None
 
         return is_alive
@@ -173,7 +173,7 @@ class LivenessProbe:
 
 
 def _has_entries(directory: str) -> bool:
-    """An empty directory is not the host's, because podgpu's own pod would be in it."""
+    """Returns False for an empty directory: it cannot be the host's, which contains at least podgpu's own pod."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is not None

@@ -1,7 +1,7 @@
 """Allocation source `checkpoint`: the kubelet's device checkpoint file.
 
-It contains pod uids and the number of replicas of shared GPUs, but no names. It can lag: a finished pod stays until the
-kubelet next allocates a device. The kubelet replaces the file by rename, so its checksum is not verified.
+It contains pod uids and the number of replicas of shared GPUs, but no names. It can be outdated: a finished pod stays
+in it until the kubelet next allocates a device. The kubelet replaces the file by rename, so the checksum is ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _PodDevices(Struct):
     container: str = field(name="ContainerName")
     resource: str = field(name="ResourceName")
     device_ids: dict[str, list[str] | None] | list[str] | None = field(name="DeviceIDs", default=None)
-    """By NUMA node since Kubernetes 1.20, a list before."""
+    """A mapping by NUMA node since Kubernetes 1.20; a list in older versions."""
 
     def held_ids(self) -> Iterator[HeldId]:
         holder = Workload(container=self.container, uid=self.uid)

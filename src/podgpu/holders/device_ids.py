@@ -26,7 +26,7 @@ class DeviceId(NamedTuple):
     minor: int | None = None  # N of /dev/nvidiaN. Can differ from the driver's index, which is in PCI order.
     gi_id: int | None = None
     ci_id: int | None = None
-    everything: bool = False  # all GPUs of the node: the only id on WSL
+    everything: bool = False  # all GPUs of the node; WSL has only this id
     integrated: bool = False  # the GPU of a Tegra board, whose id has neither UUID nor minor
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
@@ -90,7 +90,7 @@ class DeviceIndex:
         self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
-        # If two devices have one minor, the second is lost.
+        # If two devices have the same minor, the first one is used, because the second is a lost GPU.
         self._uuid_by_minor: dict[int | None, str] = {
             device.minor: device.uuid for device in reversed(devices) if device.minor is not None
         }
@@ -120,7 +120,7 @@ class HeldId(NamedTuple):
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
-    """Returns True for GPU resources and for ids that identify a GPU. `all` and `tegra` count only under a GPU
+    """Returns True for GPU resources and for ids that identify a GPU. `all` and `tegra` identify a GPU only in a GPU
     resource."""
     if held.resource.startswith("nvidia.com/") or held.resource in resource_names:
         return True
@@ -179,7 +179,7 @@ def _compute_share(replicas: Mapping[SharedDevice, int] | None, device: Device, 
 
 
 def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
-    """Sorts, because sources report in random order."""
+    """Builds a sorted Allocation, because sources report in random order."""
 
     def unmapped_key(entry: Unmapped) -> tuple[str, ...]:
         return entry.device_id, *parts_of(entry.holder), entry.resource, entry.reason
@@ -202,9 +202,9 @@ def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[st
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
-def count_replicas(held: Iterable[HeldId], known: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
-    """Counts known replicas and held ones that are not known, so that shares add up to at most 1."""
-    replicas = {shared: set(numbers) for shared, numbers in known.items() if numbers}
+def count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
+    """Counts registered replicas, and held ones that are not registered, so that shares add up to at most 1."""
+    replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
     for entry in held:
         if entry.device_id is not None and entry.device_id.replica and entry.device_id.shared in replicas:
             replicas[entry.device_id.shared].add(entry.device_id.replica)
@@ -215,7 +215,7 @@ def count_replicas(held: Iterable[HeldId], known: Mapping[SharedDevice, Set[str]
 
 
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
-    """Counts the vcuda ids of each container. An id listed for several NUMA nodes counts once."""
+    """Counts the vcuda ids of each container. An id listed for several NUMA nodes is counted once."""
     ids: dict[Workload, set[str]] = defaultdict(set)
     for entry in held:
         if entry.resource in (VCUDA_CORE, VCUDA_MEMORY):
@@ -224,7 +224,7 @@ def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
     for holder, texts in ids.items():
         kinds = Counter(match["kind"] for text in texts if (match := _VCUDA_ID.fullmatch(text)))
         if kinds:
-            requests.append(VcudaRequest.of(holder, kinds["core"], kinds["memory-268435456"]))
+            requests.append(VcudaRequest.for_holder(holder, kinds["core"], kinds["memory-268435456"]))
     return sort_vcuda(requests)
 
 

@@ -1,7 +1,7 @@
 """Finds the GPUs held through ResourceClaims (DRA).
 
-The kubelet reports the holders of each claim, ResourceSlices the GPU behind each device name. The API server and the
-NVIDIA driver's checkpoint supply what neither has: UUIDs of MIG devices created for a claim, and `adminAccess`.
+The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The API server and the NVIDIA
+driver's checkpoint supply the rest: UUIDs of MIG devices created for a claim, and `adminAccess`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _UUID_PATHS = (
     ("mig", "created", "uuid"),
     ("mig", "concrete", "migUUID"),
 )
-"""Places of the UUID in the driver's checkpoint. A MIG device has had three so far."""
+"""Places of the UUID in the driver's checkpoint. For MIG devices it differs between driver versions."""
 
 _log = logging.getLogger("podgpu")
 
 
 class DraClaims:
-    """Maps the claims of a List answer to devices. Each of the three sources of claim details is optional."""
+    """Maps the claims of a List answer to devices. Slices, checkpoint and reader are each optional."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class DraClaims:
         self._reader = reader
         self._pools: frozenset[str] = frozenset()
         self._uuids: dict[DeviceName, str] = {}
-        """Includes devices of removed pools and held ones that a pool no longer has: a driver that stops removes its
-        slices, and a kubelet that starts without the driver deletes them."""
+        """Includes devices of removed pools, and held devices that were removed from a pool. Slices
+        disappear when the driver stops, or when the kubelet starts before the driver."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
@@ -108,10 +108,10 @@ class DraClaims:
     def _without_admin_access(
         self, claimed: list[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
     ) -> list[ClaimedDevice]:
-        """Removes devices claimed with adminAccess, such as by monitoring pods. They do not hold the device."""
+        """Removes devices claimed with adminAccess, for example by monitoring pods, which do not hold the device."""
         admin = dict(prepared.admin)
         unknown = {(claim.namespace, claim.claim) for claim in claimed} - admin.keys()
-        if self._reader is not None and is_synced:  # before, no claim can be mapped
+        if self._reader is not None and is_synced:  # claims cannot be mapped before the first sync
             admin |= self._reader.read(unknown)
         return [
             claim
@@ -151,7 +151,7 @@ class ClaimedDevice(NamedTuple):
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
-    """Yields the claimed devices of a decoded List answer. Kubelets before 1.31 do not report their names."""
+    """Yields the claimed devices of a decoded List answer. Kubelets before 1.31 do not report device names."""
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
@@ -166,9 +166,9 @@ def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
 
 
 def admin_devices(claim: object) -> frozenset[DeviceName]:
-    """Returns the devices that a ResourceClaim was given with adminAccess.
+    """Returns the devices that were allocated to a ResourceClaim with adminAccess.
 
-    Kubernetes 1.31 has adminAccess in the request only; later versions also have it in the result.
+    In Kubernetes 1.31 only the request contains adminAccess; in later versions the result does, too.
     """
     requests = _list_at(claim, "spec", "devices", "requests")
     admin_requests = {
@@ -214,13 +214,14 @@ class ClaimReader:
                 asyncio.run(self._fetch(new))
                 self._logged = ""
             except SourceError as error:
-                # An API server that starts refuses everything for a moment, so only a second refusal counts.
+                # A starting API server rejects everything, so the delay is longer only after a second rejection.
                 is_refused = error.reason in REFUSALS and error.reason == self._logged
                 self._retry_at = self._clock() + (_RETRY_REFUSED_SECONDS if is_refused else _RETRY_SECONDS)
                 if error.reason != self._logged:
                     self._logged = error.reason
                     _log.warning(
-                        "cannot read resourceclaims, so claims with adminAccess count as holders: %s; will retry", error
+                        "cannot read resourceclaims, so pods with adminAccess are reported as holders: %s; will retry",
+                        error,
                     )
         return self._cached
 
@@ -239,7 +240,7 @@ async def _get_claim(client: ApiClient, version: str, namespace: str, name: str)
     try:
         return await client.get("/".join(parts))
     except SourceError as error:
-        if error.reason != "not_found":  # a deleted claim, which the kubelet lists for a moment longer
+        if error.reason != "not_found":  # `not_found`: a deleted claim, which the kubelet still lists for a moment
             raise
         return {}
 
@@ -265,7 +266,7 @@ class _CheckpointFile(Struct):
 
 
 class DriverCheckpoint:
-    """Reads the driver's checkpoint. Keeps the last content while the file is invalid."""
+    """Reads the driver's checkpoint. Uses the last valid content while the file is invalid."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -281,12 +282,12 @@ class DriverCheckpoint:
                 self._last = PreparedClaims({}, {})  # not mounted, or another driver
             elif error.reason != self._logged:
                 self._logged = error.reason
-                _log.warning("checkpoint of the DRA driver: %s; keeping the last content", error)
+                _log.warning("checkpoint of the DRA driver: %s; the last content is used", error)
         return self._last
 
 
 def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
-    """Version 2 has the names of the claims; version 1 has no states."""
+    """Parses version 2, or version 1, which has neither claim names nor states."""
     file = decode_json(content, path, _CheckpointFile)
     version = file.v2 or file.v1 or _CheckpointVersion()
     uuids: dict[DeviceName, str] = {}

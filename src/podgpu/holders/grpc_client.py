@@ -66,7 +66,8 @@ class UnixGrpcClient:
                         raise
                     if isinstance(error, TimeoutError):
                         raise GrpcError("DEADLINE_EXCEEDED", f"no answer within {timeout:.1f} s") from error
-                    if not is_reused:  # otherwise repeat: the server may have restarted since the last call
+                    # On a reused connection the call is repeated, because the server may have restarted.
+                    if not is_reused:
                         raise GrpcError("UNAVAILABLE", getattr(error, "strerror", None) or str(error)) from error
 
     def close(self) -> None:
@@ -145,5 +146,7 @@ def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
         message = unquote(text.get("grpc-message", "")) or f"gRPC status {number}, HTTP status {text.get(':status')}"
         raise GrpcError(_STATUS_BY_NUMBER.get(number, "UNKNOWN"), message)
     if len(body) < 5 or body[0] or len(body) != 5 + int.from_bytes(body[1:5], "big"):
-        raise GrpcError("INTERNAL", f"{len(body)} bytes are not one uncompressed message")
+        raise GrpcError(
+            "INTERNAL", f"malformed gRPC response: {len(body)} bytes do not contain exactly one uncompressed message"
+        )
     return bytes(body[5:])

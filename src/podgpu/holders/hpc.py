@@ -1,6 +1,6 @@
 """Allocation source `hpc`: job files of an HPC scheduler's prolog, in dcgm-exporter's format.
 
-A file is named `<gpu>` or `<gpu>.<gpu instance>`, by the driver's numbers, and contains one job per line.
+A file is named `<gpu>` or `<gpu>.<gpu instance>`, with the driver's numbers, and contains one job per line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JobFile(NamedTuple):
 
 
 class HpcAllocation(AllocationSource):
-    """Lists the directory at each reading and reads changed files."""
+    """Lists the directory each time and reads the files that changed."""
 
     name = SOURCE
 
@@ -70,7 +70,7 @@ def _list_job_files(directory: str) -> list[str]:
         reason = "not_a_directory" if isinstance(error, NotADirectoryError) else "file_missing"
         raise SourceError(
             reason,
-            f"{directory} is not a directory of job files: create it in the scheduler's prolog, mount it, or set"
+            f"{directory} is not a directory with job files: create it in the scheduler's prolog, mount it, or set"
             f" {OPTION}",
         ) from error
     except (OSError, ValueError) as error:
@@ -78,7 +78,7 @@ def _list_job_files(directory: str) -> list[str]:
 
 
 def parse_jobs(content: bytes, path: str = "") -> JobFile:
-    """Parses one job per line. Like dcgm-exporter, only a line feed ends a line."""
+    """Parses one job per line. Only a line feed ends a line, as in dcgm-exporter."""
     jobs: dict[str, None] = {}
     errors: set[str] = set()
     for line in content.split(b"\n"):
@@ -97,7 +97,7 @@ def parse_jobs(content: bytes, path: str = "") -> JobFile:
 
 
 def map_jobs(files: Mapping[str, JobFile], devices: Sequence[Device]) -> Allocation:
-    """Maps job files to devices. Like dcgm-exporter, compares names as text: `00` is not `0`."""
+    """Maps job files to devices. Compares names as text, as dcgm-exporter does: `00` is not `0`."""
     by_name = {
         str(device.index) if device.gi_id is None else f"{device.index}.{device.gi_id}": device for device in devices
     }

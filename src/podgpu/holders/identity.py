@@ -1,7 +1,7 @@
 """Completes identities of workloads: namespace, pod, container, uid and container id.
 
-Each source knows only some of them. The names of the kubelet's log files and, if watched, the pods of the API server
-connect them. Contradictory parts are rejected.
+Each source reports only some of these parts. The missing ones are found in the names of the kubelet's log files and, if
+they are watched, in the pods of the API server. Contradictory parts are rejected.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ _CONTAINER_LOG = re.compile(
 
 
 class Contradiction(SourceError):
-    """Parts of a workload that cannot belong together."""
+    """Sources report contradictory parts of a workload."""
 
     def __init__(self, workload: Workload, detail: str) -> None:
         parts = ", ".join(f"{part} {getattr(workload, part)}" for part in WORKLOAD_PARTS if getattr(workload, part))
-        super().__init__("identity_conflict", f"two sources disagree ({parts}; but {detail}), so it has no holder")
+        super().__init__(
+            "identity_conflict",
+            f"two sources disagree about a workload ({parts}; but {detail}), so its devices have no holder",
+        )
 
 
 def parse_pod_directory(name: str) -> Workload | None:
@@ -63,7 +66,7 @@ def parse_container_log(name: str) -> Workload | None:
 
 @dataclass
 class Identities:
-    """Workloads whose parts belong together. Immutable."""
+    """Known identities, used to complete workloads. Immutable."""
 
     pods: frozenset[Workload] = frozenset()
     """Namespace, pod and uid. A name can have two uids, because logs of a recreated pod stay for a while."""
@@ -99,7 +102,7 @@ class Identities:
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the parts that are known for certain. Raises Contradiction."""
-        while True:  # a part found in one step can be needed by another
+        while True:  # a part found in one step may be needed in another
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))
             workload = _agree(workload, self._by_uid.get(workload.uid, frozenset()))
@@ -124,7 +127,7 @@ class Identities:
         logged = self._logged_ids.get((*name, workload.container), frozenset())
         current = self._current_ids.get((*name, workload.uid, workload.container), frozenset())
         if current:
-            # If others have a log and the current one does not, the API server's state is outdated.
+            # If only other containers have a log, the API server's state is outdated.
             return replace(workload, container_id=_only(current) if current <= logged or not logged else "")
         if not self._uids.get(name, frozenset()) <= {workload.uid}:
             return workload  # the log may belong to another pod of that name
@@ -147,13 +150,13 @@ def _only(values: frozenset[str]) -> str:
     return next(iter(values)) if len(values) == 1 else ""
 
 
-def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
+def _agree(workload: Workload, candidates: frozenset[Workload]) -> Workload:
     """Adds the parts on which all matching identities agree. Raises Contradiction if none matches."""
-    if not known:
+    if not candidates:
         return workload
-    matching = [owner for owner in known if _fits(workload, owner)]
+    matching = [owner for owner in candidates if _fits(workload, owner)]
     if not matching:
-        other = min(known, key=parts_of)
+        other = min(candidates, key=parts_of)
         part = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
         uid = f" ({other.uid})" if other.pod and other.uid else ""
         raise Contradiction(workload, f"{part} belongs to {other.text}{uid}")
@@ -174,7 +177,7 @@ def _to_workloads(record: PodRecord) -> Iterable[Workload]:
 
 
 class IdentityReader:
-    """Reads the names of the kubelet's log files. Returns the same object while nothing changes."""
+    """Reads the names of the kubelet's log files. Returns the same object until they change."""
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ class IdentityReader:
         self._cached: tuple[object, Identities] | None = None
 
     def read(self) -> Identities:
-        """An unreadable directory has no names and is reported in `problems`."""
+        """Returns the current identities. Directories that cannot be read are reported in `problems`."""
         now, records = self._clock(), self._read_records()
         states = tuple(_stat_directory(path) for path, _ in self._directories)
         if self._cached is not None and self._cached[0] == (states, records):
@@ -199,7 +202,7 @@ class IdentityReader:
         pods, containers = (_read_names(path, parse, problems) for path, parse in self._directories)
         identities = Identities(pods, containers, problems=tuple(problems))
         identities = identities.with_pods(records) if records else identities
-        # A change just now may hide another one within the same tick of the kernel's clock.
+        # After a recent change, a second one may leave the time stamp unchanged.
         is_settled = all(state is None or now - state[-1] >= SETTLED_NS for state in states)
         self._cached = ((states, records), identities) if is_settled else None
         return identities

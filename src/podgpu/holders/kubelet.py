@@ -30,7 +30,7 @@ from podgpu.model import Allocation, Device, Workload
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
-"""For one List call. Longer than a turn waits, so that a late answer is used in a later turn."""
+"""Deadline of one List call, in seconds. A turn waits less; a late answer is used in a later turn."""
 _ALLOCATABLE_SECONDS = 60.0
 """Interval of GetAllocatableResources. Its answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
@@ -84,10 +84,10 @@ class KubeletAllocation(AllocationSource):
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and the replicas of shared ones, at once if a held replica is not known yet.
+        """Reads the offered GPUs and the replicas of shared ones, immediately if a held replica is not known yet.
 
-        The kubelet reports healthy devices only, and none while the device plugin is away. Replicas of a device that
-        is held, or was held at the last call, are therefore never removed.
+        The kubelet reports healthy devices only, and none while the device plugin is unavailable. Replicas of a device
+        that is held, or was held at the last call, are therefore never removed.
         """
         held = frozenset(
             entry.device_id.shared
@@ -133,7 +133,7 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
-    """With the gate DRAExtendedResource the kubelet can list a GPU both ways: keeps one assignment with the labels."""
+    """Keeps one assignment, with the labels, of a GPU that the kubelet lists both ways (gate DRAExtendedResource)."""
     held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
@@ -151,7 +151,7 @@ class PodResourcesClient:
         self._identity: SocketIdentity | None = None
         self.source_instance = 0
         """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
-        self.version: str | None = None  # API version of this kubelet, None before the first answer
+        self.version: str | None = None  # API version of this kubelet; None until its first answer
 
     def close(self) -> None:
         self._grpc.close()
@@ -215,7 +215,7 @@ def decode_list(answer: bytes, path: str = "its socket") -> Any:
 
 
 def _stat_socket(path: str) -> SocketIdentity:
-    """Checks the path before connecting, because errors of the file system are clearer than those of gRPC."""
+    """Checks the path before connecting, because file system errors are clearer than gRPC errors."""
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise SourceError(
             "path_too_long",
@@ -233,7 +233,7 @@ def _stat_socket(path: str) -> SocketIdentity:
     except PermissionError as error:
         raise SourceError("permission_denied", f"no permission to connect to {path}: {_PERMISSION_DENIED}") from error
     except (OSError, ValueError) as error:
-        raise SourceError("error", f"cannot stat {path}: {error}: check {OPTION}") from error
+        raise SourceError("error", f"cannot access {path} ({error}): check {OPTION}") from error
     if not stat.S_ISSOCK(status.st_mode):
         raise SourceError(
             "not_a_socket",
@@ -262,7 +262,7 @@ def _explain(error: GrpcError, path: str) -> SourceError:
         reason, advice = "permission_denied", _PERMISSION_DENIED
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
-        advice = "keeping the last mapping; if this persists, find the client that polls too often"
+        advice = "the last mapping is used; if this persists, find the client that polls too often"
     elif error.status == "RESOURCE_EXHAUSTED" and "larger than max" in message:
-        reason, advice = "too_large", "check that this is the kubelet's socket, and report it if it is"
+        reason, advice = "too_large", "check that this is the kubelet's socket; if it is, report this to podgpu"
     return SourceError(reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}")

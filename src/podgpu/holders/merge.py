@@ -17,9 +17,9 @@ from podgpu.holders.device_ids import VCUDA_CORE, sort_vcuda
 from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Unmapped, VcudaRequest, Workload, WorkloadKey, parts_of
 
 LAST_RESORT = frozenset({"processes"})
-"""Sources that see usage, not allocations. They count only for devices without any other holder."""
+"""Sources that report usage, not allocations. They are used only for devices without any other holder."""
 LAGGING = {"checkpoint": "kubelet"}
-"""Sources that lag behind another one. If the other answers, they add details, but no holders or devices."""
+"""Sources that are updated later than another one. If that one answers, they add details, but no holders or devices."""
 
 Complete = Callable[[Workload], Workload]
 """Fills in the known parts of an identity. Raises SourceError if they contradict each other."""
@@ -63,15 +63,15 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 def _add_claims(
     merged: dict[WorkloadKey, _MergedHolder], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
-    """Adds the claims of a holder and yields the rejected ones. Those of a lagging source are outdated, so they are
-    dropped silently."""
+    """Adds the claims of a holder and yields the rejected ones. Rejected claims of a lagging source are outdated, so
+    they are dropped without a report."""
     source, known = claims[0].source, merged.get(holder.key)
     if known is None:
         if not lags:
             merged[holder.key] = _MergedHolder(source, holder, {claim.device: [claim] for claim in claims})
         return
     if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
-        reason, rejected = "identity_conflict", list(claims)  # a new pod of the same name
+        reason, rejected = "identity_conflict", list(claims)  # two pods with the same name
     else:
         known.holder = _complement(known.holder, holder)
         reason, rejected = "contradicted", [claim for claim in claims if not known.add(claim)]
@@ -129,6 +129,6 @@ def _merge_vcuda(
             except SourceError as error:
                 rejected.append(Unmapped(source, error.reason, "", VCUDA_CORE, workload))
             else:
-                completed = VcudaRequest.of(holder, request.cores, request.memory_blocks)
+                completed = VcudaRequest.for_holder(holder, request.cores, request.memory_blocks)
                 merged.setdefault(holder.key, completed)
     return sort_vcuda(merged.values()), rejected

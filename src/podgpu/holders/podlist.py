@@ -22,7 +22,7 @@ from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "podlist"
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
-"""Beside the kubelet's socket, and the mount point in koordinator's manifest."""
+"""Next to the kubelet's socket, and the mount point in koordinator's manifest."""
 MAX_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def _find_podlist(paths: Sequence[str]) -> str:
 
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
-    """Raises SourceError. An empty list means that no GPU is held; an empty file is an error."""
+    """Parses the file. An empty list means that no GPU is held; an empty file is an error. Raises SourceError."""
     entries: list[_PodlistEntry] = decode_json(content, path, list[_PodlistEntry] | None) or []  # type: ignore[arg-type]
     return tuple(
         HeldId(holder, SOURCE, text, parse_id_or_minor(text))

@@ -1,6 +1,6 @@
-"""Allocation source `processes`: containers with processes on a device, for devices whose holder no other source knows.
+"""Allocation source `processes`: containers with processes on a device, for devices without a holder in other sources.
 
-It cannot see shares or idle holders.
+It cannot detect shares or idle holders.
 """
 
 from __future__ import annotations

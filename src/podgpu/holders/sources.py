@@ -29,7 +29,7 @@ class KubernetesApi(Protocol):
     """Opens watches of this node's objects. The methods raise UsageError if the API server is not configured."""
 
     @property
-    def at_hand(self) -> bool: ...
+    def is_available(self) -> bool: ...
 
     @property
     def config(self) -> ApiConfig: ...
@@ -74,7 +74,7 @@ def _create_podlist(argument: str, settings: SourceSettings) -> AllocationSource
 
 
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
-    """Next to the kubelet's socket. The usual paths count only for the default socket."""
+    """Returns the path next to the kubelet's socket, or the usual paths for the default socket."""
     from podgpu.holders.podlist import DEFAULT_PATHS
 
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
@@ -89,7 +89,7 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
-    """Without the API server, uses the DRA driver's checkpoint, if it is mounted."""
+    """Uses only the DRA driver's checkpoint, if it is mounted, when no API server is configured."""
     from podgpu.holders.dra import CHECKPOINT_NAME, ClaimReader, DraClaims, DriverCheckpoint
 
     path = os.path.join(settings.kubelet_directory, CHECKPOINT_NAME)
@@ -115,7 +115,7 @@ def _checkpoint_path(settings: SourceSettings) -> str:
 
 
 def _has_checkpoint_only(settings: SourceSettings) -> bool:
-    """The checkpoint lags behind the kubelet, so it is only useful without the kubelet's socket."""
+    """Returns True if there is a checkpoint but no kubelet socket. The checkpoint can be outdated."""
     return os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket)
 
 
@@ -135,7 +135,7 @@ def _create_processes(argument: str, settings: SourceSettings) -> AllocationSour
 
 
 SOURCES: Mapping[str, SourceType] = {
-    "annotations": SourceType(_create_annotations, lambda settings: settings.api.at_hand),
+    "annotations": SourceType(_create_annotations, lambda settings: settings.api.is_available),
     "podlist": SourceType(
         _create_podlist, lambda settings: any(map(os.path.exists, _podlist_paths(settings))), "[:PATH]"
     ),
@@ -144,8 +144,8 @@ SOURCES: Mapping[str, SourceType] = {
     "hpc": SourceType(_create_hpc, lambda settings: bool(settings.job_directory), "[:DIR]"),
     "processes": SourceType(_create_processes, lambda settings: in_host_pid_namespace(settings.proc) is True),
 }
-"""In the order of precedence of `auto`. Schedulers come before the kubelet, because HAMi assigns other GPUs than the
-kubelet lists."""
+"""Sources in order of precedence for `auto`. Schedulers come before the kubelet, because HAMi assigns other GPUs than
+the kubelet lists."""
 
 
 def describe_sources() -> str:

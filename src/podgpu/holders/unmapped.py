@@ -29,7 +29,7 @@ _BY_SOURCE = {
         "bad_job_id": Explanation(
             "a line is not a job id (more than 256 characters, or not printable) and is ignored", _PROLOG
         ),
-        "too_many_jobs": Explanation("it has more than 64 jobs; the others are ignored", _PROLOG),
+        "too_many_jobs": Explanation("the file has more than 64 jobs; the others are ignored", _PROLOG),
         "permission_denied": Explanation(
             "no permission to read it", "make it readable for podgpu's user, or change securityContext.runAsUser"
         ),
@@ -60,12 +60,12 @@ _BY_REASON = {
         " /var/log/pods and /var/log/containers with the pods of this node",
     ),
     "slices_not_synced": Explanation(
-        "ResourceSlices, which map it to a GPU, were not read yet",
+        "ResourceSlices, which map it to a GPU, have not been read yet",
         "if this persists, check that the API server is reachable and that podgpu may list and watch resourceslices",
     ),
     "unknown_pool": Explanation(
-        "no ResourceSlice of this node has that pool",
-        f"{_SLICES}: the DRA driver's pod may be missing on this node, or NODE_NAME may be another node",
+        "no ResourceSlice of this node contains that pool",
+        f"{_SLICES}: the DRA driver's pod may be missing on this node, or NODE_NAME may name another node",
     ),
     "unknown_claim_device": Explanation(
         "the pool has no device of that name",
@@ -73,7 +73,7 @@ _BY_REASON = {
     ),
     "claim_device_without_uuid": Explanation(
         "its ResourceSlice has no UUID",
-        "mount the DRA driver's directory plugins/gpu.nvidia.com beside the kubelet's socket: its checkpoint contains"
+        "mount the DRA driver's directory plugins/gpu.nvidia.com of the kubelet's directory: its checkpoint contains"
         " the UUIDs of MIG devices created for claims; a device passed to a virtual machine cannot be mapped",
     ),
     "unknown_device": Explanation(
@@ -113,8 +113,8 @@ def describe(unmapped: Unmapped) -> str:
 
 
 def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
-    """Returns UUIDs of GPUs that must exist: offered by the kubelet, or held while the PCI bus has more GPUs than the
-    driver. Otherwise a held id may belong to a GPU that was replaced."""
+    """Returns UUIDs of GPUs that must exist: those offered by the kubelet and, if the driver misses GPUs on the bus,
+    those that are held. Otherwise a held id may belong to a GPU that was replaced."""
     uuids = set(offered)
     if some_lost:
         ids = (

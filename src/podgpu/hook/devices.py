@@ -1,8 +1,8 @@
 """Finds the GPUs of a sandbox's containers, and how this node numbers its GPUs.
 
 Sources, in order: annotations of schedulers (koordinator, HAMi, Volcano, gpu-manager), NVIDIA_VISIBLE_DEVICES, mounted
-device files, device nodes. A scheduler's annotation covers the whole pod. Variables and mounts, which users can write,
-count only if they have the form of a GPU id.
+device files, device nodes. A scheduler's annotation applies to the whole pod. Users can set variables and mounts, so
+these are used only if they have the form of a GPU id.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from podgpu.kube.objects import ContainerRecord, Pairs, PodRecord
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
-"""NVIDIA's device plugin mounts one file per GPU here with its volume-mounts strategy."""
+"""Directory in which NVIDIA's device plugin mounts one file per GPU (volume-mounts strategy)."""
 MAX_IDS = 512
-"""Per container. No node has more GPUs and MIG instances; users must not be able to fill the file."""
+"""Maximum number of ids per container, so that users cannot fill the file. No node has more GPUs and MIG instances."""
 DISAGREEMENT = "disagreement"
 """NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator assigned."""
 _MAX_ID_LENGTH = 128
@@ -42,11 +42,11 @@ _NODE = re.compile(r"/dev/nvidia(0|[1-9][0-9]{0,5})", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
 _MANAGEMENT = "management.nvidia.com/"
-"""CDI names of containers that manage GPUs. They see all GPUs and hold none."""
+"""CDI names of containers that manage GPUs. They can access all GPUs and hold none."""
 _MAX_INFORMATION_BYTES = 64 * 1024
 _PCI_NAME = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE | re.IGNORECASE)
-"""The driver writes question marks for a GPU that was never opened."""
+"""Does not match the question marks that the driver writes for a GPU that was never opened."""
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE | re.IGNORECASE)
 
@@ -61,28 +61,30 @@ class Card(NamedTuple):
 
 @dataclass(frozen=True)
 class Cards:
-    """GPUs in order of their indices; empty without a driver. koordinator writes minors, the toolkit reads indices."""
+    """GPUs in the order of their indices; empty without a driver.
+
+    koordinator writes minors, but the container toolkit reads indices."""
 
     cards: tuple[Card, ...] = ()
 
-    def of_minor(self, minor: int) -> str:
-        """Returns the UUID, or the number if it is unknown. Readers of podlist.json take numbers for minors."""
+    def find_by_minor(self, minor: int) -> str:
+        """Returns the UUID, or the minor if the UUID is unknown. In podlist.json, numbers are minors."""
         return next((card.uuid for card in self.cards if card.minor == minor and card.uuid), str(minor))
 
-    def of_index(self, index: int) -> str:
-        """Returns the UUID, or the number if it is unknown: on most nodes minors equal indices."""
+    def find_by_index(self, index: int) -> str:
+        """Returns the UUID, or the index if the UUID is unknown. On most nodes it equals the minor."""
         uuid = self.cards[index].uuid if index < len(self.cards) else ""
         return uuid or str(index)
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """Empty if one of them is unknown."""
+        """UUIDs of all GPUs. Empty if one of them is unknown."""
         uuids = tuple(card.uuid for card in self.cards)
         return uuids if all(uuids) else ()
 
 
 def read_cards(proc: str) -> Cards:
-    """Reads /proc/driver/nvidia/gpus, which needs no driver library. Blocks if the driver hangs."""
+    """Reads /proc/driver/nvidia/gpus, so that no driver library is needed. Blocks if the driver hangs."""
     root = os.path.join(proc, "driver", "nvidia", "gpus")
     try:
         places = sorted((name for name in os.listdir(root) if _PCI_NAME.fullmatch(name)), key=_bus_order)
@@ -148,8 +150,8 @@ class ContainerFacts:
     visible: str | None = None  # NVIDIA_VISIBLE_DEVICES; None if it is not set
     is_monitor: bool = False  # its driver capabilities allow queries only
     mounted: tuple[str, ...] = ()  # names under MOUNTED_DEVICES
-    minors: tuple[int, ...] = ()  # of its device nodes; empty for a privileged container, which has all of the host
-    gpu_manager: str = ""
+    minors: tuple[int, ...] = ()  # minors of its device nodes; empty if it is privileged, because it then has all nodes
+    gpu_manager: str = ""  # value of gpu-manager's container annotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Sandbox:
     namespace: str
     name: str
     uid: str = ""
-    annotations: Pairs = ()  # only those in which schedulers write GPUs
+    annotations: Pairs = ()  # only those with which schedulers assign GPUs
     containers: tuple[ContainerFacts, ...] = ()
     order: tuple[str, ...] = ()
     """Container names in the order of creation, which is the order of the pod's spec. Annotations use the position."""
@@ -203,7 +205,7 @@ def _unique(ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def _read_scheduler(sandbox: Sandbox, cards: Cards) -> dict[str, tuple[str, ...]] | None:
-    """Returns the GPUs by container; None if no scheduler assigned any."""
+    """Returns the GPUs by container, or None if no scheduler assigned any."""
     own = {
         container.name: tuple(_gpu_manager_nodes(container, cards))
         for container in sandbox.containers
@@ -224,7 +226,7 @@ def _read_scheduler(sandbox: Sandbox, cards: Cards) -> dict[str, tuple[str, ...]
 
 
 def _pod_record(sandbox: Sandbox) -> PodRecord:
-    """Containers that do not exist yet get placeholder names, so that positions in annotations are right."""
+    """Builds the pod record. Containers that do not exist yet get placeholder names, so that positions are right."""
     to_come = range(len(sandbox.order), min(_count_positions(sandbox), MAX_IDS))
     names = (*sandbox.order, *(f"(container {number})" for number in to_come))
     containers = tuple(ContainerRecord(name) for name in names)
@@ -245,12 +247,12 @@ def _count_positions(sandbox: Sandbox) -> int:
 
 def _gpu_manager_nodes(container: ContainerFacts, cards: Cards) -> Iterator[str]:
     nodes = (_NODE.fullmatch(word.strip()) for word in container.gpu_manager.split(",", MAX_IDS))
-    return (cards.of_minor(int(node[1])) for node in nodes if node)
+    return (cards.find_by_minor(int(node[1])) for node in nodes if node)
 
 
 def _chosen_by_variable(sandbox: Sandbox, grants: Sequence[Grant]) -> dict[str, tuple[str, ...]]:
-    """HAMi sets each container's UUIDs in NVIDIA_VISIBLE_DEVICES, which is more reliable than the position: that is
-    wrong if the hook started after an init container ended."""
+    """Finds the devices that HAMi set in NVIDIA_VISIBLE_DEVICES. They are more reliable than positions, which are wrong
+    if the hook started after an init container ended."""
     granted = {grant.device.lower(): grant.device for grant in grants if isinstance(grant.device, str)}
     chosen: dict[str, tuple[str, ...]] = {}
     for container in sandbox.containers:
@@ -262,7 +264,7 @@ def _chosen_by_variable(sandbox: Sandbox, grants: Sequence[Grant]) -> dict[str, 
 
 
 def _id_of(device: str | int, cards: Cards) -> str:
-    return cards.of_minor(device) if isinstance(device, int) else device
+    return cards.find_by_minor(device) if isinstance(device, int) else device
 
 
 def _read_own_devices(container: ContainerFacts, cards: Cards) -> tuple[str, ...]:
@@ -276,11 +278,11 @@ def _read_own_devices(container: ContainerFacts, cards: Cards) -> tuple[str, ...
         named = _resolve(words, container, cards)
         if named is not None:
             return named
-    return tuple(map(cards.of_minor, container.minors))
+    return tuple(map(cards.find_by_minor, container.minors))
 
 
 def _mounted_name(name: str) -> str:
-    """`<id>`, or `cdi/<vendor>/<class>/<id>`."""
+    """Converts the path of a mount, `<id>` or `cdi/<vendor>/<class>/<id>`, to an id or a CDI name."""
     parts = name.split("/", 3)
     return f"{parts[1]}/{parts[2]}={parts[3]}" if parts[0] == "cdi" and len(parts) == 4 else name
 
@@ -299,7 +301,7 @@ def _resolve(words: Iterable[str], container: ContainerFacts, cards: Cards) -> t
             ids += () if container.is_monitor else cards.uuids or (name,)
             is_known = True
         elif _NUMBER.fullmatch(name):
-            ids.append(cards.of_index(int(name)))
+            ids.append(cards.find_by_index(int(name)))
         elif len(name) <= _MAX_ID_LENGTH and parse_id_or_minor(name) is not None:
             ids.append(name)
     return tuple(ids) if ids or is_known else None
@@ -316,7 +318,7 @@ def _find_disagreements(sandbox: Sandbox, cards: Cards) -> Iterator[PodProblem]:
             text = (
                 f"pod {sandbox.namespace}/{sandbox.name}, container {container.name}: koordinator assigned"
                 f" {few_of(assigned)}, but {VISIBLE_DEVICES}={(container.visible or '')[:200]} means {few_of(named)}"
-                " to the container toolkit, which reads indices where koordinator writes minors: podlist.json has"
+                " to the container toolkit, which interprets koordinator's minors as indices: podlist.json contains"
                 " koordinator's assignment; --inject corrects the variable of new containers"
             )
             yield PodProblem(DISAGREEMENT, text)
@@ -327,7 +329,7 @@ def _uuids(grants: Sequence[Grant], cards: Cards) -> tuple[str, ...]:
 
 
 def _explicitly_named(container: ContainerFacts, cards: Cards) -> tuple[str, ...]:
-    """Ignores `all`, which is the default of many images."""
+    """Returns the GPUs in NVIDIA_VISIBLE_DEVICES. Ignores `all`, which is the default of many images."""
     words = (container.visible or "").split(",", MAX_IDS)
     if any(word.strip() == "all" for word in words):
         return ()
@@ -335,10 +337,10 @@ def _explicitly_named(container: ContainerFacts, cards: Cards) -> tuple[str, ...
 
 
 def wanted_variable(sandbox: Sandbox, container: ContainerFacts, cards: Cards) -> str | None:
-    """Returns the value of NVIDIA_VISIBLE_DEVICES for koordinator's annotation; None if it needs no change.
+    """Returns the value of NVIDIA_VISIBLE_DEVICES that koordinator's annotation requires; None if it is already set.
 
-    The value has minors, as koordinator's own hook writes them, or UUIDs if the container toolkit would misread the
-    minors or the annotation has none. Raises BadAnnotation.
+    The value contains minors, as koordinator's own hook writes them, or UUIDs if the container toolkit would misread
+    the minors or the annotation has none. Raises BadAnnotation.
     """
     pod = _pod_record(sandbox)
     grants = koordinator_grants(pod)
@@ -348,6 +350,6 @@ def wanted_variable(sandbox: Sandbox, container: ContainerFacts, cards: Cards) -
     if {id_.lower() for id_ in _explicitly_named(container, cards)} == {id_.lower() for id_ in assigned}:
         return None
     minors = koordinator_minors(pod)
-    misread = any(cards.of_minor(minor) != cards.of_index(minor) for minor in minors)
+    misread = any(cards.find_by_minor(minor) != cards.find_by_index(minor) for minor in minors)
     wanted = ",".join(assigned) if misread or not minors else ",".join(dict.fromkeys(map(str, minors)))
     return None if wanted == container.visible else wanted

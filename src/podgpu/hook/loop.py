@@ -48,10 +48,10 @@ class Hook:
         self._writer = PodlistWriter(file, self._counters, lambda: self._cards.cards)
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
-        self._plugin: Plugin | None = None  # of the open connection; changes of earlier ones are ignored
+        self._plugin: Plugin | None = None  # plugin of the open connection; changes from others are ignored
         self._logged = ""
         self._thread: threading.Thread | None = None
-        self.fatal: StartError | None = None  # why the inherited connection failed
+        self.fatal: StartError | None = None  # set if the inherited connection failed
 
     @property
     def is_alive(self) -> bool:
@@ -83,17 +83,17 @@ class Hook:
         ]
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """`on_fatal` is called when an inherited connection ends; the runtime then starts another hook."""
+        """Calls `on_fatal` when an inherited connection ends. The runtime then starts another hook."""
         self._cards.start()
         self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True)
         self._writer.start()
         self._thread.start()
 
     def reload(self) -> None:
-        """There is nothing to reload."""
+        """Does nothing, because the hook has no configuration files."""
 
     def stop(self) -> None:
-        """Leaves the file, because containers continue without the hook."""
+        """Stops the threads. Does not remove the file, because containers continue to run without the hook."""
         self._stopping.set()
         connection = self._connection
         if connection is not None:
@@ -102,7 +102,7 @@ class Hook:
         self._writer.stop()
 
     def _run(self, on_end: Callable[[], object]) -> None:
-        self._cards.wait_read(_CARDS_SECONDS)  # so that the first file has UUIDs, not numbers
+        self._cards.wait_read(_CARDS_SECONDS)  # so that the first file contains UUIDs instead of numbers
         retry = _FIRST_RETRY
         while not self._stopping.is_set():
             was_good = self._connect_once()
@@ -139,11 +139,11 @@ class Hook:
             self._writer.update(sandboxes)
 
     def _ended(self, reason: str, message: str, plugin: Plugin) -> None:
-        """Counts every failure and logs it once until a connection worked."""
+        """Counts every failure. Logs it only once until a connection works again."""
         if self._stopping.is_set():
             return
         if plugin.is_synchronised or message != self._logged:
-            _log.warning("%s; podlist.json stays unchanged until the runtime is back", message)
+            _log.warning("%s; podlist.json stays unchanged until the connection works again", message)
         self._logged = message
         self._counters.error(reason)
 
@@ -165,7 +165,7 @@ class Hook:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Ends a blocked read in another thread."""
+    """Shuts the connection down, which ends a blocked read in another thread."""
     with suppress(OSError):  # already closed
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -178,7 +178,7 @@ def _explain(error: OSError, path: str) -> SourceError:
             " in the runtime (containerd 1.7 disables it by default)",
         )
     if error.errno == errno.ECONNREFUSED:
-        return SourceError("no_runtime", f"nothing listens at {path}: the runtime is stopped, or starting")
+        return SourceError("no_runtime", f"nothing listens at {path}: the runtime is stopped or still starting")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return SourceError("permission_denied", f"not allowed to connect to {path}: run as root (runAsUser: 0)")
+        return SourceError("permission_denied", f"no permission to connect to {path}: run as root (runAsUser: 0)")
     return SourceError("no_connection", f"cannot connect to {path} ({error.strerror or error})")

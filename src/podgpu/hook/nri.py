@@ -1,7 +1,7 @@
-"""One NRI connection: multiplexing and ttrpc frames, the registration, and answers to the runtime's requests.
+"""Handles one NRI connection: multiplexing, ttrpc frames, registration, and answers to the runtime's requests.
 
-Two byte streams share the connection. On one the runtime sends requests, on the other the plugin does.
-Whatever fails inside, the runtime gets an answer without an adjustment, because an error would fail the container.
+Two byte streams share the connection: one for requests of the runtime, one for requests of the plugin. If the plugin
+fails, the runtime gets an answer without an adjustment, because with an error it would not start the container.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _log = logging.getLogger("podgpu")
 
 
 class BadFrame(SourceError):
-    """The bytes are not NRI, so the connection must be closed."""
+    """The received data is not valid NRI, so the connection must be closed."""
 
     def __init__(self, what: str) -> None:
-        super().__init__("bad_frame", f"the runtime's side of the connection is not NRI as podgpu knows it: {what}")
+        super().__init__("bad_frame", f"the runtime sent data that is not valid NRI ({what})")
 
 
 class NoSuchMethod(Exception):
@@ -56,7 +56,7 @@ class Message(NamedTuple):
 
 
 class Demuxer:
-    """Splits received bytes into messages. Checks lengths before it buffers."""
+    """Splits received bytes into messages. Checks lengths before buffering."""
 
     def __init__(self) -> None:
         self._frames = bytearray()
@@ -71,7 +71,7 @@ class Demuxer:
         self._frames += received
         while (frame := self._next_frame()) is not None:
             service, content = frame
-            if service in self._streams:  # other services may be added to NRI
+            if service in self._streams:  # others are ignored, because NRI may add services
                 self._streams[service] += content
                 yield from self._messages(service)
 
@@ -114,7 +114,7 @@ def encode(message: Message) -> bytes:
 
 class RequestHandler(Protocol):
     def answer(self, method: str, payload: bytes) -> bytes:
-        """Raises NoSuchMethod, SourceError, or DecodeError."""
+        """Returns the encoded response. Raises NoSuchMethod, SourceError or DecodeError."""
 
 
 class Session:
@@ -123,7 +123,7 @@ class Session:
     def __init__(
         self, connection: socket.socket, plugin: RequestHandler, name: tuple[str, str], counters: HookCounters
     ) -> None:
-        """`name`: name and two-digit index of the plugin."""
+        """`name` contains the name and the two-digit index of the plugin."""
         self._connection = connection
         self._plugin = plugin
         self._name, self._index = name
@@ -198,7 +198,7 @@ class Session:
             return b""
         if request.service != PLUGIN_API:
             self._counters.error("other_protocol")
-            _log.warning("the runtime requests %s, but podgpu implements %s", request.service[:200], PLUGIN_API)
+            _log.warning("the runtime called %s, but podgpu implements %s", request.service[:200], PLUGIN_API)
             return _status(_UNIMPLEMENTED, f"podgpu implements {PLUGIN_API} only")
         method, answer = request.method, b""
         try:
@@ -222,7 +222,7 @@ class Session:
         self._counters.add(families.HOOK_REQUEST_SECONDS, method, time.monotonic() - started)
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
-        """Counts every failure and logs each reason once."""
+        """Counts every failure. Logs each reason as a warning only once."""
         self._counters.error(reason)
         level = logging.DEBUG if reason in self._logged else logging.WARNING
         self._logged.add(reason)

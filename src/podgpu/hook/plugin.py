@@ -1,6 +1,6 @@
 """Tracks the runtime's sandboxes and containers, and answers its requests. Adjusts containers only with --inject.
 
-Nothing here waits for a disk, a driver or a lock, because the runtime waits for the answer.
+This module never waits for a disk, a driver or a lock, because the runtime waits for the answer.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _EVENT_OF_METHOD = {
     "RemoveContainer": _REMOVE,
 }
 EVENTS = sum(1 << number - 1 for number in (_CREATE, *_EVENT_OF_METHOD.values()))
-"""Subscribed events. Each costs a pod's start one request."""
+"""Subscribed events. Each one adds a request to every pod start."""
 _STOPPED = 4
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _GPU_MANAGER_DEVICES = "tencent.com/vcuda-device"
-"""Annotation of a container, set by gpu-manager: /dev/nvidia0,/dev/nvidia1."""
+"""Annotation of a container, set by gpu-manager, such as /dev/nvidia0,/dev/nvidia1."""
 _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
-"""254 is nvidia-modeset, 255 nvidiactl: every GPU container has them."""
+"""254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
 _DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""/dev/null, /dev/zero, /dev/random. Only the list of a privileged container has them: it is the host's /dev."""
+"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, because they list the host's /dev."""
 _log = logging.getLogger("podgpu")
 
 
 def read_sandbox(pod: Any) -> Sandbox:
-    """From NRI's PodSandbox."""
+    """Converts NRI's PodSandbox."""
     annotations = sorted((key, text) for key, text in pod.annotations.items() if is_read(key))
     return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, tuple(annotations))
 
 
 def read_container(container: Any) -> ContainerFacts:
-    """From NRI's Container."""
+    """Converts NRI's Container."""
     texts = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
-    variables = dict(text.partition("=")[::2] for text in texts)  # the last one of a name counts
+    variables = dict(text.partition("=")[::2] for text in texts)  # the last value of a repeated name is used
     capabilities = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""}
     prefix = f"{MOUNTED_DEVICES}/".encode()
     mounted = (mount.destination for mount in container.mounts if mount.destination.startswith(prefix))
@@ -81,7 +81,8 @@ class Sandboxes:
         pod_by_id = {pod.id: pod for pod in pods}
         for pod in pod_by_id.values():
             self.add(pod)
-        for container in sorted(containers, key=lambda c: c.created_at):  # stable: older runtimes report no time
+        # Older runtimes report no time. The sort is stable and then keeps their order.
+        for container in sorted(containers, key=lambda c: c.created_at):
             if container.pod_sandbox_id in pod_by_id:
                 self.put_container(pod_by_id[container.pod_sandbox_id], container)
 
@@ -92,7 +93,7 @@ class Sandboxes:
         return self._by_id.get(sandbox_id)
 
     def add(self, pod: Any) -> None:
-        """Adds a sandbox and removes older ones of the same pod, whose end may have been missed."""
+        """Adds a sandbox. Removes older sandboxes of the same pod, whose stop event may have been missed."""
         for sandbox in self.all():
             if pod.uid and sandbox.uid == pod.uid and sandbox.id != pod.id:
                 self.remove(sandbox.id)
@@ -102,12 +103,12 @@ class Sandboxes:
         self._by_id.pop(sandbox_id, None)
 
     def put_container(self, pod: Any, container: Any) -> None:
-        """Replaces an older container of the same name, whose end may have been missed."""
+        """Adds a container. Replaces an older one with the same name, whose stop event may have been missed."""
         self.remove_container(container.id)
         if container.state == _STOPPED:
             return
         if not container.id or not pod.id:
-            raise SourceError("nameless", "the runtime reports a container without an id or without a sandbox")
+            raise SourceError("nameless", "the runtime reported a container without an id or without a sandbox")
         sandbox, facts = self._update(pod), read_container(container)
         others = (other for other in sandbox.containers if other.name != facts.name)
         order = sandbox.order if facts.name in sandbox.order else (*sandbox.order, facts.name)
@@ -130,7 +131,7 @@ class Sandboxes:
 
 
 class Plugin:
-    """State of one connection. After a reconnect the runtime reports everything again to a new one."""
+    """State of one connection. After a reconnect, the runtime reports everything again to a new Plugin."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class Plugin:
         cards: Callable[[], Cards] = Cards,
         inject: bool = False,
     ) -> None:
-        """`on_change` gets all sandboxes after every change, once the runtime has reported all containers."""
+        """Calls `on_change` with all sandboxes after every change, once the runtime has reported all containers."""
         self._on_change = on_change
         self._cards = cards
         self._inject = inject
@@ -175,7 +176,7 @@ class Plugin:
         request = nri_pb2.ConfigureRequest.FromString(payload)
         _log.info("registered with %s %s", request.runtime_name or "the runtime", request.runtime_version)
         if request.config:
-            _log.warning("the runtime has a configuration for this plugin, which is ignored: use podgpu's options")
+            _log.warning("the runtime's configuration of this plugin is ignored: use podgpu's options")
         return _encode(nri_pb2.ConfigureResponse(events=EVENTS))
 
     def _synchronize(self, payload: bytes) -> bytes:
@@ -204,7 +205,7 @@ class Plugin:
         self._counters.add(families.HOOK_ADJUSTMENTS)
         env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
-            # Another plugin may have set it. The runtime fails the container unless it is removed first.
+            # Another plugin may have set the variable. Without removal, the runtime would reject the container.
             env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _encode(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
@@ -215,7 +216,7 @@ class Plugin:
             self._sandboxes.remove(pod.id)
         elif event in (_STOP, _REMOVE):
             self._sandboxes.remove_container(container.id)
-        elif event in (_CREATE, _START, _UPDATE):  # the later ones repair a missed creation
+        elif event in (_CREATE, _START, _UPDATE):  # start and update events make up for a missed creation
             self._sandboxes.put_container(pod, container)
         else:
             return

@@ -28,7 +28,7 @@ _STOP_SECONDS = 5.0
 
 
 def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
-    """One line per container, sorted."""
+    """Returns the file content: one line per container, sorted."""
     objects = (
         {"name": e.name, "namespace": e.namespace, "container": e.container, "gpu_list": list(e.gpus)}
         for e in sorted(entries)
@@ -43,7 +43,7 @@ class PodlistWriter:
         self._counters = counters
         self._cards = cards
         self._sandboxes: tuple[Sandbox, ...] | None = None
-        """None until the runtime reported all containers; the previous file stays until then."""
+        """None until the runtime has reported all containers. The previous file is kept until then."""
         self._logged: set[str] = set()
         self.wake = threading.Event()
         self._stopping = False
@@ -70,7 +70,7 @@ class PodlistWriter:
         self.wake.set()
 
     def stop(self) -> None:
-        """Writes the last update first, if that works in time."""
+        """Stops the thread after the last update is written, but waits only a few seconds."""
         self._stopping = True
         self.wake.set()
         if self._thread.is_alive():
@@ -88,14 +88,14 @@ class PodlistWriter:
             except OutputError as error:
                 self._failed(error.reason, str(error))
                 wait, retry = retry, min(2 * retry, _LAST_RETRY)
-            except Exception as error:  # noqa: BLE001 - the thread must go on
+            except Exception as error:  # noqa: BLE001 - the thread must continue
                 _log.exception("unexpected error, please report it")
                 self._failed("bug", f"{type(error).__name__}: {error}")
             if not stopping:
                 time.sleep(_PAUSE_SECONDS)
 
     def write_changes(self) -> None:
-        """Raises OutputError; the old file then stays."""
+        """Writes the file if its content changed. Raises OutputError; the old file is then unchanged."""
         sandboxes = self._sandboxes
         if sandboxes is None:
             return
@@ -121,7 +121,7 @@ class PodlistWriter:
         self._counters.add(families.HOOK_WRITES)
         self._content, self._identity = content, self._look()
         if self._failure:
-            _log.info("%s is written again", self._file.path)
+            _log.info("%s: writing works again", self._file.path)
             self._failure = ""
 
     def _failed(self, reason: str, message: str) -> None:

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 """A JSON object of the API."""
 MAX_BYTES = 64 * 1024 * 1024
 MAX_OBJECT_BYTES = 4 * 1024 * 1024
-"""Limit of one line of a watch. etcd stores at most 1.5 MiB; JSON is larger."""
+"""Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _MAX_RETRY_AFTER = 300.0
@@ -31,12 +31,12 @@ _FAILURES = {
     "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
     "not_http": ("bad_answer", "check the address of the API server"),
 }
-"""Reason of a failure -> reason of the error, and advice. Others: `unreachable`."""
+"""Reason of a failure -> reason of the error, and advice. All others are `unreachable`."""
 _STATUSES = {
     401: ("unauthorized", "renew the credentials"),
     403: ("forbidden", ""),
     404: ("not_found", ""),
-    410: ("gone", "podgpu lists it again"),
+    410: ("gone", "podgpu lists the objects again"),
     429: ("throttled", "podgpu retries"),
 }
 
@@ -51,7 +51,7 @@ class ApiError(SourceError):
 
 
 class ApiClient:
-    """Client of one API server. For one event loop; close it there."""
+    """Client of one API server. Must be used and closed in one event loop."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class ApiClient:
         verbs: Sequence[str] = ("list",),
         metadata_only: bool = False,
     ) -> None:
-        """`verbs`: named in the error if a collection is forbidden, so that one message lists all permissions.
+        """`verbs` are named in the error if a collection is forbidden, so that one message lists all permissions.
 
-        `metadata_only`: objects without spec and status; a pod is then a tenth as large.
+        `metadata_only` requests objects without spec and status, which makes a pod ten times smaller.
         """
         self.config = config
         self.deadline = deadline
@@ -98,7 +98,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def watch(self, path: str, params: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Opens a watch and yields its lines. `silence` seconds without a byte raise SourceError `timeout`."""
+        """Opens a watch and yields its lines. Raises SourceError `timeout` after `silence` seconds without data."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence)
         headers = self._accept("PartialObjectMetadata")
         async with self._open("GET", path, timeout, headers, params=params) as response:
@@ -109,7 +109,7 @@ class ApiClient:
             with explain_errors(lambda failure: self._explain(failure, path)):
                 try:
                     line = await response.content.readline()
-                except (ValueError, HttpProcessingError) as error:  # depends on the version of aiohttp
+                except (ValueError, HttpProcessingError) as error:  # the type depends on the version of aiohttp
                     problem = f"an event of {path} is larger than the {MAX_OBJECT_BYTES} bytes that podgpu accepts"
                     raise SourceError("bad_answer", problem) from error
             if not line:
@@ -137,7 +137,7 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request and yields a successful response. Raises SourceError."""
         token, tls = await self._credentials.current()
-        # A compressed event could stay in the server's buffer until the next one.
+        # A server may buffer a compressed event until the next one.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -153,7 +153,7 @@ class ApiClient:
                     server_hostname=self.config.tls_server_name or None if tls is not None else None,
                     timeout=timeout,
                     allow_redirects=False,
-                    read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp's limit of a line is twice this
+                    read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
                     **content,
                 )
         try:
@@ -191,7 +191,9 @@ def _parse_object(body: bytes, path: str) -> Object:
     try:
         return msgspec.json.decode(body, type=Object)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError("bad_answer", f"the answer to {path} is not a JSON object: is this an API server?") from error
+        raise SourceError(
+            "bad_answer", f"the answer to {path} is not a JSON object: check that this is an API server"
+        ) from error
 
 
 def explain_status(
@@ -207,7 +209,7 @@ def explain_status(
 
 
 def status_message(body: bytes) -> str:
-    """Returns the `message` of a Status object, or the beginning of another text."""
+    """Returns the `message` of a Status object, or the beginning of the body if it is something else."""
     text = body[:2000].decode("utf-8", "replace")
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = msgspec.json.decode(body)

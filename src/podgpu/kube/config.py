@@ -1,6 +1,6 @@
 """Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config.
 
-Kubeconfig files are merged as kubectl does it. Messages never quote a field's value, because it may be a secret.
+Kubeconfig files are merged as in kubectl. Messages never quote a field's value, because it may be a secret.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ EXEC_API = "client.authentication.k8s.io"
 EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")
 _MAX_BYTES = 8 * 1024 * 1024
 _UNSUPPORTED = {
-    "username": "API servers dropped passwords in Kubernetes 1.19; use a token or a certificate",
-    "password": "API servers dropped passwords in Kubernetes 1.19; use a token or a certificate",
-    "auth-provider": "kubectl dropped it in 1.26; use an exec plugin, see your provider's docs",
-    "as": "podgpu does not impersonate; give it a user of its own",
+    "username": "passwords were removed in Kubernetes 1.19; use a token or a certificate",
+    "password": "passwords were removed in Kubernetes 1.19; use a token or a certificate",
+    "auth-provider": "it was removed in kubectl 1.26; use an exec plugin, see your provider's docs",
+    "as": "podgpu does not impersonate; create a user for it",
 }
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class ExecPlugin(msgspec.Struct, rename="camel", frozen=True):
     cluster: Mapping[str, Any] | None = None  # passed to the command if `provideClusterInfo` is set
 
     def __repr__(self) -> str:
-        """Without arguments and variables, which may be secrets."""
+        """Omits arguments and variables, which may be secrets."""
         return f"ExecPlugin({self.command!r})"
 
 
@@ -62,8 +62,8 @@ class ApiConfig:
     """One API server and the credentials to use with it."""
 
     server: str  # URL without a trailing slash
-    origin: str  # for messages: `the pod's service account`, `/root/.kube/config (context kind)`
-    ca: Pem = NO_PEM  # empty: the system's certificate authorities
+    origin: str  # used in messages, such as `the pod's service account` or `/root/.kube/config (context kind)`
+    ca: Pem = NO_PEM  # if empty, the system's certificate authorities are used
     verify: bool = True
     tls_server_name: str = ""
     certificate: Pem = NO_PEM
@@ -81,12 +81,12 @@ def load_config(
 ) -> ApiConfig:
     """Returns the API server to use. A given kubeconfig overrides the service account.
 
-    Raises SourceError: `no_api_config` if there is none, `bad_kubeconfig` if it cannot be used.
+    Raises SourceError: `no_api_config` if none is configured, `bad_kubeconfig` if the file cannot be used.
     """
     config = _find_config(kubeconfig, environ, service_account)
     if not config.verify:
         _log.warning(
-            "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to any server at %s without checking it",
+            "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to %s without verifying the server",
             config.origin,
             config.server,
         )
@@ -94,14 +94,14 @@ def load_config(
     has_token = bool(config.token or config.token_file or config.plugin)
     if address.scheme != "https" and has_token and not _is_loopback(address.hostname or ""):
         raise _bad(
-            f"{config.origin}: the server {config.server} is plain HTTP and the user has a token, which others on the"
-            " network could read: write https:// in clusters[].cluster.server"
+            f"{config.origin}: the server {config.server} is plain HTTP, so the user's token could be read on the"
+            " network: write https:// in clusters[].cluster.server"
         )
     return config
 
 
 def require_config(kubeconfig: str) -> ApiConfig:
-    """For commands that need the API server. Raises UsageError."""
+    """Loads the configuration for commands that need the API server. Raises UsageError."""
     try:
         return load_config(kubeconfig or None)
     except SourceError as error:
@@ -124,10 +124,10 @@ def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_acc
         return _read_kubeconfig(existing)
     problem = (
         f"this pod has no service-account token in {service_account}: set automountServiceAccountToken: true in its"
-        " spec, or name a kubeconfig in $KUBECONFIG"
+        " spec, or set $KUBECONFIG to a kubeconfig"
         if host
         else f"no Kubernetes API server is configured: podgpu does not run in a pod, and {' and '.join(files)} does not"
-        " exist: run it in the cluster, or name a kubeconfig in $KUBECONFIG"
+        " exist: run it in the cluster, or set $KUBECONFIG to a kubeconfig"
     )
     raise SourceError("no_api_config", problem)
 
@@ -202,7 +202,7 @@ class _Kubeconfig(_Section):
 
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
-    """An entry of a kubeconfig and its place, for messages and relative paths."""
+    """An entry of a kubeconfig and its location, for messages and relative paths."""
 
     file: str
     where: str
@@ -216,14 +216,14 @@ class _Entry(Generic[T]):
         return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
 
     def pem(self, name: str) -> Pem:
-        """Reads `NAME-data`, else the file in NAME, as kubectl does."""
+        """Returns the content of `NAME-data` or else the file in NAME, as kubectl does."""
         attribute = name.replace("-", "_")
         data = getattr(self.value, f"{attribute}_data")
         if not data:
             return Pem(file=self.path(getattr(self.value, attribute)))
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
-        except (binascii.Error, ValueError):  # the cause quotes the field
+        except (binascii.Error, ValueError):  # the original error quotes the field
             raise self.error(f"{name}-data", "is not PEM in base64") from None
         return Pem(text=text, origin=f"{self.file}: {self.where}.{name}-data")
 
@@ -232,13 +232,13 @@ def _read_kubeconfig(files: Sequence[str]) -> ApiConfig:
     contents = {}
     for file in files:
         try:
-            with open(file, "rb") as opened:  # may be a pipe, as for kubectl
+            with open(file, "rb") as opened:  # may be a pipe, which kubectl also accepts
                 contents[file] = opened.read(_MAX_BYTES + 1)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise _bad(f"cannot read the kubeconfig {file}: {reason}") from error
         if len(contents[file]) > _MAX_BYTES:
-            raise _bad(f"{file} is larger than 8 MiB: it is not a kubeconfig")
+            raise _bad(f"{file} is larger than 8 MiB, the limit for a kubeconfig")
     return parse_kubeconfig(contents)
 
 
@@ -266,7 +266,7 @@ def parse_kubeconfig(contents: Mapping[str, bytes]) -> ApiConfig:
 
 
 def _merge_entries(files: Mapping[str, _Kubeconfig], many: str, one: str, kind: type[T]) -> dict[str, _Entry[T]]:
-    """Entries by name. The first file that has an entry wins; entries of two files are never mixed."""
+    """Returns the entries by name. The first file that has an entry is used; two files are never mixed in one entry."""
     entries: dict[str, _Entry[T]] = {}
     for file, content in files.items():
         for named in getattr(content, many) or ():
@@ -291,7 +291,9 @@ def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) ->
         raise cluster.error("proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy")
     ca, verify = cluster.pem("certificate-authority"), not cluster.value.insecure_skip_tls_verify
     if ca and not verify:
-        raise cluster.error("insecure-skip-tls-verify", "is set beside certificate-authority: remove one of them")
+        raise cluster.error(
+            "insecure-skip-tls-verify", "is set together with certificate-authority: remove one of them"
+        )
     certificate, key = user.pem("client-certificate"), user.pem("client-key")
     if bool(certificate) != bool(key):
         raise user.error("client-key" if certificate else "client-certificate", "is missing: set both or none")
@@ -326,14 +328,14 @@ def _check_server(cluster: _Entry[_Cluster]) -> str:
 def _make_plugin(user: _Entry[_User], plugin: ExecPlugin, cluster: _Entry[_Cluster]) -> ExecPlugin:
     if plugin.api_version not in EXEC_VERSIONS:
         versions = " or ".join(EXEC_VERSIONS)
-        raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its entry here")
+        raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry")
     if not plugin.command:
         raise user.error("exec.command", "is missing")
     if plugin.interactive_mode == "Always":
         raise user.error("exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal")
     for number, variable in enumerate(plugin.env or ()):
         if not variable.name or "=" in variable.name:
-            raise user.error(f"exec.env[{number}].name", "is not the name of a variable")
+            raise user.error(f"exec.env[{number}].name", "must be the name of a variable")
     # A bare name is searched in $PATH; a path is relative to the kubeconfig.
     command = user.path(plugin.command) if os.sep in plugin.command else plugin.command
     info = _cluster_info(cluster) if plugin.provide_cluster_info else None
@@ -341,7 +343,7 @@ def _make_plugin(user: _Entry[_User], plugin: ExecPlugin, cluster: _Entry[_Clust
 
 
 def _cluster_info(cluster: _Entry[_Cluster]) -> Mapping[str, Any]:
-    """`spec.cluster` of the ExecCredential that a plugin receives."""
+    """Builds `spec.cluster` of the ExecCredential that a plugin receives."""
     info: dict[str, Any] = {"server": _check_server(cluster)}
     if cluster.value.tls_server_name:
         info["tls-server-name"] = cluster.value.tls_server_name

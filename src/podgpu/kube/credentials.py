@@ -24,7 +24,7 @@ from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.tls import ContextCache, load_pair, make_client_context
 
 _FILE_MAX_AGE = 60.0
-"""Token and certificate files are read again after this. The kubelet replaces a token at 80 % of its lifetime."""
+"""Seconds after which token and certificate files are read again. The kubelet renews tokens before they expire."""
 _RENEW_BEFORE_SECONDS = 60.0
 _MAX_TOKEN = 64 * 1024
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Credential:
 
 
 class Credentials:
-    """The token and TLS context to use now. For one event loop."""
+    """Provides the current token and TLS context. Must be used in one event loop."""
 
     def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
         self._config = config
@@ -61,7 +61,7 @@ class Credentials:
             return self._current
 
     def invalidate(self) -> None:
-        """Renews before the next request. Call it when the server rejected the credentials."""
+        """Makes the next request renew the credentials. Call it after the server rejected them."""
         self._max_age = 0.0
 
     async def _renew(self) -> None:
@@ -77,7 +77,7 @@ class Credentials:
             if self._current is None:
                 raise
             # The files may be about to be replaced.
-            _log.warning("%s; the previous credentials are kept", error)
+            _log.warning("%s; the previous credentials are still used", error)
         self._max_age, self._renewed_at = max_age, self._clock()
 
     def _load(self, credential: Credential) -> tuple[str, ssl.SSLContext | None]:
@@ -116,7 +116,7 @@ class Credentials:
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
-    """A token becomes a header line, so it must not contain a line break."""
+    """Returns the token if it can be sent as a header line. Raises SourceError otherwise."""
     if token and len(token) <= _MAX_TOKEN and token.isascii() and token.isprintable() and " " not in token:
         return token
     raise SourceError(reason, f"there is no usable token in {where}: it is empty, too long or contains spaces")
@@ -138,7 +138,7 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
         "KUBERNETES_EXEC_INFO": info,
         **{each.name: each.value or "" for each in plugin.env or ()},
     }
-    with tempfile.TemporaryFile() as errors:  # not a pipe: a background process of the plugin may keep it open
+    with tempfile.TemporaryFile() as errors:  # a background process of the plugin could keep a pipe open
         try:
             process = await asyncio.create_subprocess_exec(
                 plugin.command or "",
@@ -147,7 +147,7 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
                 stdout=PIPE,
                 stderr=errors,
                 env=environment,
-                start_new_session=True,  # killpg then reaches its children
+                start_new_session=True,  # so that killpg also kills its children
             )
         except (OSError, ValueError) as problem:
             hint = (
@@ -196,10 +196,10 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
 
     try:
         answer = msgspec.json.decode(output, type=_ExecCredential)
-    except (msgspec.DecodeError, ValueError, RecursionError):  # the cause may quote a secret
+    except (msgspec.DecodeError, ValueError, RecursionError):  # the original error may quote a secret
         raise error("is not an ExecCredential in JSON") from None
     if (answer.kind, answer.api_version) != ("ExecCredential", plugin.api_version):
-        raise error(f"is not an ExecCredential of the version in the kubeconfig, {plugin.api_version}")
+        raise error(f"must be an ExecCredential of {plugin.api_version}, the version in the kubeconfig")
     status = answer.status or _ExecStatus()
     token, certificate, key = status.token or "", status.client_certificate_data or "", status.client_key_data or ""
     if bool(certificate) != bool(key) or not (token or certificate):

@@ -1,6 +1,7 @@
 """Reduces Pods, EndpointSlices and ResourceSlices to small frozen records, because a store may hold 100,000 of them.
 
-The API server validates its objects. Parsers raise the usual exceptions for others, and the reflector skips these.
+The API server validates its objects. For malformed objects, parsers raise errors such as KeyError; the reflector skips
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 PODS_PATH = "/api/v1/pods"
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""The kubelet's uid of a static pod. Its cgroups, logs and checkpoint entries use it, not the API server's uid."""
+"""Contains the uid of a static pod in cgroups, logs and checkpoints. The API server assigns another one."""
 _HASH_LABEL = "pod-template-hash"
 
 
@@ -49,14 +50,14 @@ class ContainerRecord:
 class PodRecord:
     namespace: str
     name: str
-    uid: str  # the kubelet's, which differs from the API server's for static pods
+    uid: str  # the kubelet's uid, which differs from the API server's uid for static pods
     node: str = ""
     phase: str = ""
     labels: Pairs = ()
     annotations: Pairs = ()  # only those selected in `parse_pod`
     init_containers: tuple[ContainerRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
-    api_uid: str = ""  # the API server's, if it differs
+    api_uid: str = ""  # the API server's uid, if it differs
 
     @property
     def is_finished(self) -> bool:
@@ -74,7 +75,7 @@ class PodOwner(NamedTuple):
 
 
 def parse_pod(body: Object, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
-    """`is_read` selects the annotations to keep."""
+    """Parses a Pod. `is_read` selects the annotations to keep. Returns None for an object without name or uid."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     name, api_uid = metadata.get("name"), metadata.get("uid")
     if not name or not api_uid:
@@ -98,7 +99,7 @@ def parse_pod(body: Object, is_read: Callable[[str], bool] = lambda _: False) ->
 def _read_containers(
     containers: list[Object] | None, statuses: list[Object] | None, are_init: bool = False
 ) -> Iterator[ContainerRecord]:
-    """Keeps the order, because annotations refer to containers by number."""
+    """Yields containers in the order of the spec, because annotations refer to them by number."""
     status_of = {status["name"]: status for status in statuses or ()}
     for container in containers or ():
         status = status_of.get(container["name"], {})
@@ -114,7 +115,7 @@ def _read_containers(
 
 
 def parse_owner(body: Object) -> PodOwner | None:
-    """Returns the controller of a Pod or of its metadata alone; None if there is none."""
+    """Returns the owner of a Pod, or None. Needs only the metadata."""
     metadata = body["metadata"]
     controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
     if controller is None:
@@ -137,7 +138,7 @@ _UNITS = {
 
 
 def parse_quantity(text: str) -> Fraction:
-    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError, also for negative ones."""
+    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError, also for negative quantities."""
     match = _QUANTITY.fullmatch(text)
     if match is None or not (match["whole"] or match["part"]):
         raise ValueError(f"{text[:40]!a} is not a quantity")
@@ -149,7 +150,7 @@ def parse_quantity(text: str) -> Fraction:
 # EndpointSlices
 
 METRICS_PORT = "metrics"
-"""Name of the port. If a Service has one port, it may have another name."""
+"""Name of the metrics port. The only port of a Service may have any name."""
 
 
 class SlicePort(NamedTuple):
@@ -160,14 +161,14 @@ class SlicePort(NamedTuple):
 
 class EndpointRecord(NamedTuple):
     address: str
-    uid: str  # usually a pod's; may be empty
+    uid: str  # usually the uid of a pod; may be empty
 
 
 class EndpointSliceRecord(NamedTuple):
     namespace: str
     service: str
     ports: tuple[SlicePort, ...]
-    endpoints: tuple[EndpointRecord, ...]  # also those that are not ready: a failing exporter is still scraped
+    endpoints: tuple[EndpointRecord, ...]  # also those that are not ready, because failing exporters are still scraped
 
 
 def endpoint_slices_path(namespace: str = "") -> str:
@@ -193,7 +194,7 @@ def parse_endpoint_slice(body: Object) -> EndpointSliceRecord:
 
 
 def _is_address(text: str) -> bool:
-    """True for an IP address or a host name, which become part of a URL."""
+    """Returns True for an IP address or a host name that can be part of a URL."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -203,7 +204,7 @@ def _is_address(text: str) -> bool:
 
 class MetricsUrls(NamedTuple):
     urls: tuple[str, ...]
-    problems: tuple[str, ...]  # services without the port
+    problems: tuple[str, ...]  # messages about services without the port
 
 
 def metrics_urls(slices: Iterable[EndpointSliceRecord], *, https: bool = False) -> MetricsUrls:
@@ -231,7 +232,7 @@ def metrics_urls(slices: Iterable[EndpointSliceRecord], *, https: bool = False) 
 NVIDIA_DRIVER = "gpu.nvidia.com"
 RESOURCE_GROUP = "/apis/resource.k8s.io"
 RESOURCE_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-"""Of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
+"""API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older ones have no device names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ def slices_path(version: str) -> str:
 
 
 async def find_resource_version(client: ApiClient) -> str:
-    """Returns the newest known version of DRA that the server has. Raises SourceError (`not_found`)."""
+    """Returns the newest DRA version that both podgpu and the server support. Raises SourceError (`not_found`)."""
     offered: set[str] = set()
     try:
         group = await client.get(RESOURCE_GROUP)
@@ -268,8 +269,8 @@ async def find_resource_version(client: ApiClient) -> str:
             return version
     raise SourceError(
         "not_found",
-        f"the API server has no known version of {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
-        " before 1.34; podgpu keeps trying",
+        f"the API server has no supported version of {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled"
+        " explicitly before 1.34; podgpu retries",
     )
 
 
@@ -288,13 +289,13 @@ def parse_slice(body: Object) -> PoolSlice | None:
 
 def _read_uuid(device: Object) -> str:
     attributes = (device.get("basic") or device).get("attributes") or {}  # v1beta1 and v1alpha3 nest them
-    # An attribute without a domain is in its driver's domain.
+    # An attribute name without a domain belongs to the driver's domain.
     uuid = attributes.get("uuid") or attributes.get(f"{NVIDIA_DRIVER}/uuid") or {}
     return uuid.get("string") or ""
 
 
 def current_devices(slices: Iterable[PoolSlice]) -> dict[str, Pairs]:
-    """Returns the devices of the newest generation by pool. Incomplete pools are used as they are."""
+    """Returns the devices of each pool's newest generation, even if some slices are missing."""
     slices = tuple(slices)
     newest = {part.pool: part.generation for part in sorted(slices, key=lambda part: part.generation)}
     return {

@@ -1,6 +1,6 @@
-"""Keeps a store equal to one collection of the API server: lists it, watches it, and recovers from failures.
+"""Maintains a local copy of one collection of the API server: lists it, watches it, and recovers from failures.
 
-The names are client-go's: an `Informer` is a `Store` that a thread fills.
+The names come from client-go: an `Informer` is a `Store` that a thread fills.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from podgpu.kube.config import ApiConfig
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token", "bad_kubeconfig"})
-"""Reasons that persist until a person changes something."""
+"""Reasons of errors that persist until somebody changes the cluster or the configuration."""
 _CLOSE_SECONDS = 2.0
 FindPath = Callable[[ApiClient], Awaitable[str]]
 """Returns the path of a collection, if it depends on the versions that the server has."""
@@ -33,10 +33,11 @@ FindPath = Callable[[ApiClient], Awaitable[str]]
 @dataclass(frozen=True, slots=True)
 class ReflectorSettings:
     first_delay: float = 0.5
-    max_delay: float = 8.0  # while the API server is away: its return is noticed after 4 s on average
+    max_delay: float = 8.0  # while the API server is unreachable; recovery is detected after 4 s on average
     max_refused_delay: float = 60.0
-    silence_seconds: float = 150.0  # without a byte of a watch, then list again; servers send a bookmark every minute
-    watch_seconds: tuple[int, int] = (300, 600)  # random, so that clients do not renew their watches together
+    # Lists again if a watch delivers no data for this long. Servers send a bookmark every minute.
+    silence_seconds: float = 150.0
+    watch_seconds: tuple[int, int] = (300, 600)  # range of a random lifetime, so that clients do not renew together
     request_seconds: float = 30.0  # timeout of one page of a list, and of the start of a watch
 
 
@@ -48,14 +49,14 @@ class Store(Generic[T]):
         self._objects: dict[str, T] = {}
         self._failures: Counter[str] = Counter()
         self._synced = threading.Event()
-        self._answered = threading.Event()  # synced or refused, so that waiting longer is pointless
+        self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
         self.version = 0  # increases with every change
         self.error: SourceError | None = None
-        """Why the objects may be stale; None while the watch works or before the first answer."""
+        """The last error, if objects may be stale. None while the watch works, and before the first answer."""
 
     @property
     def synced(self) -> bool:
-        """True once the whole collection was read."""
+        """True after the whole collection has been read once."""
         return self._synced.is_set()
 
     @property
@@ -69,7 +70,7 @@ class Store(Generic[T]):
             return tuple(self._objects.values())
 
     def wait_synced(self, timeout: float) -> bool:
-        """Waits until the collection was read or refused. Returns True if it was read."""
+        """Waits until the collection is read or access is rejected. Returns True if it was read."""
         self._answered.wait(timeout)
         return self.synced
 
@@ -114,7 +115,7 @@ def _key(item: Object) -> str:
 
 
 class Informer(Store[T]):
-    """A store that a thread keeps equal to a collection. The objects stay while the API server is away."""
+    """A store that a thread keeps up to date. It keeps its objects while the API server is unreachable."""
 
     def __init__(
         self,
@@ -129,9 +130,9 @@ class Informer(Store[T]):
         find_path: FindPath | None = None,
         page_size: int = 0,
     ) -> None:
-        """`params`: fieldSelector, labelSelector. An agent always selects its node: a cluster may have 2,000.
+        """`params` may contain fieldSelector and labelSelector. An agent selects only the objects of its node.
 
-        `convert` reduces an object to the stored value, or to None to skip it. `page_size` 0 lists at once.
+        `convert` returns the value to store, or None to skip the object. With `page_size` 0, the list is not paged.
         """
         super().__init__()
         self._config = config
@@ -143,9 +144,9 @@ class Informer(Store[T]):
         self._max_bytes = max_bytes
         self._find_path = find_path
         self._page_size = page_size
-        self._retries: Counter[str] = Counter()  # by reason, since the last event
-        self._resume_version = ""  # resume the watch after this version; empty: list first
-        self._newest_version = "0"  # a list must not be older than this; empty: read from etcd
+        self._retries: Counter[str] = Counter()  # reason -> retries since the last event
+        self._resume_version = ""  # the watch resumes after this version; if empty, it lists first
+        self._newest_version = "0"  # a list must not be older than this version; if empty, it is read from etcd
         self._logged_conversion = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -160,10 +161,10 @@ class Informer(Store[T]):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and the thread; the objects stay readable. May be called twice."""
+        """Closes the connection and ends the thread. The objects stay readable. Can be called twice."""
         with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled: the daemon thread is then left
+        self._thread.join(_CLOSE_SECONDS)  # a DNS lookup cannot be cancelled; then the daemon thread continues
 
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:
@@ -192,12 +193,12 @@ class Informer(Store[T]):
                 except SourceError as error:
                     await self._recover(error)
                 except Exception as error:  # noqa: BLE001 - malformed answers raise various types
-                    problem = f"an answer about {self._path} cannot be processed ({type(error).__name__}: {error})"
+                    problem = f"the response for {self._path} cannot be processed ({type(error).__name__}: {error})"
                     await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
         if not self._resume_version and isinstance(error, ApiError) and error.status in (410, 504):
-            self._newest_version = ""  # etcd was restored from a backup: no server will reach the version seen before
+            self._newest_version = ""  # etcd was restored from a backup, so the server will never reach that version
         if error.reason in ("gone", "not_found", "bad_answer"):
             self._resume_version = ""
         if self.error is None or self.error.reason != error.reason:
@@ -208,9 +209,9 @@ class Informer(Store[T]):
         await asyncio.sleep(self._next_delay(error))
 
     def _next_delay(self, error: SourceError) -> float:
-        """Exponential delays with full jitter, so that thousands of nodes do not return together.
+        """Returns an exponential delay with full jitter, so that thousands of nodes do not reconnect at the same time.
 
-        Retries are counted by reason: a server that just started refuses, or has no old versions, for a moment.
+        Retries are counted by reason, because a starting server fails with several reasons in short succession.
         """
         limit = self._settings.max_refused_delay if error.reason in REFUSALS else self._settings.max_delay
         longest = min(limit, self._settings.first_delay * 2.0 ** min(self._retries[error.reason], 30))
@@ -245,7 +246,7 @@ class Informer(Store[T]):
             return {"limit": str(self._page_size)}
         if not self._newest_version:
             return {}
-        # From the API server's cache: thousands of nodes must not read from etcd.
+        # Reads from the API server's cache, because thousands of nodes must not read from etcd.
         return {"resourceVersion": self._newest_version, "resourceVersionMatch": "NotOlderThan"}
 
     async def _watch(self, client: ApiClient) -> None:
@@ -270,7 +271,7 @@ class Informer(Store[T]):
         except SourceError as error:
             if not is_open or error.reason != "timeout":
                 raise
-            is_alive = False  # silent
+            is_alive = False  # no data for too long
         finally:
             if clock() - started > self._settings.max_delay:
                 self._retries.clear()
@@ -286,7 +287,7 @@ class Informer(Store[T]):
             body = msgspec.json.encode(item)
             if item.get("code") == 410 or item.get("reason") in ("Expired", "Gone"):
                 raise explain_status(410, body, self._path, self._config.origin, ())
-            problem = f"the API server ended the watch of {self._path} ({status_message(body)}): podgpu lists it again"
+            problem = f"the API server ended the watch of {self._path} ({status_message(body)}): podgpu will list again"
             raise SourceError("bad_answer", problem)
         version = item["metadata"]["resourceVersion"]
         if kind in ("ADDED", "MODIFIED"):
@@ -294,12 +295,12 @@ class Informer(Store[T]):
         elif kind == "DELETED":
             self.set(_key(item), None)
         elif kind != "BOOKMARK":
-            raise SourceError("bad_answer", f"the watch of {self._path} has an event of an unknown type")
+            raise SourceError("bad_answer", f"the watch of {self._path} returned an event of an unknown type")
         self._resume_version = self._newest_version = version
         self._retries.clear()
 
     def _reduce(self, item: Object) -> T | None:
-        """One object that cannot be converted must not hide the others."""
+        """Converts one object. An object that fails is skipped, so that the others stay usable."""
         try:
             return self._convert(item)
         except Exception:  # noqa: BLE001

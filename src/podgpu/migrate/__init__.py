@@ -1,1 +1,1 @@
-"""Rewrites dashboards, rules and queries between dcgm-exporter 4.8's and 4.9's names and units."""
+"""Converts dashboards, rules and queries between the names and units of dcgm-exporter 4.8 and 4.9."""

@@ -1,4 +1,4 @@
-"""Rewrites a Grafana dashboard. Only the strings that change are touched; the layout stays."""
+"""Rewrites the queries, legends and columns of a Grafana dashboard. Keeps the layout of the file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from podgpu.migrate.rewrite import (
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],]')
 _PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
-_OF_VARIABLES = frozenset({"repeat", "scopedVars"})
-"""Keys whose values name dashboard variables, which may have the name of a label."""
+_VARIABLE_KEYS = frozenset({"repeat", "scopedVars"})
+"""Keys whose values are names of dashboard variables, which may equal the name of a label."""
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
 _PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
@@ -29,7 +29,7 @@ _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields
 
 @dataclass(frozen=True, slots=True)
 class _JsonString:
-    """A string of the file, key or value, with its path."""
+    """A key or string value in the file, with its path and position."""
 
     path: tuple[str | int, ...]
     value: str
@@ -49,31 +49,31 @@ class _JsonString:
 
 
 def migrate_dashboard(text: str, origin: str, direction: Direction) -> MigratedFile:
-    """Raises UsageError if the text is not a JSON object."""
+    """Rewrites a dashboard. Raises UsageError if the text is not a JSON object."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f", at {error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{place}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
+        raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
     rewritten = {string: result for string in texts if (result := _rewrite_value(string, direction)) is not None}
     reading_both = {_owner_of(string) for string, result in rewritten.items() if result.reads_both}
-    # Panels and variables that already read both names keep their legends, too.
-    of_exporter = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter} - reading_both
-    # In the others, legends, columns and patterns refer to the exporter's labels.
+    # Legends, columns and patterns of these panels and variables refer to the exporter's labels.
+    to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter} - reading_both
     for string in texts:
-        if _owner_of(string) in of_exporter and string not in rewritten:
-            rewritten[string] = _rewrite_beside_query(string, direction)
+        if _owner_of(string) in to_rewrite and string not in rewritten:
+            rewritten[string] = _rewrite_label_text(string, direction)
+    # Panels and variables that already read both names stay unchanged.
     for string in [string for string in rewritten if _owner_of(string) in reading_both]:
-        rewritten[string] = _keep_beside_both(string, rewritten[string])
+        rewritten[string] = _keep_unchanged(string, rewritten[string])
     changes = (_make_change(string, result, text) for string, result in rewritten.items())
     return apply_changes(text, [change for change in changes if change is not None])
 
 
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
-    """Path of the panel or variable that contains the string."""
+    """Returns the path of the panel or variable that contains the string."""
     for length in range(len(string.path), 0, -1):
         if isinstance(string.path[length - 1], int) and length > 1 and string.path[length - 2] in ("panels", "list"):
             return string.path[:length]
@@ -90,13 +90,13 @@ def _make_change(string: _JsonString, rewritten: RewriteResult, text: str) -> Fi
 
 
 def _rewrite_value(string: _JsonString, direction: Direction) -> RewriteResult | None:
-    """Rewrites queries, and reports metric names elsewhere."""
+    """Rewrites a query. Reports metric names in any other string."""
     if _is_query(string):
         return _rewrite_query(string, direction)
     if string.key in _PROSE or string.path[:1] == ("templating",):
-        result = direction.report(string.value, "mentioned in a text, which stays unchanged")
+        result = direction.report(string.value, "mentioned in a text, which is not changed")
         return None if result is None else RewriteResult(string.value, notes=result.left)
-    return direction.report(string.value, "mentioned outside of a query: check it by hand")
+    return direction.report(string.value, "mentioned outside a query; check it manually")
 
 
 def _is_query(string: _JsonString) -> bool:
@@ -104,11 +104,11 @@ def _is_query(string: _JsonString) -> bool:
     return not string.is_key and (string.key == "expr" or of_variable)
 
 
-def _rewrite_beside_query(string: _JsonString, direction: Direction) -> RewriteResult:
-    """Rewrites legends, columns named by labels, and patterns in the panel or variable of a query."""
-    if not _OF_VARIABLES.isdisjoint(string.path):
+def _rewrite_label_text(string: _JsonString, direction: Direction) -> RewriteResult:
+    """Rewrites label names in legends, columns and patterns."""
+    if not _VARIABLE_KEYS.isdisjoint(string.path):
         return RewriteResult(string.value)
-    if string.key == "regex" and not string.is_key:  # applies to printed series: `Hostname="…"`
+    if string.key == "regex" and not string.is_key:  # matches series as text, such as `Hostname="…"`
         return RewriteResult(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], string.value))
     if string.key in _LEGENDS or "${__" in string.value:
         return RewriteResult(_TEMPLATE.sub(lambda match: _rename_label(match, direction), string.value))
@@ -117,11 +117,11 @@ def _rewrite_beside_query(string: _JsonString, direction: Direction) -> RewriteR
     return RewriteResult(string.value)
 
 
-def _keep_beside_both(string: _JsonString, result: RewriteResult) -> RewriteResult:
-    """Keeps other queries of a panel that reads both names, because they share its legends and columns."""
+def _keep_unchanged(string: _JsonString, result: RewriteResult) -> RewriteResult:
+    """Keeps all strings of a panel that reads both names, because its queries share legends and columns."""
     if not _is_query(string):
         return RewriteResult(string.value)
-    problem = "is beside a query that reads both names: rewrite it by hand"
+    problem = "another query of the panel reads both names; rewrite this one manually"
     return RewriteResult(string.value, result.left or ((problem,) if result.text != string.value else ()))
 
 
@@ -139,7 +139,7 @@ def _rename_label(match: re.Match[str], direction: Direction) -> str:
 
 
 def _find_strings(text: str) -> list[_JsonString]:
-    """Finds all strings of valid JSON with their positions."""
+    """Finds all strings in valid JSON."""
     strings: list[_JsonString] = []
     path: list[str | int | None] = []  # key or index in each open container; None where a key is expected
     for match in _TOKEN.finditer(text):

@@ -1,4 +1,4 @@
-"""Parses PromQL, with Grafana's variables in it, into a tree whose nodes have positions in the text."""
+"""Parses PromQL that may contain Grafana variables. Each node of the tree has its position in the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from podgpu.errors import PodgpuError
 NAME = "__name__"
 LABEL_VALUES = "label_values"
 LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
-"""Position of the argument with the target label, and of the first one with a source label."""
+"""Index of the argument with the target label, and of the first argument with a source label."""
 _MAX_LENGTH = 64 * 1024
 _VARIABLE = re.compile(r"\$\{[^{}\n]{1,200}\}|\$\w+|\[\[\w+(?::\w+)?\]\]")
 _TOKEN = re.compile(
@@ -40,7 +40,7 @@ _PRECEDENCE = {
     **dict.fromkeys(("+", "-"), 3),
     **dict.fromkeys(("*", "/", "%", "atan2"), 4),
 }
-"""Of binary operators without ^, which binds to the right and more strongly than a sign."""
+"""Precedence of binary operators. `^` is parsed separately: it is right-associative and binds before a sign."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
@@ -49,7 +49,7 @@ class PromqlError(PodgpuError):
 
 
 class Word(NamedTuple):
-    """A token, or a part of a string, with its position."""
+    """A token or a part of a string, with its position."""
 
     text: str
     start: int
@@ -104,7 +104,7 @@ class Binary(Node):
     operator: str
     left: Node
     right: Node
-    labels: tuple[Word, ...] = ()  # of on, ignoring, group_left and group_right
+    labels: tuple[Word, ...] = ()  # labels in on, ignoring, group_left and group_right
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class _PromqlParser:
     @staticmethod
     def unexpected(token: Word, expected: str) -> PromqlError:
         what = "the end" if token.kind == "end" else f"{token.text[:40]!a} at character {token.start + 1}"
-        return PromqlError(f"{what}: {expected} was expected")
+        return PromqlError(f"expected {expected}, but got {what}")
 
     def parse_binary(self, level: int) -> Node:
         left = self._parse_signed()
@@ -330,7 +330,7 @@ def children(node: Node) -> Sequence[Node]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """In the order of the text. Not recursive, because many operators in a row make a deep tree."""
+    """Yields all nodes in the order of the text. Iterative, because a long chain of operators is a deep tree."""
     waiting = [node]
     while waiting:
         yield (current := waiting.pop())
@@ -338,7 +338,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def find_selectors(node: Node) -> Iterator[VectorSelector]:
-    return (found for found in walk(node) if isinstance(found, VectorSelector))
+    return (child for child in walk(node) if isinstance(child, VectorSelector))
 
 
 def find_labels(tree: Node) -> Iterator[str]:
@@ -355,7 +355,7 @@ def find_labels(tree: Node) -> Iterator[str]:
 
 
 def requested_label(node: Node) -> Sequence[Word]:
-    """The label of label_values(…)."""
+    """Returns the label argument of label_values(…)."""
     if isinstance(node, FunctionCall) and node.function == LABEL_VALUES and node.arguments:
         label = node.arguments[-1]
         if isinstance(label, VectorSelector) and label.name is not None:
@@ -364,7 +364,7 @@ def requested_label(node: Node) -> Sequence[Word]:
 
 
 def name_word(node: VectorSelector) -> Word | None:
-    """Position of the metric's name: before the braces, or as __name__ inside."""
+    """Returns the metric name with its position: before the braces, or as __name__ inside them."""
     if node.name is not None:
         return node.name
     for matcher in node.matchers:
@@ -382,7 +382,7 @@ def name_of(node: VectorSelector) -> str:
 
 
 def is_named_by_variable(node: VectorSelector) -> bool:
-    """True for `DCGM_FI_DEV_$what`. A variable alone may be a number."""
+    """Returns True for names such as `DCGM_FI_DEV_$what`. A variable without other text may be a number."""
     name = name_of(node)
     if node.is_variable and _VARIABLE.fullmatch(name):
         return bool(node.matchers) or node.is_range
@@ -390,7 +390,7 @@ def is_named_by_variable(node: VectorSelector) -> bool:
 
 
 def unquote(literal: str) -> str:
-    """Value of a string. Numeric escapes stay, because no name has them."""
+    """Returns the value of a string literal. Keeps numeric escapes, because names do not contain them."""
     if literal.startswith("`"):
         return literal[1:-1]
     return re.sub(r"\\(.)", _unescape, literal[1:-1], flags=re.DOTALL)

@@ -1,7 +1,7 @@
-"""Rewrites one PromQL expression between dcgm-exporter 4.8's and 4.9's names, so that its result stays the same.
+"""Converts a PromQL expression between the names of dcgm-exporter 4.8 and 4.9. The result of the query stays the same.
 
-A metric whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range cannot be multiplied, so the
-result of its function is. If a part cannot be rewritten, the whole expression stays unchanged.
+A metric whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range vector cannot be multiplied,
+so the result of its function is multiplied. If a part cannot be rewritten, the whole expression stays unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Generation = OneOf["4.9", "4.8"]
 Edit = tuple[int, int, str]
 """Start, end, and the new text."""
 _EXPORTER_METRICS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")
-"""Metrics with the exporter's labels: its own, and results of podgpu's rules."""
+"""Metrics with the exporter's labels: its own metrics, and the results of podgpu's rules."""
 _WORDS = re.compile(r"[A-Za-z_:][\w:]*")
 _LINEAR = frozenset(
     {
@@ -62,7 +62,7 @@ _UNITLESS = frozenset(
 )
 """Range functions whose result does not depend on the unit."""
 _UNITLESS_INSTANT = frozenset({"absent", "timestamp", "count", "group"})
-"""The same for instant vectors. `absent` and `timestamp` need a plain selector as argument."""
+"""Functions of instant vectors whose result does not depend on the unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RenamedMetric:
     name: str
     factor: Fraction  # old value = new value * factor
     is_default: bool  # dcgm-exporter exports it without a custom counter file
-    is_inferred: bool  # the new name was not seen in a release yet
+    is_inferred: bool  # no release has the new name yet
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class Direction:
 
     @property
     def has_distinct_labels(self) -> bool:
-        """True if the old label names are hardly used by others: `Hostname`, unlike `hostname`."""
+        """True if other exporters rarely use the old label names (`Hostname`, but not `hostname`)."""
         return self.to == "4.9"
 
     def report(self, text: str, problem: str) -> RewriteResult | None:
-        """Reports a text that has old names and cannot be rewritten."""
+        """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
         names = self.mentions(text)
         return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
 
     def mentions(self, text: str) -> list[str]:
-        """Finds old names in any text. `Hostname` is too common to count."""
+        """Finds old names in any text, except `Hostname`, which is too common."""
         words = dict.fromkeys(_WORDS.findall(text))
         return [w for w in words if self.metric(w) or (self.label(w) and w.startswith("DCGM_"))]
 
@@ -136,8 +136,8 @@ class RewriteResult:
     left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
     notes: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()  # changes by position in the old text
-    reads_both: bool = False  # it already reads both names and stays unchanged
-    is_exporter: bool = False  # it reads the exporter's series, so labels beside it are the exporter's
+    reads_both: bool = False  # the expression already reads both names and stays unchanged
+    is_exporter: bool = False  # the expression reads the exporter's series, so legends use its labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def apply_changes(text: str, changes: Sequence[FileChange]) -> MigratedFile:
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
-    """Of insertions at one position, the later one is placed behind: parentheses open before their content."""
+    """Applies edits by position. Insertions at the same position keep their order."""
     for start, end, new in sorted(edits, key=lambda e: (e[0], e[1]), reverse=True):
         text = text[:start] + new + text[end:]
     return text
@@ -183,20 +183,20 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
 
 
 def rewrite_expression(text: str, direction: Direction, recorded: frozenset[str] = frozenset()) -> RewriteResult:
-    """`recorded`: recorded metrics that have the exporter's labels. Raises PromqlError."""
+    """Rewrites an expression. `recorded` are recorded metrics with the exporter's labels. Raises PromqlError."""
     try:
         return _Rewriter(text, direction, recorded).rewrite()
-    except RecursionError:  # many operators in a row make a deep tree
+    except RecursionError:  # a long chain of operators is a deep tree
         raise PromqlError("nested too deep") from None
 
 
 def rewrite_query(text: str, direction: Direction) -> RewriteResult:
-    """A query of a Grafana variable: label_values(…), query_result(…), metrics(…), or PromQL."""
+    """Rewrites the query of a Grafana variable: label_values(…), query_result(…), metrics(…), or PromQL."""
     stripped = text.strip()
     if stripped.startswith("label_names("):
         return RewriteResult(text)
     if stripped.startswith("metrics("):
-        return RewriteResult(text, (f"{stripped}: selects metrics by a pattern: rewrite it by hand",))
+        return RewriteResult(text, (f"{stripped}: selects metrics by a pattern; rewrite it manually",))
     return rewrite_expression(text, direction)
 
 
@@ -213,7 +213,7 @@ class _Rewriter:
         tree = parse_promql(self.text)
         reads_both, single = self._compare_names(tree)
         if reads_both:
-            problem = "has one name only, beside parts that read both: rewrite it by hand"
+            problem = "only this name is read, while other parts read old and new names; rewrite it manually"
             return RewriteResult(self.text, tuple(f"{name}: {problem}" for name in single), reads_both=not single)
         is_exporter = any(self._has_labels(name_of(s)) for s in find_selectors(tree))
         if is_exporter:
@@ -227,13 +227,13 @@ class _Rewriter:
         try:
             parse_promql(rewritten)
         except PromqlError as error:
-            problem = f"{self._show(tree)}: the result would not be PromQL: {error}"
+            problem = f"{self._show(tree)}: rewriting it would give invalid PromQL ({error})"
             return RewriteResult(self.text, (problem,), is_exporter=is_exporter)
         notes = tuple(dict.fromkeys(self.notes))
         return RewriteResult(rewritten, notes=notes, edits=edits, is_exporter=is_exporter)
 
     def _compare_names(self, tree: Node) -> tuple[bool, list[str]]:
-        """Returns True if both names of something are read, and the names that are read alone."""
+        """Returns whether any old name is read together with its new name, and the old names without their new name."""
         metrics = dict.fromkeys(map(name_of, find_selectors(tree)))
         labels = dict.fromkeys(find_labels(tree))
         has_new = {name: new.name in metrics for name in metrics if (new := self.direction.metric(name)) is not None}
@@ -272,12 +272,12 @@ class _Rewriter:
                 self._fail(node, f"has the label {word.text}, which may belong to another exporter")
         self._rewrite_labels(node.labels)
         if NAME in (word.text for word in node.labels) and self._has_renamed(node):
-            self._fail(node, f"groups by {NAME}, which changes")
+            self._fail(node, f"groups by {NAME}, which the migration changes")
         for argument in node.arguments:
             self._rewrite_operand(argument, unitless=node.function in _UNITLESS_INSTANT)
 
     def _rewrite_operand(self, node: Node, *, unitless: bool) -> None:
-        """An operand whose values do not matter needs no conversion."""
+        """Rewrites an operand. If only its labels are used (`unitless`), its values are not converted."""
         inner = node
         while isinstance(inner, Wrapped) and inner.is_paren:
             inner = inner.of
@@ -292,13 +292,13 @@ class _Rewriter:
         for word in node.labels:
             sides = (node.left, node.right)
             if self.direction.label(word.text) and not all(self._has_exporter_label(s, word.text) for s in sides):
-                self._fail(node, f"joins by {word.text} with metrics of another exporter")
+                self._fail(node, f"joins on {word.text} with metrics of another exporter")
         self._rewrite_labels(node.labels)
         self._rewrite(node.left)
         self._rewrite_operand(node.right, unitless=node.operator in ("and", "unless"))
 
     def _has_exporter_label(self, node: Node, label: str) -> bool:
-        """True if the label is the exporter's, was added to join with it, or there are no series at all."""
+        """Returns True if the label is the exporter's, is set by label_replace or label_join, or no series is read."""
         selectors = list(find_selectors(node))
         if not selectors or any(self._has_labels(name_of(s)) for s in selectors):
             return True
@@ -321,7 +321,7 @@ class _Rewriter:
             elif node.function in _LINEAR | _SQUARE:
                 self._rewrite_selector(selector, wrap=node, power=2 if node.function in _SQUARE else 1)
             else:
-                self._fail(node, f"a range in another unit; the effect on {node.function}() is unknown")
+                self._fail(node, f"the unit of the range changes, and its effect on {node.function}() is unknown")
 
     def _rewrite_label_arguments(self, node: FunctionCall) -> None:
         target, sources = LABEL_ARGUMENTS[node.function]
@@ -330,7 +330,7 @@ class _Rewriter:
             is_label = number == target or sources <= number < last
             if is_label and isinstance(argument, Literal) and argument.kind == "string":
                 if unquote(argument.text) == NAME and self._has_renamed(node):
-                    self._fail(node, f"uses {NAME}, which changes")
+                    self._fail(node, f"uses {NAME}, which the migration changes")
                 self._rewrite_labels((Word(unquote(argument.text), argument.start + 1, argument.end - 1),))
 
     def _rewrite_labels(self, words: Sequence[Word]) -> None:
@@ -341,7 +341,7 @@ class _Rewriter:
                 self.edits.append((word.start + quote, word.end - quote, new))
 
     def _rewrite_selector(self, node: VectorSelector, wrap: Node | None, power: int = 1) -> None:
-        """`wrap`: the node to which a conversion applies; None if none is needed."""
+        """Renames the metric. `wrap` is the node whose result is converted; None if no conversion is needed."""
         if is_named_by_variable(node):
             self._fail(node, "the metric's name is a dashboard variable, in whole or in part")
             return
@@ -350,7 +350,7 @@ class _Rewriter:
             return
         name = name_word(node)
         if node.is_range and wrap is node and name is not None and self._factor(node) != 1:
-            self._fail(node, "a range by itself cannot be converted to another unit")
+            self._fail(node, "a range without a function cannot be converted to another unit")
             return
         if name is not None and (renamed := self.direction.metric(name.text)) is not None:
             self._rename(name, renamed)
@@ -360,17 +360,17 @@ class _Rewriter:
         if name is None or self._has_labels(name.text):
             self._rewrite_labels([m.label for m in node.matchers])
         elif self.direction.has_distinct_labels and any(self.direction.label(m.label.text) for m in node.matchers):
-            self._fail(node, "has a label that the exporter uses elsewhere; check where it comes from")
+            self._fail(node, "has a label name that the exporter also uses; check which exporter sets it")
 
     def _rename(self, name: Word, renamed: RenamedMetric) -> None:
         self.edits.append((name.start, name.end, renamed.name))
         if not renamed.is_default:
             self.notes.append(
-                f"{name.text} is not a default counter of dcgm-exporter: rename it to {renamed.name} in your counter"
-                " file, too"
+                f"{name.text} is not a default counter of dcgm-exporter: also rename it to {renamed.name} in your"
+                " counter file"
             )
         if renamed.is_inferred:
-            self.notes.append(f"{renamed.name}: this name is inferred; no release with it was seen yet")
+            self.notes.append(f"{renamed.name}: this name is inferred; no release has it yet")
 
     def _factor(self, node: VectorSelector) -> Fraction:
         renamed = self.direction.metric(name_of(node))
@@ -409,7 +409,7 @@ class _Rewriter:
         return True
 
     def _check_labels(self, tree: Node) -> None:
-        """Reports labels in expressions without the exporter's metrics: a rule may have copied them."""
+        """Reports old labels in an expression without the exporter's metrics, because a rule may have copied them."""
         for node in walk(tree):
             words: Sequence[Word] = ()
             if isinstance(node, Aggregation | Binary):
@@ -446,7 +446,7 @@ def _converted_selector(operand: Node) -> VectorSelector | None:
 
 
 def _parse_number(text: str) -> Fraction | None:
-    """Returns None for numbers that are no conversion factor: zero, infinite, hexadecimal or huge."""
+    """Parses a conversion factor. Returns None for zero, infinite, hexadecimal or huge numbers."""
     try:
         is_plausible = len(text) <= 40 and 1e-30 < abs(float(text)) < 1e30
     except ValueError:
@@ -455,7 +455,7 @@ def _parse_number(text: str) -> Fraction | None:
 
 
 def _format_factor(factor: Fraction) -> str:
-    """` * 100`, ` / 1048576`, or nothing."""
+    """Returns text such as ` * 100` or ` / 1048576`, or an empty text for 1."""
     if factor == 1:
         return ""
     operator, number = ("*", factor) if factor > 1 else ("/", 1 / factor)
@@ -463,5 +463,5 @@ def _format_factor(factor: Fraction) -> str:
 
 
 def _separator(removed: str, neighbour: str) -> str:
-    """A space if the removed text separated two words, as in `and(X / 100)`."""
+    """Returns a space if the removed text separated two words, as in `and(X / 100)`."""
     return " " if removed and (neighbour.isalnum() or neighbour in ("_", ":", "$")) else ""

@@ -1,6 +1,6 @@
-"""Rewrites Prometheus rules, plain or in a PrometheusRule. Comments, order and layout stay.
+"""Rewrites Prometheus rules in a rule file or a PrometheusRule. Keeps comments, order and layout.
 
-Expressions are edited in place, in any of YAML's styles. The result is parsed again to verify every value.
+Expressions are edited in place, in any YAML style. The result is parsed again to verify every value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from podgpu.migrate.rewrite import (
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"(?:\$labels|\.Labels)\.(\w+)|index\s+\$labels\s+\"(\w+)\"")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""Anchors and tags before a value."""
+"""Matches anchors and tags before a value."""
 _RULE_KINDS = ("alert", "record")
 _USES = ("expr", "record")
 
@@ -38,15 +38,15 @@ _USES = ("expr", "record")
 class _Scalar:
     node: yaml.ScalarNode
     path: str
-    use: str  # expr, template, record, or empty
+    use: str  # "expr", "template", "record" or empty
     rule: str = ""  # the rule that contains it
 
 
 def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
-    """Raises UsageError if the text is not YAML or has no rules."""
+    """Rewrites a rule file. Raises UsageError if the text is not YAML or has no rules."""
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
-        raise UsageError(f"{origin}: has no rules: entries with expr and alert or record were expected")
+        raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
     recorded = _find_recorded(scalars)
     rewritten = {
         scalar: result for scalar in scalars if (result := _rewrite_value(scalar, direction, recorded)) is not None
@@ -63,22 +63,22 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
         migrated = apply_changes(text, [_in_quotes(c) for c in changes] if quoted else changes)
         if _has_intended_values(migrated.text, origin, scalars, {c.end: c for c in changes}):
             return migrated
-    raise UsageError(f"{origin}: cannot be rewritten in its layout: please report it with the file")
+    raise UsageError(f"{origin}: cannot be rewritten without changing its layout; please report this with the file")
 
 
 def _find_scalars(text: str, origin: str) -> list[_Scalar]:
-    found: list[_Scalar] = []
+    scalars: list[_Scalar] = []
     try:
         for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if document is not None:
-                found += _walk(document)
+                scalars += _walk(document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
         raise UsageError(f"{origin}{place}: not YAML: {' '.join(str(error.problem).split())}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-        raise UsageError(f"{origin}: not YAML that podgpu can read ({type(error).__name__})") from None
-    return found
+        raise UsageError(f"{origin}: cannot be parsed as YAML ({type(error).__name__})") from None
+    return scalars
 
 
 def _walk(root: yaml.Node) -> Iterator[_Scalar]:
@@ -113,16 +113,18 @@ def _members(node: yaml.MappingNode, path: str, use: str, rule: str) -> Iterator
 
 
 def _find_recorded(scalars: Sequence[_Scalar]) -> frozenset[str]:
-    """Recorded metrics with the exporter's labels, because they are computed from its metrics."""
+    """Returns recorded metrics that have the exporter's labels because they are computed from its metrics."""
     rules: dict[str, dict[str, str]] = {}
     for scalar in scalars:
         if scalar.use in _USES:
             rules.setdefault(scalar.rule, {})[scalar.use] = str(scalar.node.value)
     reads = {rule["record"]: _find_metrics(rule.get("expr", "")) for rule in rules.values() if "record" in rule}
-    found: set[str] = set()
+    recorded: set[str] = set()
     for _ in reads:  # recording rules may use recording rules
-        found |= {record for record, names in reads.items() if any(n in found or has_exporter_labels(n) for n in names)}
-    return frozenset(found)
+        recorded |= {
+            record for record, names in reads.items() if any(n in recorded or has_exporter_labels(n) for n in names)
+        }
+    return frozenset(recorded)
 
 
 def _find_metrics(expression: str) -> set[str]:
@@ -160,7 +162,7 @@ def _rewrite_value(scalar: _Scalar, direction: Direction, recorded: frozenset[st
             return direction.report(value, f"cannot be parsed as PromQL: {error}")
     if scalar.use == "template":
         return _rewrite_template(value, direction)
-    return direction.report(value, "mentioned outside of an expression: check it by hand")
+    return direction.report(value, "mentioned outside an expression; check it manually")
 
 
 def _rewrite_template(value: str, direction: Direction) -> RewriteResult:
@@ -170,12 +172,12 @@ def _rewrite_template(value: str, direction: Direction) -> RewriteResult:
         for match in _LABELS.finditer(value, block.start(), block.end()):
             which = 1 if match[1] else 2
             new = direction.label(match[which])
-            if new is not None and f".{new}" not in block[0]:  # it already reads both
+            if new is not None and f".{new}" not in block[0]:  # otherwise the template already reads both names
                 edits.append((match.start(which), match.end(which), new))
         if "query" in block[0] and (names := direction.mentions(block[0])):
-            left.append(f"{', '.join(names)}: queried in a template: check it by hand")
+            left.append(f"{', '.join(names)}: queried in a template; check it manually")
     names = [] if left else [name for name in direction.mentions(_BLOCKS.sub("", value)) if direction.metric(name)]
-    notes = [f"{', '.join(names)}: mentioned in a text, which stays unchanged"] if names else []
+    notes = [f"{', '.join(names)}: mentioned in a text, which is not changed"] if names else []
     return RewriteResult(apply_edits(value, edits), tuple(left), tuple(notes), tuple(edits))
 
 
@@ -192,7 +194,7 @@ def _write_in_style(source: str, node: yaml.ScalarNode, rewritten: RewriteResult
 
 
 def _edit_in_place(source: str, value: str, rewritten: RewriteResult) -> str:
-    """YAML folds white space only, so the n-th other character of the value is the n-th of the source."""
+    """Applies the edits to the source. YAML changes only white space, so all other characters keep their order."""
     places = [at for at, letter in enumerate(source) if not letter.isspace()]
     letters = [at for at, letter in enumerate(value) if not letter.isspace()]
     if len(places) != len(letters):
@@ -202,17 +204,17 @@ def _edit_in_place(source: str, value: str, rewritten: RewriteResult) -> str:
     def following(at: int) -> int:
         return next((of_letter[n] for n in range(at, len(value)) if n in of_letter), len(source))
 
-    def behind(at: int) -> int:
+    def preceding(at: int) -> int:
         return next((of_letter[n] + 1 for n in range(at - 1, -1, -1) if n in of_letter), 0)
 
     moved: list[Edit] = []
     for start, end, new in rewritten.edits:
         if start == end:
-            place = following(start) if new.startswith("(") else behind(start)
+            place = following(start) if new.startswith("(") else preceding(start)
             moved.append((place, place, new))
         else:
-            first = following(start) if start in of_letter else behind(start)
-            last = behind(end) if end - 1 in of_letter else following(end)
+            first = following(start) if start in of_letter else preceding(start)
+            last = preceding(end) if end - 1 in of_letter else following(end)
             moved.append((first, max(first, last), new))
     return apply_edits(source, moved)
 

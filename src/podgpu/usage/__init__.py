@@ -1,1 +1,1 @@
-"""Finds which workloads use the GPUs, and counts how much. Reads /proc and nothing else."""
+"""Attributes GPU usage to workloads and adds it up. Reads only /proc."""

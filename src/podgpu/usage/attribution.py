@@ -1,6 +1,6 @@
-"""Divides what one device did in one turn among workloads. Pure functions without state.
+"""Divides the usage of one device in one turn among workloads. Pure functions.
 
-The parts of the workloads and the unattributed rest are always exactly the device's own figure.
+The parts of the workloads and the unattributed rest always add up exactly to the figure of the device.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from podgpu.model import Assignment, Device, DeviceUsage, Workload, WorkloadKey,
 from podgpu.usage.owners import Owners
 
 K = TypeVar("K")
-Owner = Workload | Literal["host", "unknown"]  # "host": in no pod; "unknown": could not be determined
-SHARE_UNITS = 1_000_000  # time slices, HAMi and gpu-manager give hundredths or larger parts
+Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined
+SHARE_UNITS = 1_000_000  # units per device; shares of time slices, HAMi and gpu-manager are 1/100 or larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class ProcessSample:
     owner: Owner
     busy_ns: int | None  # None for MPS clients
     memory: int | None = None
-    ended: bool = False  # it ran in this turn and has ended, so only its busy time counts
+    ended: bool = False  # it ended during this turn, so only its busy time is used
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTurn:
     """One allocatable device (a whole GPU or a MIG instance) in one turn."""
 
-    usage: DeviceUsage  # its window is 0 if the device did not answer
-    holders: Mapping[Workload, float | None] = field(default_factory=dict)  # with the share of each, None if unknown
+    usage: DeviceUsage  # the window is 0 if the device did not answer
+    holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
     processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
 
     @property
@@ -51,19 +51,19 @@ class DeviceTurn:
 
 @dataclass(frozen=True, slots=True)
 class GpuTurn:
-    """One GPU in one turn: itself as the only device, or its instances in MIG mode."""
+    """One GPU in one turn. Its devices are the GPU itself, or its instances in MIG mode."""
 
     uuid: str
     devices: tuple[DeviceTurn, ...]
     answered: bool = True
     power_mw: int | None = None
-    energy_mj: int | None = None  # since the previous reading of the counter; None if it was not read in this turn
+    energy_mj: int | None = None  # energy since the previous counter reading; None if not read in this turn
     free_slices: int = 0  # compute slices that belong to no MIG instance
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A figure of a device, divided among workloads. A workload without a part is unknown, not 0."""
+    """A figure of a device, divided among workloads. The part of a missing workload is unknown, not 0."""
 
     total: int | None = None  # None if not reported
     parts: Mapping[Workload, int] | None = None  # None if nothing is known about any workload
@@ -82,9 +82,9 @@ class Division:
 def make_turns(
     devices: Iterable[Device], usages: Iterable[DeviceUsage], assignments: Iterable[Assignment], owners: Owners
 ) -> list[GpuTurn]:
-    """Combines the driver's figures, the holders and the owners of processes.
+    """Combines the figures of the driver with the holders and the owners of processes.
 
-    `devices` are all known ones: a device that did not answer can still be held.
+    `devices` also contains devices that did not answer, because they can have holders.
     """
     known = {device.key: device for device in devices}
     answers = {usage.device.key: usage for usage in usages}
@@ -112,7 +112,7 @@ def _make_gpu_turn(
     turns = []
     for key in keys:
         if key not in held and ((key == uuid and whole.mig_enabled) or (gpu is not None and key not in answers)):
-            continue  # nothing runs on the GPU itself in MIG mode; instances that the driver does not list are gone
+            continue  # skips the GPU itself in MIG mode, and instances that the driver no longer lists
         usage = DeviceUsage(devices[key] or _unknown_instance(whole, key), 0)
         if key in answers and not (key == uuid and whole.mig_enabled):
             usage = answers[key]
@@ -133,8 +133,8 @@ def _unknown_instance(gpu: Device, key: str) -> Device:
 def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Owners) -> DeviceTurn:
     """Finds the holders and the processes of one device. Each workload key has one `Workload`.
 
-    A pod that was created again has the name of its predecessor and another UID. Processes of the predecessor that
-    still run are charged to nobody.
+    A recreated pod has the same name and another UID. Processes of the previous pod that still run are left
+    unattributed.
     """
     listed = {process.pid: process for process in usage.processes or () if process.device == usage.device.key}
     busy = usage.process_busy_ns or {}
@@ -161,14 +161,14 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
 
-    # The driver reports the busy time of all MPS clients as their server's.
+    # The driver reports the busy time of all MPS clients for the MPS server. It is attributed if they have one owner.
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
-    payers = {find_owner(pid) for pid in clients} if owners.mps_servers.intersection(pids) else set[Owner]()
-    payer = payers.pop() if len(payers) == 1 else None
+    client_owners = {find_owner(pid) for pid in clients} if owners.mps_servers.intersection(pids) else set[Owner]()
+    sole_owner = client_owners.pop() if len(client_owners) == 1 else None
 
     def make_sample(pid: int) -> ProcessSample:
-        owner = payer or "host" if clients and pid in owners.mps_servers else find_owner(pid)
-        is_measured = pid not in clients or payer is not None
+        owner = sole_owner or "host" if clients and pid in owners.mps_servers else find_owner(pid)
+        is_measured = pid not in clients or sole_owner is not None
         memory = listed[pid].memory if pid in listed else None
         return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
 
@@ -185,21 +185,21 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
 def attribute_busy(device: DeviceTurn, ended_owner: Workload | None = None) -> Division:
     """Divides the device's busy time.
 
-    The driver reports nothing about a process that has ended. If all processes that ended since the last
-    turn were `ended_owner`'s, it pays for the busy time that no running process accounts for.
+    The driver reports nothing about a process that has ended. If all processes that ended since the last turn
+    belonged to `ended_owner`, the busy time that no running process accounts for is attributed to it.
     """
     usage = device.usage
     total = None if usage.busy_ns is None else min(usage.busy_ns, usage.window_ns)
     if device.processes is None:
         return Division(total)
-    if usage.process_busy_ns is None:  # then only a single holder without other processes is known to have run
+    if usage.process_busy_ns is None:  # attribute only to a single holder without other processes
         owners = {process.owner for process in device.processes} | device.holders.keys()
         is_alone = total is not None and len(owners) == len(device.holders) == 1
         return Division(total, dict.fromkeys(device.holders, total or 0) if is_alone else None)
     reported = [(process.owner, process.busy_ns) for process in device.processes]
     parts, others = _sum_by_owner(device, reported)
     measured = sum(parts.values()) + others
-    if measured > usage.window_ns:  # samples are inexact, and processes can run at the same time
+    if measured > usage.window_ns:  # samples are inexact, and processes can run concurrently
         return Division(usage.window_ns, divide(usage.window_ns, parts, others))
     if total is None or measured > total:
         return Division(measured, parts)
@@ -210,7 +210,7 @@ def attribute_busy(device: DeviceTurn, ended_owner: Workload | None = None) -> D
 
 
 def attribute_memory(device: DeviceTurn) -> Division:
-    """Divides the memory in use. The total grows if the workloads' processes report more than the device."""
+    """Divides the memory in use. If the processes report more than the device, their sum is used as the total."""
     total = device.usage.memory_used
     if device.processes is None:
         return Division(total)
@@ -220,17 +220,17 @@ def attribute_memory(device: DeviceTurn) -> Division:
 
 
 def count_processes(device: DeviceTurn) -> Mapping[Workload, int]:
-    """Counts the running processes of each workload. Workloads whose number is unknown are left out."""
+    """Counts the running processes of each workload. Workloads with an unknown number are omitted."""
     if device.processes is None:
         return {}
     return _sum_by_owner(device, [(process.owner, int(not process.ended)) for process in device.processes])[0]
 
 
 def compute_idle(device: DeviceTurn, workload: Workload, busy: Division, elapsed_ns: int) -> int | None:
-    """Returns the idle time of a workload in this turn. None if it is uncertain or not a holder.
+    """Returns the idle time of a workload in this turn. None if uncertain, or if the workload is not a holder.
 
-    The driver gives each sample, about six a second, to a single process. Beside a busy process another one
-    can run for some milliseconds without a sample, so it is not called idle. Context switches have no such gap.
+    The driver takes about six samples per second and attributes each to one process. While another process is busy, a
+    process can run for some milliseconds without a sample, so it may not be idle. Context switches are exact.
     """
     part = busy.part(workload)
     if part is None or workload not in device.holders:
@@ -243,17 +243,17 @@ def compute_idle(device: DeviceTurn, workload: Workload, busy: Division, elapsed
 
 
 def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int, int]]:
-    """Returns the least and the most that each workload can have run. The figure itself lies between them."""
+    """Returns the minimum and maximum busy time of each workload. The attributed time lies between them."""
     usage, parts = device.usage, busy.parts
     if not usage.bounded or parts is None or busy.total is None:
         return {}
     owners = {process.pid: process.owner for process in device.processes or ()}
     bounds: dict[Workload, tuple[int, int]] = {}
-    if usage.resident_ns is None:  # samples: the time of a sole user is certain, that of several is not
+    if usage.resident_ns is None:  # samples: exact only if one workload uses the device
         users = set(owners.values())
         for workload, part in parts.items():
             bounds[workload] = (part, part) if users == {workload} else (0, busy.total if workload in users else part)
-    else:  # a context on the engine can be idle, but no process runs without being there
+    else:  # context switches: a process can run only while its context is resident, and may be idle
         worked = max(0, busy.total - usage.switching_ns)
         for workload in parts:
             own = [pid for pid in usage.resident_ns if owners.get(pid) == workload]
@@ -267,9 +267,9 @@ def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int, 
 
 
 def divide_by_share(device: DeviceTurn, total: int) -> dict[Workload, int]:
-    """Divides `total` by the holders' shares. What nobody holds remains; shares of more than 1 are scaled down.
+    """Divides `total` by the holders' shares. The unallocated part stays unattributed.
 
-    An unknown share counts as the whole device for a single holder, and as 0 for one of several.
+    Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
     """
     default = 1.0 if len(device.holders) == 1 else 0.0
     shares = {holder: default if share is None else share for holder, share in device.holders.items()}
@@ -278,10 +278,10 @@ def divide_by_share(device: DeviceTurn, total: int) -> dict[Workload, int]:
 
 
 def divide(total: int, weights: Mapping[K, int], unattributed: int = 0) -> dict[K, int]:
-    """Divides a whole number by weights. The part of the weight `unattributed` remains.
+    """Divides an integer in proportion to weights. The part for the weight `unattributed` is not returned.
 
-    Rounds the running sum instead of each part. So parts and remainder sum to the total exactly, and each
-    part differs from its exact value by less than 1. If all weights are 0, everything remains.
+    Rounds the running sum instead of each part. So the parts add up to the total exactly, and each part differs from
+    its exact value by less than 1. If all weights are 0, all parts are 0.
     """
     whole = sum(weights.values()) + unattributed
     parts: dict[K, int] = {}
@@ -294,10 +294,10 @@ def divide(total: int, weights: Mapping[K, int], unattributed: int = 0) -> dict[
 
 
 def _sum_by_owner(device: DeviceTurn, amounts: Sequence[tuple[Owner, int | None]]) -> tuple[dict[Workload, int], int]:
-    """Returns the sums of the workloads whose sum is certain, and the sum of everything else.
+    """Returns the sum of each workload for which it is certain, and the sum of everything else.
 
-    A workload is left out if one of its amounts is not reported. A holder without a process is left out
-    while there is a process of unknown owner, which may be its own.
+    A workload is omitted if one of its amounts is not reported. A holder without a process is omitted while there is
+    a process of unknown owner, which may belong to it.
     """
     workloads = {owner for owner, _ in amounts if isinstance(owner, Workload)}
     if not any(owner == "unknown" and amount != 0 for owner, amount in amounts):

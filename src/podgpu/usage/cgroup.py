@@ -1,4 +1,4 @@
-"""Parses /proc/<pid>/cgroup: which container is the process in?
+"""Parses /proc/<pid>/cgroup to find the container of a process.
 
 Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
 and readers in another cgroup namespace.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_PREFERRED = ("memory", "cpu", "cpuacct", "pids", "name=systemd")  # cgroup v1: every runtime limits memory
+_PREFERRED = ("memory", "cpu", "cpuacct", "pids", "name=systemd")  # cgroup v1 controllers, most reliable first
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD = re.compile(rf"(?:\A|-)pod({_UID})\Z")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
@@ -28,10 +28,10 @@ _MONITOR = "conmon"  # crio-conmon-<id> and libpod-conmon-<id> contain the conta
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container as named by its cgroup."""
+    """A container identified by its cgroup path."""
 
     container_id: str
-    uid: str = ""  # of the pod: 8-4-4-4-12, or the hash of a static pod; empty outside Kubernetes
+    uid: str = ""  # pod UID (8-4-4-4-12), or the hash of a static pod; empty outside Kubernetes
     runtime: str = ""  # containerd, crio, docker or podman; empty if the path does not name it
 
 
@@ -48,14 +48,14 @@ def parse_cgroup(text: str) -> ContainerRef | None:
 
 def _paths(text: str) -> list[str]:
     """Returns the paths of all hierarchies, the most reliable first. A line is `number:controllers:path`."""
-    # Not splitlines(): the kernel escapes only line feeds in names.
+    # splitlines() would also split at other characters. The kernel escapes only line feeds.
     lines = [parts for line in text.split("\n") if len(parts := line.split(":", 2)) == 3]
     return [path for _number, _controllers, path in sorted(lines, key=lambda parts: _rank(parts[1]))]
 
 
 def _rank(controllers: str) -> int:
-    known = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
-    return min(known, default=len(_PREFERRED))
+    ranks = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
+    return min(ranks, default=len(_PREFERRED))
 
 
 def _parse_path(path: str) -> ContainerRef | None:
@@ -74,7 +74,7 @@ def _parse_path(path: str) -> ContainerRef | None:
 
 def _names(path: str) -> Iterator[str]:
     for name in path.removesuffix(_DELETED).split("/"):
-        # containerd with systemd cgroups and runc without: runc creates one directory named `slice:prefix:id`.
+        # If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`.
         slice_, colon, scope = name.partition(":")
         yield slice_
         if colon:
@@ -88,5 +88,5 @@ def _parse_container(name: str, uid: str, parent: str) -> ContainerRef | None:
     if not prefix:
         return ContainerRef(container_id, uid, _RUNTIMES.get(parent, ""))
     if prefix not in _RUNTIMES and not uid:
-        return None  # outside a pod, a name with a hash can be anything
+        return None  # outside a pod, a name that ends with a hash need not be a container
     return ContainerRef(container_id, uid, _RUNTIMES.get(prefix, prefix))

@@ -13,15 +13,15 @@ from podgpu.errors import SourceError
 from podgpu.model import Workload
 from podgpu.usage.cgroup import parse_cgroup
 
-CACHE_SECONDS = 30.0  # a process can be moved to another cgroup
+CACHE_SECONDS = 30.0  # limited, because a process can be moved to another cgroup
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
-_STARTED = 22  # field of /proc/<pid>/stat: clock ticks from boot to the process's start
-_MPS_SERVER = b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, cut to 15 letters by the kernel
+_STARTED = 22  # number of the start time field in /proc/<pid>/stat (clock ticks since boot)
+_MPS_SERVER = b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, truncated to 15 characters by the kernel
 _MAX_BYTES = 64 * 1024
 
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
-FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # of existing processes
+FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # the process exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _CachedLookup:
 
 
 class ContainerFinder:
-    """Looks up processes, with a cache. Not thread-safe. `proc` is the mount point of the host's /proc.
+    """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
 
     Pids are reused, so a cached entry is valid only for a process with the same start time.
     """
@@ -84,7 +84,7 @@ class ContainerFinder:
 
 
 def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
-    """Returns the containers (`uid` and `container_id`) of all processes. None if some cannot be read."""
+    """Returns the containers (`uid` and `container_id`) of all processes, or None if a process cannot be read."""
     if not in_host_pid_namespace(proc):
         return None
     try:
@@ -106,7 +106,7 @@ def _read_cgroup(proc: str, pid: str) -> str:
 
 
 def parse_started(stat: bytes) -> int:
-    """Returns the start time of a process from /proc/<pid>/stat. Raises ValueError for anything else."""
+    """Returns the start time of a process from /proc/<pid>/stat. Raises ValueError for another format."""
     # The second field is the program's name in parentheses. It can contain spaces and parentheses.
     _, parenthesis, rest = stat.rpartition(b")")
     fields = rest.split()
@@ -116,7 +116,7 @@ def parse_started(stat: bytes) -> int:
 
 
 def in_host_pid_namespace(proc: str = "/proc") -> bool | None:
-    """False means that the driver lists no processes at all. None: it cannot be determined."""
+    """Returns None if unknown. In another PID namespace, the driver lists no processes."""
     try:
         return os.readlink(f"{proc}/self/ns/pid") == _HOST_PID_NAMESPACE
     except OSError:
@@ -129,19 +129,19 @@ def require_host_pid_namespace(proc: str) -> None:
     if is_hosts is None:
         raise SourceError(
             "pid_namespace_unknown",
-            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be found: mount /proc",
+            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be found; mount the host's /proc",
         )
     if not is_hosts:
         raise SourceError(
             "not_host_pid_namespace",
             "processes on the GPUs are visible in the host's PID namespace only: set hostPID: true on the pod,"
-            " or disable the features that need it; everything else works without",
+            " or disable the features that need it; all other features work without it",
         )
 
 
 def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> None:
-    """Raises SourceError if no process at all can be looked up. Then the permissions of podgpu are wrong."""
-    outcomes = {place.outcome for place in lookups.values()} - {"gone"}
+    """Raises SourceError if every lookup failed, which means that podgpu lacks permissions."""
+    outcomes = {lookup.outcome for lookup in lookups.values()} - {"gone"}
     if outcomes and outcomes <= FAILED_LOOKUPS:
         raise SourceError(
             "not_permitted" if "not_permitted" in outcomes else "unreadable",
@@ -152,7 +152,7 @@ def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> Non
 
 @contextmanager
 def _open_folder(path: str) -> Iterator[int]:
-    """Opens /proc/<pid>. Reading in it fails once the process has ended, even if the pid is reused."""
+    """Opens /proc/<pid>. Reading its files fails after the process has ended, even if the pid is reused."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield folder

@@ -1,6 +1,6 @@
-"""Counts what workloads, devices and namespaces used since the exporter started.
+"""Adds up the usage of workloads, devices and namespaces since the exporter started.
 
-`attribution` divides a single turn. The ledger adds up the turns, while workloads and devices come and go.
+`attribution` divides the usage of a single turn. The ledger adds up the turns.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from podgpu.usage.attribution import (
     divide_by_share,
 )
 
-MAX_CLOSED_ACCOUNTS = 1_000  # a source can lose a holder for some time; then its counters continue
-MAX_NAMESPACES = 5_000  # pairs of namespace and GPU model; the least recently used one is evicted
+MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
+MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
 _NS = 1_000_000_000
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of a workload or a namespace. Each is None until it is first known."""
+    """Counters of a workload or a namespace. Each is None until its first value."""
 
     allocated_ns: int | None = None
     busy_ns: int | None = None
@@ -53,18 +53,18 @@ _COUNTERS = tuple(counter.name for counter in fields(Counters))
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One workload on one device, as long as it holds the device or has a process there."""
+    """Usage of one workload on one device, while it holds the device or has a process there."""
 
     workload: Workload
     counters: Counters = field(default_factory=Counters)
     namespace: Counters = field(default_factory=Counters)  # shared by all accounts of the namespace and model
     is_holder: bool = False
     has_process: bool = False
-    is_measured: bool = True  # False while the driver does not report the busy time of its processes
+    is_measured: bool = True  # False if the driver does not report busy times of its processes
     memory: int | None = None
     processes: int | None = None
-    utilization: float | None = None  # part of the last turn in which it was busy
-    power_ratio: float | None = None  # its part of the energy between the last two readings
+    utilization: float | None = None  # busy fraction of the last turn
+    power_ratio: float | None = None  # fraction of the GPU's energy between the last two readings
     idle_streak_ns: int | None = None  # idle time since it was last busy
 
     def charge(self, increment: Counters) -> None:
@@ -75,7 +75,7 @@ class Account:
         self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
 
     def to_usage(self, at: float) -> HolderUsage:
-        """Leaves out counters that stand still although the workload may be running."""
+        """Omits counters that are not being updated while the workload may be running."""
         counters = self.counters if self.is_measured else Counters(self.counters.allocated_ns)
         streak_ns = self.idle_streak_ns if self.is_measured else None
         return HolderUsage(
@@ -95,16 +95,16 @@ class Account:
 
 @dataclass(slots=True)
 class DeviceAccount:
-    """What one device used, and how much of that is unattributed."""
+    """Usage of one device, and the unattributed part of it."""
 
     busy_ns: int | None = None
     unattributed_busy_ns: int | None = None
     energy_mj: int | None = None
     unattributed_energy_mj: int | None = None
     memory: Division = field(default_factory=Division)
-    utilization: float | None = None  # part of the last turn in which the device was busy
+    utilization: float | None = None  # busy fraction of the last turn
     method: UsageMethod | None = None
-    has_seen_processes: bool = False  # before, everything is unattributed, and that means nothing
+    has_seen_processes: bool = False  # until then, unattributed figures are not reported
 
     def to_usage(self) -> SlotUsage:
         return SlotUsage(
@@ -121,7 +121,7 @@ class DeviceAccount:
 
 @dataclass(frozen=True, slots=True)
 class UsageSnapshot:
-    """The state of a ledger. In MIG mode the GPU has the energy, and its instances have everything else."""
+    """State of a ledger. In MIG mode, energy is recorded for the GPU and everything else for its instances."""
 
     holders: Mapping[str, Sequence[tuple[Workload, HolderUsage]]] = field(default_factory=dict)  # by device key
     devices: Mapping[str, SlotUsage] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class UsageSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Charged:
-    """One device of a turn whose time has been charged."""
+    """One device of a turn, after its time was attributed."""
 
     device: DeviceTurn
     busy: Division
@@ -139,10 +139,10 @@ class _Charged:
 
 @dataclass(slots=True)
 class EnergyWindow:
-    """The turns between two readings of a GPU's energy counter. The energy is divided by their weights.
+    """Collects the weights by which the energy between two readings of a GPU's energy counter is divided.
 
-    Each turn has a weight of power × time. It is divided by busy time × compute slices, or by the shares held if
-    nothing ran. An account that was closed within the window still pays its part, and so does its namespace.
+    The weight of a turn is power × time. It is divided by busy time × compute slices, or by the holders' shares if the
+    GPU was idle. An account that was closed within the window, and its namespace, still get their part.
     """
 
     weights: Counter[Account] = field(default_factory=Counter)
@@ -151,14 +151,14 @@ class EnergyWindow:
     def add(self, gpu: GpuTurn, charged: Sequence[_Charged], elapsed_ns: int) -> None:
         answers = [one for one in charged if one.device.usage.window_ns]
         if not answers:
-            return  # the next figures of the GPU cover this turn, too
+            return  # the next answer of the GPU also covers this turn
         weight = (gpu.power_mw or 1) * elapsed_ns
         by_use, unattributed_use = Counter[Account](), 0
         by_share, unattributed_share = Counter[Account](), gpu.free_slices * SHARE_UNITS
         for one in answers:
             device, busy, slices = one.device, one.busy, one.device.slices
             unattributed = device.usage.window_ns if busy.unattributed is None else busy.unattributed
-            unattributed_use += unattributed * slices  # an unknown busy time counts as busy: no other pays for it
+            unattributed_use += unattributed * slices  # unknown busy time is unattributed
             shares, unheld = divide_by_share(device, SHARE_UNITS), SHARE_UNITS
             for workload, part in (busy.parts or {}).items():
                 account = one.accounts[workload]
@@ -175,23 +175,23 @@ class EnergyWindow:
 
 
 class Ledger:
-    """The usage of all devices of a node. Not thread-safe."""
+    """Adds up the usage of all devices of a node. Not thread-safe."""
 
     def __init__(self, max_namespaces: int = MAX_NAMESPACES) -> None:
         self.evicted_namespaces = 0
         self._max_namespaces = max_namespaces
-        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # by device key, of the last turn
-        self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # by device key, oldest first
-        self._devices: dict[str, DeviceAccount] = {}  # including devices that may come back
+        self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
+        self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
+        self._devices: dict[str, DeviceAccount] = {}  # includes removed devices, which may return
         self._listed: set[str] = set()  # devices and GPUs of the last turn
         self._namespaces: dict[tuple[str, str, str], Counters] = {}  # by namespace, model, profile; oldest use first
-        self._owners: dict[str, dict[int, Owner]] = {}  # by device key and pid, when last visible
+        self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
         self._windows: dict[str, EnergyWindow] = {}  # by GPU UUID
 
     def charge(self, gpus: Sequence[GpuTurn], elapsed_ns: int) -> None:
-        """Adds one turn. `elapsed_ns` is the time since the previous turn by the monotonic clock.
+        """Adds one turn. `elapsed_ns` is the monotonic time since the previous turn.
 
-        Devices that are not in `gpus` are removed. If they come back, their counters continue.
+        Devices that are not in `gpus` are removed from the snapshot. If they return, their counters continue.
         """
         self._remove_missing(gpus)
         for gpu in gpus:
@@ -201,7 +201,7 @@ class Ledger:
         self._evict()
 
     def snapshot(self, at: float) -> UsageSnapshot:
-        """`at` is the Unix time of the last turn."""
+        """Returns the current state. `at` is the Unix time of the last turn."""
         return UsageSnapshot(
             {
                 key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
@@ -215,7 +215,7 @@ class Ledger:
         )
 
     def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> _Charged:
-        """Charges allocated, busy and idle time, and sets the gauges."""
+        """Adds allocated, busy and idle time to the counters, and sets the gauges."""
         key, window_ns = turn.device.key, turn.usage.window_ns
         accounts = self._update_accounts(turn)
         busy = attribute_busy(turn, self._find_ended_owner(turn))
@@ -240,7 +240,7 @@ class Ledger:
         return _Charged(turn, busy, accounts)
 
     def _charge_energy(self, gpu: GpuTurn, charged: Sequence[_Charged], elapsed_ns: int) -> None:
-        """Adds the turn to the window. A reading of the counter closes the window and divides its energy."""
+        """Adds the turn to the window. If the energy counter was read, closes the window and divides its energy."""
         window = self._windows.setdefault(gpu.uuid, EnergyWindow())
         window.add(gpu, charged, elapsed_ns)
         device = self._devices.setdefault(gpu.uuid, DeviceAccount())
@@ -257,11 +257,11 @@ class Ledger:
             device.unattributed_energy_mj = _plus(device.unattributed_energy_mj, rest)
         if device.energy_mj is not None:
             for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):
-                if account.counters.energy_mj is None:  # the counter exists before the next reading
+                if account.counters.energy_mj is None:  # start at 0 before the next reading of the energy counter
                     account.charge(Counters(energy_mj=0))
 
     def _find_ended_owner(self, turn: DeviceTurn) -> Workload | None:
-        """Returns the holder whose processes ended since the last turn, if no other owner's ended."""
+        """Returns the holder that owned all processes that ended since the last turn, or None."""
         if turn.processes is None:
             return None
         before = self._owners.get(turn.device.key, {})
@@ -278,7 +278,7 @@ class Ledger:
             account = accounts[workload] = self._open(turn, workload, before.get(workload.key))
             account.is_holder = workload in turn.holders
             account.has_process = workload in users or (turn.processes is None and account.has_process)
-        if turn.processes is None:  # assume that processes still run, except those of holders that lost the device
+        if turn.processes is None:  # assume that processes of non-holders still run
             keys = {workload.key for workload in accounts}
             running = (one for one in before.values() if one.has_process and not one.is_holder)
             accounts |= {one.workload: one for one in running if one.workload.key not in keys}
@@ -287,7 +287,7 @@ class Ledger:
         return accounts
 
     def _open(self, turn: DeviceTurn, workload: Workload, account: Account | None) -> Account:
-        """Returns the present account, a closed one, or a new one. A pod with a new UID gets a new account."""
+        """Returns the current account, a reopened one, or a new one. A pod with a new UID gets a new account."""
         closed = self._closed.pop((turn.device.key, workload.key), None)
         if account is None and closed is not None and workload.uid and closed.workload.uid == workload.uid:
             account = closed
@@ -310,8 +310,8 @@ class Ledger:
         self._windows = {uuid: window for uuid, window in self._windows.items() if uuid in self._listed}
 
     def _evict(self) -> None:
-        for place in list(self._closed)[:-MAX_CLOSED_ACCOUNTS]:
-            del self._closed[place]
+        for closed in list(self._closed)[:-MAX_CLOSED_ACCOUNTS]:
+            del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
             self.evicted_namespaces += 1

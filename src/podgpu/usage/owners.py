@@ -1,7 +1,7 @@
 """Finds the workload of each process on the GPUs.
 
-A process is in a container, or certainly in none, or its container cannot be determined. The third case is kept apart:
-without it, a working container would look idle.
+A process is in a container, outside any container, or its container cannot be determined. The last case is separate,
+because a busy container would otherwise look idle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from podgpu.usage.containers import (
     require_permission,
 )
 
-Complete = Callable[[Workload], Workload]  # adds the known names of a container; raises SourceError if they disagree
+Complete = Callable[[Workload], Workload]  # adds pod and container names; raises SourceError if sources disagree
 NO_NAME = "no_pod_name"
 
 
@@ -28,7 +28,7 @@ class Owners:
     """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is in no pod."""
 
     workloads: Mapping[int, Workload] = field(default_factory=dict)
-    unknown: Mapping[int, str] = field(default_factory=dict)  # reason why the owner cannot be determined
+    unknown: Mapping[int, str] = field(default_factory=dict)  # reason, if the owner cannot be determined
     mps_servers: frozenset[int] = frozenset()
     nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
 
@@ -41,10 +41,10 @@ class ProcessOwners:
         self._nameless: frozenset[Workload] = frozenset()
 
     def find(self, pids: Collection[int], complete: Complete, learn: Callable[[], Complete]) -> Owners:
-        """Looks up the processes.
+        """Finds the owners of processes.
 
-        `complete` uses the names that were last read, `learn` reads them again. It is called once for each new
-        container without a name, because a short job would end before the next regular reading.
+        `complete` adds names from the last reading. `learn` reads the names again. It is called when a new container
+        has no name, because a short job could end before the next regular reading.
         """
         self._lookups = self._finder.find_all(pids)
         places = {pid: self._correct(pid, place) for pid, place in self._lookups.items()}
@@ -55,24 +55,24 @@ class ProcessOwners:
             named, unknown = named | more, unknown | conflicts
         self._nameless = frozenset(nameless.values())
         unknown |= {pid: place.outcome for pid, place in places.items() if place.outcome in FAILED_LOOKUPS}
-        unknown |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # without a UID it is not in a pod
+        unknown |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # no UID: not in a pod
         servers = frozenset(pid for pid, place in self._lookups.items() if place.is_mps_server)
         self._last = Owners(named, unknown, servers, nameless)
         return self._last
 
     def require_permission(self) -> None:
-        """Raises SourceError if the last lookup found nothing at all. The message says what to do."""
+        """Raises SourceError, with advice, if no process of the last lookup could be attributed."""
         require_host_pid_namespace(self._finder.proc)
         require_permission(self._lookups, self._finder.proc)
         if self._last.unknown and not self._last.workloads and NO_NAME in self._last.unknown.values():
             raise SourceError(
                 NO_NAME,
-                "podgpu cannot find out which pods the processes on the GPUs belong to: mount the host's /var/log"
-                " read-only (only names of files are read; see --path-varlog), or give podgpu access to the API server",
+                "podgpu cannot determine the pods of the processes on the GPUs: mount the host's /var/log read-only"
+                " (podgpu reads only file names; see --path-varlog), or give podgpu access to the API server",
             )
 
     def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
-        """Uses the previous owner if the process has just ended, or if the names of its pod were removed first."""
+        """Returns the previous owner if the process has just ended, or if its pod's names were already removed."""
         before = self._last.workloads.get(pid)
         same = before is not None and before.container_id == lookup.workload.container_id
         return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
@@ -81,15 +81,15 @@ class ProcessOwners:
 def _name(
     places: Mapping[int, Workload], complete: Complete
 ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-    """Returns workloads with a name, reasons of those whose names disagree, and workloads without a name."""
+    """Returns, by pid: workloads with a name, errors of conflicting names, and workloads without a name."""
     named: dict[int, Workload] = {}
     conflicts: dict[int, str] = {}
     nameless: dict[int, Workload] = {}
     for pid, workload in places.items():
         try:
-            known = complete(workload)
+            completed = complete(workload)
         except SourceError as e:
             conflicts[pid] = e.reason
         else:
-            (named if known.pod else nameless)[pid] = known
+            (named if completed.pod else nameless)[pid] = completed
     return named, conflicts, nameless

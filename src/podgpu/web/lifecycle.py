@@ -121,7 +121,7 @@ def forget_in_cluster(cluster: Cluster) -> Forget:
         result = cluster.forget(uuid)
         if result == "unknown":
             return 404, f"no node has a GPU {uuid} or has ever had one"
-        if result == "here":
+        if result == "present":
             return 409, f"{uuid} and its node are both present: nothing to remove"
         return 200, (
             f"{uuid} is removed from this page until it reappears. To remove it from its exporter, send POST /-/forget"

@@ -1,4 +1,4 @@
-// What is wrong, open and in colour; what is only worth knowing, folded below it.
+// Shows alerts: problems open and in colour, notes folded below them.
 
 import { conditionTitle, goneText } from "./conditions.js";
 import { gpuHash, writeHash } from "./criteria.js";
@@ -6,7 +6,7 @@ import { byId, h, place, plain, setAttribute, setClass, setText } from "./dom.js
 import { count, duration, plural } from "./format.js";
 
 const FEW = 4;
-const FEWER = 2; // on a phone
+const FEWER = 2; // number of alerts on a phone
 const MOST = 200;
 const WORDS = { broken: "Broken", warning: "Warning" };
 
@@ -26,18 +26,18 @@ export class Alerts {
     this.notes = new Notes();
   }
 
-  // `alone`: there is nothing else to see.
+  // `alone`: the page shows nothing else.
   show(picture, devices, alone) {
     this.alerts = alertsOf(picture, devices);
     this.render();
     this.notes.show(notesOf(picture, this.alerts), alone);
   }
 
-  // `room`: for all that one sees at a glance.
+  // `room`: there is room for the full list.
   render(room = this.room ?? true) {
     const { alerts } = this;
     this.room = room;
-    const few = !room ? 1 : this.narrow.matches ? FEWER : FEW; // beside one GPU or pod, its own view matters more
+    const few = !room ? 1 : this.narrow.matches ? FEWER : FEW; // in the view of a GPU or pod, its details are more important
     const shown = alerts.slice(0, this.isOpen ? MOST : few);
     this.element.hidden = !alerts.length;
     while (this.lines.length < shown.length) this.lines.push(new Line());
@@ -50,7 +50,7 @@ export class Alerts {
     setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - few)} more`);
   }
 
-  // The worst there is: broken, warning or nothing.
+  // Returns the highest severity: broken, warning or nothing.
   get severity() {
     if (this.alerts.some((alert) => alert.severity === "broken")) return "broken";
     return this.alerts.length ? "warning" : "";
@@ -79,7 +79,7 @@ class Line {
   }
 }
 
-// As the server says them. An older one says none: then what the GPUs themselves say is gathered here.
+// Uses the server's alerts. Older servers send none: then collects the conditions of the GPUs.
 function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
@@ -112,7 +112,7 @@ function notesOf(picture, alerts) {
   ];
 }
 
-// They unfold by themselves when there is nothing else to see, and fold again when there is.
+// Notes unfold if the page shows nothing else, and fold again otherwise.
 class Notes {
   constructor() {
     this.element = byId("notes");

@@ -1,4 +1,4 @@
-// Puts the page together: the feed brings pictures, the address says what to show of them.
+// Assembles the page: the feed delivers the state, the address determines what is shown.
 
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
@@ -20,10 +20,10 @@ import { Tiles } from "./tiles.js";
 import { totalsOf } from "./totals.js";
 import { Waste } from "./waste.js";
 
-const MOST_TILES = 400; // more than that, and squares say more
+const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
-const AWAY_STEPS = 2; // nobody looked for longer than so many steps of a line: it has a hole that the server can fill
+const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
 const TABLES = ["namespaces", "waste"];
 
@@ -32,7 +32,7 @@ class Page {
     this.history = new History();
     this.feed = new Feed("api/v1/view", (picture) => this.take(picture), () => this.turned());
     this.criteria = readHash(location.hash);
-    this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // as the list of GPUs was last looked at
+    this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // the last state of the list of GPUs
     this.listTop = 0;
     this.devices = [];
     const prices = () => this.feed.picture.currency ?? "";
@@ -41,7 +41,7 @@ class Page {
       now: () => this.feed.picture.taken_at,
       interval: () => Math.max(this.feed.picture.interval_seconds ?? 0, this.feed.pause),
       prices,
-      currency: () => (this.criteria.cost ? prices() : undefined), // of tiles: only on request
+      currency: () => (this.criteria.cost ? prices() : undefined), // tiles show costs only on request
     };
     const again = () => this.render(false);
     const order = (by) => this.change({ order: by });
@@ -69,7 +69,7 @@ class Page {
     setInterval(() => this.overview.showState(this.feed), 1000);
   }
 
-  // Lines are full from the first moment on, where the server keeps a history.
+  // If the server has a history, sparklines are complete from the start.
   async fillHistory() {
     this.filledAt = this.feed.now();
     const { state, data } = await answerOf(`api/v1/history?points=${HISTORY_POINTS}`, AbortSignal.timeout(20_000));
@@ -85,7 +85,7 @@ class Page {
     this.nodes = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
     const now = this.feed.now();
     const away = now - (this.takenAt ?? now) > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
-    const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // by now it may have one
+    const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // the server may have a history by now
     this.takenAt = now;
     this.history.add(now, this.devices);
     if (away || isYoung) this.fillHistory();
@@ -157,7 +157,7 @@ class Page {
     else if (document.activeElement === field) field.blur();
   }
 
-  // Which of the views the address asks for.
+  // Returns the view that the address selects.
   viewOf(criteria, picture) {
     if (criteria.gpu) return "gpu";
     if (criteria.pod) return "pod";
@@ -233,7 +233,7 @@ class Page {
   }
 }
 
-// A map has no order but that of the nodes; sorted lists are tiles, which have names on them.
+// The heat map is always ordered by node. Sorted lists are shown as tiles, which have names.
 function isMap(found, criteria) {
   if (criteria.sort) return false;
   return criteria.show ? criteria.show === "map" : found.length > MOST_TILES;

@@ -1,18 +1,18 @@
-// Asks for what is not in the picture (history, waste, all that is known of one GPU), and again once the answer is old.
+// Fetches data that is not in the view (history, waste, details of a GPU), and refreshes it when it is old.
 
 import { plain } from "./dom.js";
 
 const PATIENCE_MS = 20_000;
-const AGAIN_SECONDS = 15; // after a failure
+const AGAIN_SECONDS = 15; // time until a retry after a failure
 
 export class Question {
-  // `onAnswer`: called when there is something new to show.
+  // `onAnswer` is called when there is new data.
   constructor(onAnswer) {
     this.onAnswer = onAnswer;
     this.forget();
   }
 
-  // Nobody looks any more.
+  // Cancels the request.
   forget() {
     this.leaving?.abort();
     this.leaving = undefined;
@@ -37,7 +37,7 @@ export class Question {
     const leaving = (this.leaving = new AbortController());
     this.askedAt = performance.now();
     const answer = await answerOf(url, AbortSignal.any([leaving.signal, AbortSignal.timeout(PATIENCE_MS)]));
-    if (this.leaving !== leaving) return; // something else was asked for meanwhile
+    if (this.leaving !== leaving) return; // another request has replaced this one
     this.leaving = undefined;
     if (answer.state === "failed" && this.answer.state === "ready") return;
     this.answer = answer;
@@ -58,7 +58,7 @@ export async function answerOf(url, signal) {
   }
 }
 
-// Why there is nothing to show. `missing`: what it means that the server does not know such a path.
+// Explains why there is no data. `missing` is the text for a path that the server does not have.
 export function noneText(state, message, missing) {
   if (state === "waiting") return "Loading";
   if (state === "missing") return message && !message.startsWith("no such path") ? plain(message) : missing;

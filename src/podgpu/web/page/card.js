@@ -1,4 +1,4 @@
-// The tile of one square of the heat map, shown beside it: while it is pointed at, or until it is closed once chosen.
+// The tile next to a square of the heat map: shown while the pointer is on the square, or until closed after a click.
 
 import { h } from "./dom.js";
 import { Tile } from "./tile.js";
@@ -29,7 +29,7 @@ export class Card {
     if (pinned) (this.element.querySelector(".tile-name") ?? this.close).focus({ preventScroll: true });
   }
 
-  // Keeps what is shown up to date; what is gone is no longer shown.
+  // Updates the tile, and hides it if its GPU no longer exists.
   refresh(devices) {
     if (this.element.hidden) return;
     const device = devices.get(this.key);
@@ -50,14 +50,14 @@ export class Card {
     if (!this.pinned) this.element.hidden = true;
   }
 
-  // True when there was something to hide.
+  // Returns true if a tile was visible.
   hide() {
     const shown = !this.element.hidden;
     const inside = this.element.contains(document.activeElement);
     this.element.hidden = true;
     this.pinned = false;
     if (inside) this.square?.focus({ preventScroll: true });
-    this.element.hidden = true; // the square's focus shows it again
+    this.element.hidden = true; // focusing the square shows it again
     return shown;
   }
 }

@@ -1,4 +1,4 @@
-// One figure over time: lines with a scale, in a box that is stretched to whatever width there is.
+// A chart of one metric over time: lines with a scale, stretched to the available width.
 
 import { h, place, setText, svg } from "./dom.js";
 import { UNKNOWN } from "./format.js";
@@ -8,7 +8,7 @@ const HEIGHT = 100;
 const MOST_TINTED = 4; // more lines than that are one colour, with their mean
 
 export class Chart {
-  // `write`: a value as people read it. `most(values)`: what the top edge stands for.
+  // `write` formats a value. `most(values)` returns the value of the top edge.
   constructor(name, write, most) {
     this.write = write;
     this.most = most;
@@ -42,7 +42,7 @@ export class Chart {
     setText(this.value, this.rest);
   }
 
-  // The values at one step; undefined: nothing is pointed at.
+  // Shows the values at `step`, which is undefined if the pointer is elsewhere.
   read(step) {
     if (this.element.hidden) return "";
     const text = step === undefined ? this.rest : this.textAt(step);
@@ -78,7 +78,7 @@ function meanOf(lines) {
   });
 }
 
-// Where nothing is known the line breaks; a lone value is a short dash.
+// The line breaks where values are unknown. A single value is a short dash.
 function path(values, axis, x, most, kind, isArea = false) {
   const step = x(axis.from + axis.step);
   let shape = "";

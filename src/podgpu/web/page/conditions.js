@@ -18,13 +18,13 @@ const TITLES = {
 };
 const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);
 
-const NOTHING = []; // of nearly every GPU
+const NOTHING = []; // shared, because nearly every GPU has no conditions
 
 export function conditionTitle(name) {
   return TITLES[name] ?? String(name).replaceAll("_", " ");
 }
 
-// "broken" is red, "warning" amber, "" nothing at all. A GPU with any condition is broken: the colour says how urgent.
+// "broken" is red, "warning" is amber, "" has no colour. A GPU with any condition is counted as broken.
 export function severityOf(conditions) {
   if (!conditions.length) return "";
   return conditions.some((condition) => GRAVE.has(condition.name)) ? "broken" : "warning";
@@ -41,7 +41,7 @@ export function conditionsOf(device) {
   return found.sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
 }
 
-// Of a GPU and of its instances, each once: what they all say is not said seven times.
+// Returns the conditions of a GPU and its instances, without duplicates.
 export function gathered(lists) {
   if (lists.every((list) => !list.length)) return NOTHING;
   const found = new Map();
@@ -52,7 +52,7 @@ export function gathered(lists) {
   return [...found.values()].sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
 }
 
-// Of a node whose exporter no longer answers.
+// Text for a node whose exporter does not respond.
 export function goneText(node) {
   const seen = node.age_seconds === undefined ? "" : `, last seen ${duration(node.age_seconds)} ago`;
   return `gone${seen}: ${plural((node.gpus ?? []).length, "GPU")} went with it`;

@@ -1,4 +1,4 @@
-// What is asked for, as it stands in the address after #, so that a link shows others the same; filtering and sorting.
+// The filters and the sort order, stored in the address after #, so that a link shows the same page.
 
 import { textOf } from "./devices.js";
 
@@ -53,7 +53,7 @@ export function gpuHash(uuid) {
   return writeHash({ gpu: uuid });
 }
 
-// The list of GPUs with its filters, or one of the other views.
+// True for the list of GPUs, false for the other views.
 export function isList(criteria) {
   return !criteria.pod && !criteria.gpu && !criteria.view;
 }
@@ -84,7 +84,7 @@ export function matching(devices, criteria) {
   );
 }
 
-// Stable, and what is not known comes last.
+// Sorts stably, with unknown values last.
 export function sorted(devices, sort) {
   const rank = RANKS[sort];
   if (!rank) return devices;

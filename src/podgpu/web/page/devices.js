@@ -1,4 +1,4 @@
-// The JSON of api/v1/view as a flat list of GPUs, each with all that filters, sorting and drawing ask about.
+// Turns the JSON of api/v1/view into a flat list of GPUs with the values for filters, sorting and drawing.
 
 import { conditionsOf, gathered, severityOf } from "./conditions.js";
 import { amountsOf } from "./totals.js";
@@ -56,7 +56,7 @@ function deviceOf(gpu, node, picture, now) {
   return device;
 }
 
-// Nobody measured whether it does, but something lies in its memory.
+// Returns whether the GPU may be in use: utilisation is unknown, but memory is in use.
 function mayWork(device) {
   return device.utilization === undefined && device.memoryUsed >= LEAST_WORK;
 }
@@ -119,13 +119,13 @@ function nameOf(holder) {
   return id ? `container ${id}` : "unknown holder";
 }
 
-// undefined: since when nobody knows.
+// Returns undefined if the start is unknown.
 function idleSince(holders) {
   const since = holders.map((holder) => holder.idleSince);
   return since.includes(undefined) ? undefined : since.reduce((latest, at) => Math.max(latest, at), 0);
 }
 
-// Idle for less than --idle-after: idle, but nothing to worry about yet.
+// Idle for less than --idle-after, so not highlighted yet.
 function isFresh(since, picture, now) {
   const after = picture.idle_after_seconds;
   return after !== undefined && (since === undefined || now - since < after);
@@ -153,7 +153,7 @@ function colourOf(device) {
   return `u${Math.min(BUCKETS - 1, Math.floor(device.utilization * BUCKETS))}`;
 }
 
-// What words are looked for in. Made when somebody filters: there are thousands.
+// Text for the search, created on the first search, because there may be thousands of GPUs.
 export function textOf(device) {
   device.text ??= haystack(device);
   return device.text;

@@ -1,7 +1,7 @@
-// Elements without markup: every text becomes a text node, so no name that anybody chose is ever parsed.
+// Creates elements without parsing HTML: every text becomes a text node.
 
 const SVG = "http://www.w3.org/2000/svg";
-// Control characters and direction overrides could hide or turn round what stands beside them.
+// Control characters and direction overrides could hide or reverse the text next to them.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 export function plain(text) {
@@ -26,7 +26,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// Writes only what changed: an untouched node costs neither style nor layout.
+// Writes only changes, because unchanged nodes need no style or layout work.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -40,7 +40,7 @@ export function setClass(element, name) {
   if (element.className !== name) element.className = name;
 }
 
-// Makes `parent` hold exactly `children`, in order, and moves no more than it must: focus and scrolling stay.
+// Replaces the children of `parent` with as few moves as possible, so that focus and scroll position are kept.
 export function place(parent, children) {
   const wanted = new Set(children);
   for (const child of [...parent.children]) {
@@ -57,7 +57,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-// A name and what it is, for a list of such.
+// A name and its value, for a description list.
 export function fact(title, content) {
   return h("div", {}, h("dt", {}, title), h("dd", {}, content));
 }

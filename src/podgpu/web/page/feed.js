@@ -1,7 +1,7 @@
-// Asks for the picture again and again: only while somebody looks, only what changed, and on after any failure.
+// Polls the view: only while the page is visible, only changes, and also after failures.
 
 const FLOOR_SECONDS = 2;
-const MOST_SECONDS = 5; // a question that is answered with "not modified" costs next to nothing
+const MOST_SECONDS = 5; // requests are cheap if the view was not modified
 const PATIENCE_SECONDS = 20;
 const LATE_INTERVALS = 3;
 const SLACK_SECONDS = 5;
@@ -15,7 +15,7 @@ export class Feed {
     this.failure = "";
     this.lostAt = undefined;
     this.etag = "";
-    this.offset = undefined; // the server's clock less ours, in seconds
+    this.offset = undefined; // server clock minus browser clock, in seconds
     this.timer = undefined;
     this.asking = false;
   }

@@ -1,4 +1,4 @@
-// Everything that is known of one GPU, in groups, in words and with units, and which source says it.
+// Shows all fields of one GPU in groups, with descriptions, units and source.
 
 import { h, plain } from "./dom.js";
 import { duration, energy, memory, moment, UNKNOWN } from "./format.js";
@@ -16,11 +16,11 @@ const GROUPS = [
   ["Utilisation", /UTIL|PROF_|ACTIVE|OCCUPANCY/],
 ];
 const REST = "Identity and modes";
-const BARE = /^(count|number|string|enum|index|id|code|event|packed|bitmask|bitmap|gen\b|binary|$)/; // a number says it all
+const BARE = /^(count|number|string|enum|index|id|code|event|packed|bitmask|bitmap|gen\b|binary|$)/; // units that are not shown
 const SECONDS = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1 };
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
 
-// Sections, in the order in which people look for what is wrong.
+// Sections, in the order that is most useful for troubleshooting.
 export function fieldSections(fields) {
   const groups = new Map([...GROUPS.map(([name]) => [name, []]), [REST, []]]);
   for (const field of fields) {
@@ -61,7 +61,7 @@ function timeText(seconds) {
   return seconds < 60 ? `${NUMBER.format(seconds)}\u00a0s` : duration(seconds);
 }
 
-// Of a field that nobody described: DCGM_FI_DEV_PCIE_LINK_GEN is "pcie link gen".
+// Derives a name for a field without a description: DCGM_FI_DEV_PCIE_LINK_GEN becomes "pcie link gen".
 function wordsOf({ name, help }) {
   if (help) return plain(help).replace(/\.$/, "");
   return plain(name).replace(/^DCGM_FI_(DEV_)?/, "").replaceAll("_", " ").toLowerCase();

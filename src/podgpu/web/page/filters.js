@@ -1,4 +1,4 @@
-// The filter row: what can be chosen follows the data, what is chosen follows the address.
+// The filter row: the options come from the data, the selection from the address.
 
 import { isFiltered, NAMES, SHOWS, SORTS, STATES } from "./criteria.js";
 import { byId, h, place, plain, setText } from "./dom.js";
@@ -6,7 +6,7 @@ import { byId, h, place, plain, setText } from "./dom.js";
 const ALL = { ns: "All namespaces", node: "All nodes", model: "All models" };
 
 export class Filters {
-  // `onChange`: called with what changed, as {name: value}, and whether somebody is still typing.
+  // `onChange` is called with the changes as {name: value}, and whether the user is still typing.
   constructor(onChange) {
     this.form = byId("filters");
     this.offered = {};
@@ -37,7 +37,7 @@ export class Filters {
     select.value = chosen;
   }
 
-  // What the devices give, and what is chosen already, even while it is not there.
+  // Lists the values of the devices, and the selected value even if no device has it.
   offerFrom(devices, picture, criteria) {
     const namespaces = new Set();
     const models = new Set();

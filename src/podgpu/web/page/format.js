@@ -1,9 +1,9 @@
-// Figures as people read them. What is not known is a dash, never a zero.
+// Formats values for display. Unknown values are a dash, never zero.
 
 export const UNKNOWN = "\u2013";
 const GIB = 1024 ** 3;
 const THIN = "\u202f";
-const FIXED = "\u00a0"; // no line is broken there
+const FIXED = "\u00a0"; // non-breaking space
 
 export function percent(ratio) {
   if (ratio === undefined) return UNKNOWN;
@@ -11,7 +11,7 @@ export function percent(ratio) {
   return `${hundredths > 0 && hundredths < 1 ? "<1" : Math.round(hundredths)}${THIN}%`;
 }
 
-// Formatters are dear to make and cheap to use.
+// Formatters are expensive to create and cheap to use.
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const PARTS = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
@@ -24,12 +24,12 @@ export function count(number) {
   return number === undefined ? UNKNOWN : WHOLE.format(number);
 }
 
-// Of GPUs: 7, 5.5, 3.43.
+// Formats a number of GPUs: 7, 5.5, 3.43.
 export function parts(number) {
   return PARTS.format(number);
 }
 
-// Hours and the like: 3,120.5, and 0.037 of what has only begun.
+// Formats hours and similar amounts: 3,120.5, or 0.037 for small ones.
 export function amount(number) {
   return Math.abs(number) < 1 ? SMALL.format(number) : TENTHS.format(number);
 }
@@ -52,7 +52,7 @@ export function watts(power) {
   return power === undefined ? UNKNOWN : `${Math.round(power)}${FIXED}W`;
 }
 
-// Of many GPUs together.
+// Formats the total power of many GPUs.
 export function kilowatts(power) {
   if (power === undefined || power < 10_000) return power === undefined ? UNKNOWN : `${count(power)}${FIXED}W`;
   return `${TENTHS.format(power / 1000)}${FIXED}kW`;
@@ -85,7 +85,7 @@ export function moment(unix) {
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
 
-// Of a time axis: to the second where steps are that small.
+// Formats a time on an axis, with seconds if the steps are short.
 export function clock(unix, isFine) {
   return (isFine ? SECOND : TIME).format(new Date(unix * 1000));
 }
@@ -103,7 +103,7 @@ function currencyFormat(currency) {
   try {
     return new Intl.NumberFormat("en", { style: "currency", currency, minimumFractionDigits: 2, maximumFractionDigits: 2 });
   } catch {
-    return undefined; // no code of ISO 4217
+    return undefined; // not an ISO 4217 code
   }
 }
 

@@ -1,4 +1,4 @@
-// A GPU's own view: what is wrong with it, its history, and everything that podgpu knows of it.
+// The view of one GPU: its problems, its history, and all its fields.
 
 import { noneText, Question } from "./ask.js";
 import { gpuHash, RANGES } from "./criteria.js";
@@ -48,7 +48,7 @@ export class GpuView {
     this.drawn = null;
   }
 
-  // `back`: where "All GPUs" leads.
+  // `back` is the target of "All GPUs".
   show(devices, criteria, back) {
     setAttribute(this.back, "href", back);
     const [uuid, instance] = splitGpu(criteria.gpu);
@@ -78,7 +78,7 @@ export class GpuView {
     this.facts.hidden = device.absent || device.gone;
   }
 
-  // The GPU itself and each of its instances has a history of its own.
+  // The GPU and each of its instances have separate histories.
   showParts(device, uuid, instance) {
     const choices = [["", "Whole GPU"], ...(device?.parts ?? []).map((part) => [String(part.id), `${part.profile} (${part.id})`])];
     this.parts.hidden = choices.length < 2;
@@ -114,7 +114,7 @@ export class GpuView {
   }
 }
 
-// A UUID has no slash; behind it stands the instance.
+// A UUID has no slash; the instance follows after a slash.
 function splitGpu(path) {
   const at = path.indexOf("/");
   return at < 0 ? [path, ""] : [path.slice(0, at), path.slice(at + 1)];

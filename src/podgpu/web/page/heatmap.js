@@ -1,4 +1,4 @@
-// Very many GPUs: a small square for each, a cell for each node, and only what is on the screen is in the page.
+// The heat map for many GPUs: a square for each GPU, a cell for each node. Only the visible part is in the DOM.
 
 import { groupedByNode } from "./criteria.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
@@ -10,10 +10,10 @@ const SPARE_ROWS = 2;
 const NAME_HEIGHT = 17;
 const SQUARE_GAP = 2;
 const SQUARE_HEIGHT = 15;
-const TOUCHED_HEIGHT = 28; // a finger is no mouse
+const TOUCHED_HEIGHT = 28; // larger for touch screens
 
 export class HeatMap {
-  // `card`: shows a device beside its square.
+  // `card` shows a device next to its square.
   constructor(context, card) {
     this.context = context;
     this.card = card;
@@ -57,7 +57,7 @@ export class HeatMap {
     });
   }
 
-  // Cells are all alike, so where a row lies needs no measuring: eight squares in a line, two lines at most.
+  // All cells have the same size, so positions can be computed: eight squares per line, at most two lines.
   layout(width) {
     const perLine = this.largest > 16 ? Math.ceil(this.largest / 2) : Math.min(8, this.largest);
     const lines = Math.ceil(this.largest / perLine);
@@ -84,7 +84,7 @@ export class HeatMap {
     this.draw(drawn, anew && !this.element.contains(document.activeElement));
   }
 
-  // The first or the last square is in the page once one has scrolled there.
+  // Scrolls so that the first or last square is in the DOM.
   reach(last) {
     if (!this.element.isConnected) return;
     scrollTo(0, last ? document.documentElement.scrollHeight : 0);

@@ -8,13 +8,13 @@ const SCALE = 200; // as the server writes it: a byte is round(ratio * 200)
 const OWN_SLOTS = 120;
 const OWN_STEP = 5;
 const MOST_SLOTS = 1000;
-const FEWEST_STEPS = 5; // a server that has just started knows less than this tab soon does
+const FEWEST_STEPS = 5; // with fewer steps, the server's history is not used
 const SHORTEST_LINE = 24; // steps: until there are more, a line begins where something is known
 const LOOKED_AT = 200; // devices that say since when anything is kept
 const WIDTH = 120;
 const HEIGHT = 28;
 
-// All rings turn together: slot `number % slots` is the step of time `number`, counted from the epoch.
+// All rings use the same index: slot `number % slots` is time step `number` since the epoch.
 export class History {
   constructor() {
     this.start(OWN_SLOTS, OWN_STEP);
@@ -44,7 +44,7 @@ export class History {
     return true;
   }
 
-  // `time`: now, by the server's clock.
+  // `time` is the current time by the server's clock.
   add(time, devices) {
     this.turnTo(Math.floor(time / this.step));
     for (const device of devices) {
@@ -57,7 +57,7 @@ export class History {
     }
   }
 
-  // The steps that nobody saw are empty; a clock that went back begins anew.
+  // Steps without readings are empty. If the clock was set back, starts again.
   turnTo(number) {
     const passed = this.number === undefined ? 0 : number - this.number;
     if (passed < 0) this.start(this.slots, this.step); // seeds keep their own time
@@ -71,7 +71,7 @@ export class History {
     this.first ??= number;
   }
 
-  // Within a step it is the mean of what was seen.
+  // The value of a step is the mean of its readings.
   put(key, value) {
     let ring = this.rings.get(key);
     if (!ring) {
@@ -97,7 +97,7 @@ export class History {
     return this.drawn(this.rings.get(holderKey(device, holder)), interval);
   }
 
-  // What this tab did not see itself is as the server has it.
+  // Steps that this tab has not seen are taken from the server.
   drawn(ring, interval, kept) {
     if (!ring && !kept) return [];
     const longest = Math.ceil((2 * interval) / this.step);
@@ -114,12 +114,12 @@ export class History {
     });
   }
 
-  // Only of what is drawn: thousands are not.
+  // Decoded only for devices that are drawn, because there may be thousands.
   kept(key) {
     return bytesOf(this.seeds.get(key));
   }
 
-  // A GPU in MIG mode has no utilisation of its own: the mean of its instances, by compute slices.
+  // A GPU in MIG mode has no utilisation of its own: uses the mean of its instances, weighted by compute slices.
   keptOfParts(device) {
     const rows = device.parts.map((part) => [this.kept(`${device.uuid}/${part.id}`), part.weight]).filter(([row]) => row);
     if (!rows.length) return undefined;
@@ -136,11 +136,11 @@ function bytesOf(text) {
   try {
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   } catch {
-    return undefined; // no base64: nothing is known of it
+    return undefined; // invalid base64
   }
 }
 
-// How many steps nothing is known of, from the oldest on.
+// Returns the number of leading steps without data.
 function emptyAtFirst(seeds, slots) {
   let fewest = slots;
   for (const text of [...seeds.values()].slice(0, LOOKED_AT)) {
@@ -168,7 +168,7 @@ export class Sparkline {
     this.element = svg("svg", { ...box, role: "img", "aria-label": label }, this.area, this.line);
   }
 
-  // A value for each step, oldest first; a lone one is a short dash.
+  // Draws one value per step, oldest first. A single value is a short dash.
   draw(values) {
     const width = WIDTH / values.length;
     let line = "";

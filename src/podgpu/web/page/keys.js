@@ -1,4 +1,4 @@
-// Arrow keys between GPUs, / for the filter, Escape to get out of whatever one is in.
+// Keyboard control: arrow keys move between GPUs, / focuses the filter, Escape closes the innermost open element.
 
 const MOVES = {
   ArrowRight: [1, 0],
@@ -30,7 +30,7 @@ export class Keys {
     main.addEventListener("focusin", (event) => this.choose(event.target.closest(SELECTOR)));
   }
 
-  // One of them is in the Tab order: the one last at, else the first.
+  // Exactly one GPU is in the Tab order: the last focused one, or the first.
   refresh() {
     if (!this.current?.isConnected || !this.main.contains(this.current)) this.choose(this.main.querySelector(SELECTOR));
   }
@@ -61,7 +61,7 @@ export class Keys {
     return key === "Home" ? all[0] : all[all.length - 1];
   }
 
-  // Sideways in reading order; up and down by where things are on the screen.
+  // Left and right follow the reading order; up and down follow the position on the screen.
   next(from, x, y) {
     const all = [...this.main.querySelectorAll(SELECTOR)];
     if (x) return all[all.indexOf(from) + x];

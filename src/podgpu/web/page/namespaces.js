@@ -1,4 +1,4 @@
-// What each namespace has, uses and costs.
+// Shows the GPUs, the usage and the cost of each namespace.
 
 import { writeHash } from "./criteria.js";
 import { h, setText } from "./dom.js";

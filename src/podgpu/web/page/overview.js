@@ -1,4 +1,4 @@
-// The head of the page: what is looked at, how fresh it is, whether anything is wrong, how many GPUs do what, what it costs.
+// The head of the page: name, age of the data, problems, number of GPUs by state, and cost.
 
 import { Alerts } from "./alerts.js";
 import { isList } from "./criteria.js";
@@ -21,7 +21,7 @@ const STATE_TEXT = { waiting: "Loading", live: "Live", old: "Old" };
 export const NO_FIGURES = "No figures yet";
 
 export class Overview {
-  // `onState`: called with the state that a total stands for.
+  // `onState` is called with the state of the total that was clicked.
   constructor(onState) {
     const total = (state, name) => new Total(state, name, onState);
     this.all = total("", "GPUs");
@@ -126,7 +126,7 @@ function stateText(feed) {
   return state === "old" && feed.age === undefined ? NO_FIGURES : `${STATE_TEXT[state]}${age}`;
 }
 
-// Green only while nothing at all is wrong; what is, is said in words too.
+// Green only if there is no problem; problems are also shown as text.
 function healthOf(devices, alerts, totals) {
   const grave = alerts.severity === "broken" || devices.some((device) => device.severity === "broken");
   const level = grave ? "broken" : "warning";
@@ -156,7 +156,7 @@ class Total {
   }
 }
 
-// A figure that filters nothing. `href`: where there is more of it.
+// A total that is not a filter. `href` links to more details.
 class Plain {
   constructor(name, kind, href) {
     this.value = h("span", { class: "total-value" });

@@ -1,4 +1,4 @@
-// A pod's own view: every GPU it holds, wherever, with its figures and their history.
+// The view of one pod: all GPUs that it holds, with their values and history.
 
 import { noneText, Question } from "./ask.js";
 import { podDevices, RANGES, writeHash } from "./criteria.js";
@@ -31,7 +31,7 @@ export class PodView {
     this.past.forget();
   }
 
-  // `back`: where "All GPUs" leads.
+  // `back` is the target of "All GPUs".
   show(devices, criteria, back) {
     setAttribute(this.back, "href", back);
     const path = criteria.pod;
@@ -74,7 +74,7 @@ function lineName({ node, index, uuid, instance }, withNode) {
   return `${withNode ? `${plain(node ?? "")} ` : ""}${gpu}${part}`;
 }
 
-// A namespace has no slash; a name that breaks the rules may have.
+// A namespace has no slash, but an invalid name may have one.
 function splitPath(path) {
   const at = path.indexOf("/");
   return at < 0 ? ["", path] : [path.slice(0, at), path.slice(at + 1)];
@@ -109,7 +109,7 @@ function gpuText(amount) {
   return `${parts(amount)} ${amount === 1 ? "GPU" : "GPUs"}`;
 }
 
-// To all GPUs that pods of the same owner hold.
+// Links to all GPUs held by pods of the same owner.
 function ownerLink({ namespace, owner }) {
   return h("a", { href: writeHash({ ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
 }

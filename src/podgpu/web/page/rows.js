@@ -1,4 +1,4 @@
-// Who holds a GPU, or a part of it: a row for each.
+// Shows a row for each holder of a GPU or of a part of it.
 
 import { gpuHash, podHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
@@ -23,7 +23,7 @@ export class Rows {
   }
 }
 
-// Every instance with whoever holds it, then whoever holds the GPU itself; of what is gone, who held it last.
+// Lists the holders of each instance, then the holders of the GPU itself, or the last holders of a missing GPU.
 function rowsOf(device, chosen) {
   const rows = [];
   for (const part of device.parts) {
@@ -46,7 +46,7 @@ export function holderText(device) {
   return freeText(!device.mayWork);
 }
 
-// Kept from picture to picture, so that a link that has the focus does not lose it.
+// Rows are reused after updates, so that a focused link keeps the focus.
 class Row {
   constructor() {
     this.profile = h("a", { class: "profile" });
@@ -78,7 +78,7 @@ class Row {
     const since = holder?.use === "idle" ? holder.idleSince : undefined;
     const idle = alone || device.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
     showText(this.idle, idle);
-    const isPast = device.absent || device.old; // what it used is not of now
+    const isPast = device.absent || device.old; // its usage is out of date
     const repeats = isPast || (alone && (device.utilization !== undefined || holder?.utilization === undefined));
     showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(device, holder)));
     showText(this.memory, alone || isPast ? "" : memory(holder.memory ?? holder.part?.memoryUsed));

@@ -1,4 +1,4 @@
-// A table that is sorted by a click on a column's name; how it is sorted stands in the address.
+// A table that is sorted by a click on a column title; the order is stored in the address.
 
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { plural, UNKNOWN } from "./format.js";
@@ -8,7 +8,7 @@ const AT_ONCE = 200;
 // Columns: name, title, value(row) and, for all but texts, write(value). The first is the row's name; `link(row)` of it
 // is where it leads. `isWarm(value)`: worth a colour.
 export class Table {
-  // `onOrder`: called with how it is to be sorted: a column's name, with a - before it when the smallest come first.
+  // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
   constructor(label, onOrder) {
     this.rows = new Map();
     this.limit = AT_ONCE;
@@ -36,7 +36,7 @@ export class Table {
     return this.order === first ? (first === name ? `-${name}` : name) : first;
   }
 
-  // `keyOf(row)`: what it is kept by from picture to picture, so that a link that has the focus does not lose it.
+  // `keyOf(row)` identifies a row across updates, so that a focused link keeps the focus.
   show(rows, columns, order, keyOf) {
     this.shown = [rows, columns, order, keyOf];
     const names = columns.map((column) => column.name).join();
@@ -79,7 +79,7 @@ export class Table {
     return element;
   }
 
-  // What is shown, as tab-separated lines for a spreadsheet: all rows, in their order.
+  // Returns all rows in their order as tab-separated lines for a spreadsheet.
   asText() {
     const cell = (text) => text.replace(/[\t\n]/g, " ");
     const lines = this.ordered.map((row) => this.columns.map((column) => cell(textOf(column, row))).join("\t"));
@@ -97,7 +97,7 @@ function textOf(column, row) {
   return column.write ? column.write(value) : plain(value);
 }
 
-// What is not known comes last in either direction.
+// Unknown values come last in both directions.
 function ordered(rows, by, isUp) {
   const sign = isUp ? 1 : -1;
   const isKnown = (value) => value !== undefined && value !== "";

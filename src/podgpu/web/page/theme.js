@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it; remembered in this browser.
+// Light, dark, or the system's theme; stored in this browser.
 
 const KEY = "podgpu-theme";
 const ORDER = ["auto", "light", "dark"];
@@ -23,7 +23,7 @@ function remembered() {
     const theme = localStorage.getItem(KEY);
     return ORDER.includes(theme) ? theme : "auto";
   } catch {
-    return "auto"; // storage is forbidden here
+    return "auto"; // storage is disabled
   }
 }
 
@@ -31,6 +31,6 @@ function remember(theme) {
   try {
     localStorage.setItem(KEY, theme);
   } catch {
-    // storage is forbidden here: it holds until the page is closed
+    // storage is disabled: the theme is used until the page is closed
   }
 }

@@ -1,4 +1,4 @@
-// One GPU: its figures, what is wrong with it, and whoever holds it or a part of it.
+// The tile of one GPU: its values, its problems and its holders.
 
 import { conditionTitle } from "./conditions.js";
 import { gpuHash } from "./criteria.js";
@@ -57,7 +57,7 @@ export class Tile {
     setText(this.node, showNode ? plain(device.node) : "");
     this.updateBadge(device, now);
     this.troubles.show(device, now);
-    const isGone = device.absent || device.gone; // it has no figures that are of now
+    const isGone = device.absent || device.gone; // it has no up-to-date values
     for (const element of [this.load, this.bar, this.figures, this.gauge]) element.hidden = isGone;
     if (!isGone) this.updateFigures(device);
     this.rows.show(device, { chosen: this.chosen, now, cost: this.context.currency() });
@@ -96,7 +96,7 @@ function classOf(device, showNode) {
   return `tile is-${device.colour}${severity}${device.old ? " is-old" : ""}${showNode ? " has-node" : ""}`;
 }
 
-// What is wrong, since when, and what to do about it.
+// Shows each problem, since when it exists, and what to do.
 export class Troubles {
   constructor() {
     this.element = h("ul", { class: "troubles" });
@@ -141,7 +141,7 @@ class Figure {
   }
 }
 
-// The bar: a MIG GPU's instances side by side, each filled by its own use; of a shared GPU whose use is whose.
+// The bar: MIG instances side by side, each filled by its usage; for a shared GPU, the usage of each holder.
 function segments(device, own) {
   if (device.parts.length) {
     return device.parts.map((part) => {
@@ -172,7 +172,7 @@ export function idleText(device, now) {
   return device.idleSince ? `idle ${duration(now - device.idleSince)}` : "idle";
 }
 
-// Made once for each device of a picture: there are thousands, and filters show them again and again.
+// Created once per device and update, because there may be thousands and filters show them repeatedly.
 export function labelOf(device, now) {
   device.label ??= label(device, now);
   return device.label;

@@ -1,4 +1,4 @@
-// Tiles by node, or in one run when they are sorted. More are added as one scrolls: thousands at once help nobody.
+// Tiles grouped by node, or ungrouped if they are sorted. More tiles are added on scrolling, to keep the page fast.
 
 import { goneText } from "./conditions.js";
 import { groupedByNode } from "./criteria.js";
@@ -29,7 +29,7 @@ export class Tiles {
     this.render();
   }
 
-  // `nodes`: name -> the picture's node. `byNode`: under headings, else in the order given.
+  // `nodes` maps names to nodes of the view. `byNode` groups the tiles under headings.
   show(devices, nodes, byNode, anew) {
     if (anew) this.limit = AT_ONCE;
     this.shown = { devices, nodes, byNode };
@@ -62,7 +62,7 @@ export class Tiles {
     return section;
   }
 
-  // Tiles that are no longer shown are used again: making one costs more than filling it.
+  // Reuses tiles that are no longer shown, because creating one is slower than filling it.
   spare(devices) {
     const wanted = new Set(devices.map((device) => device.key));
     const unused = [...this.tiles].filter(([key]) => !wanted.has(key)).map(([, tile]) => tile);

@@ -22,7 +22,7 @@ const KINDS = {
 };
 
 export class Timeline {
-  // `hashOf(criteria)`: what stands in the address beside the range.
+  // `hashOf(criteria)` returns the address for a range.
   constructor(hashOf) {
     this.hashOf = hashOf;
     this.ways = RANGES.map((range) => h("a", {}, range));
@@ -56,7 +56,7 @@ export class Timeline {
     });
   }
 
-  // Nothing to draw, and why.
+  // Shows a message instead of charts.
   showNone(text) {
     this.plot.hidden = this.markSection.hidden = true;
     setText(this.about, text);
@@ -150,7 +150,7 @@ export class Timeline {
     this.read(Math.min(last, Math.max(0, next)), true);
   }
 
-  // Shows the values of one step in every chart's head; undefined: nothing is pointed at.
+  // Shows the values at `step` above every chart. `step` is undefined if the pointer is elsewhere.
   read(step, isSpoken = false) {
     this.at = step;
     this.cursor.hidden = step === undefined;
@@ -168,7 +168,7 @@ export class Timeline {
   }
 }
 
-// A server that has just started knows the last minutes of a day: they have the whole width.
+// If a server has just started, most of the range is empty: shows only the part with data.
 function trimmed(answer, devices) {
   const all = devices.flatMap(({ series }) => Object.values(series ?? {}).filter(Array.isArray));
   const steps = largest(all.map((values) => values.length));
@@ -187,7 +187,7 @@ function largest(values) {
   return values.reduce((most, value) => Math.max(most, value), 0);
 }
 
-// The next of 1, 2, 3, 4, 5, 6, 8 times a power of ten that is large enough.
+// Rounds up to 1, 1.5, 2, 2.5, 3, 4, 5, 6 or 8 times a power of ten.
 function rounded(most, unit) {
   const amount = most / unit;
   if (amount <= 0) return unit;
@@ -213,7 +213,7 @@ function lanesOf(holders) {
   return [...lanes.values()];
 }
 
-// Whole minutes and hours of the clock on the wall.
+// Returns ticks at whole minutes and hours of local time.
 function ticksOf({ from, to }) {
   const step = TICK_SECONDS.find((seconds) => (to - from) / seconds <= MOST_TICKS) ?? 86400;
   const shift = new Date(from * 1000).getTimezoneOffset() * 60;

@@ -9,7 +9,7 @@ export function amountsOf(device) {
   return { ...amounts, allocated, free: allocated > 1 - 1e-9 ? 0 : 1 - allocated };
 }
 
-// `priced`: there are prices.
+// `priced`: prices are configured.
 export function totalsOf(devices, priced) {
   const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, freeBroken: 0, freeBusy: 0, old: 0 };
   const [power, cost, wasted, busy] = [new Sum(), new Sum(), new Sum(), new Sum()];
@@ -42,7 +42,7 @@ export function totalsOf(devices, priced) {
   };
 }
 
-// Rounded to the hundredth of a GPU. The largest remainders are rounded up, so that the rounded parts add up too.
+// Rounds to hundredths of a GPU. Rounds the largest remainders up, so that the rounded parts add up.
 function written(totals) {
   const parts = USES.map((use) => totals[use] * 100);
   const whole = parts.map((part) => Math.floor(part + 1e-7));

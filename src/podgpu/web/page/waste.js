@@ -1,4 +1,4 @@
-// Who holds GPUs and lets them idle, by hours and money: to sort, to copy, as CSV.
+// Shows idle GPU time by holder, in hours and money, as a table that can be sorted, copied and downloaded as CSV.
 
 import { noneText, Question } from "./ask.js";
 import { podHash, WASTE_BY, wordsOf, writeHash } from "./criteria.js";
@@ -11,7 +11,7 @@ const TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const MISSING = "This server keeps no account of waste: its podgpu is older than this page.";
 
 export class Waste {
-  // `context`: now(). `onOrder`: called with how the table is to be sorted.
+  // `context` has now(). `onOrder` is called with the new order of the table.
   constructor(context, onOrder, onAnswer) {
     this.context = context;
     this.question = new Question(onAnswer);
@@ -59,7 +59,7 @@ export class Waste {
   }
 }
 
-// Only pages that came over TLS, or from this machine, have a clipboard; for the others the old way still works.
+// The clipboard API needs TLS or localhost. Otherwise, uses the deprecated copy command.
 async function written(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -147,7 +147,7 @@ function nameColumn(by) {
   return { name: "owner", title: "Owner", value: (row) => ownerText(row) ?? podText(row), link: owner };
 }
 
-// A pod that nothing made stands for itself, and so does what is no pod.
+// A pod without an owner, or a holder that is not a pod, is its own group.
 function podText(row) {
   if (row.pod) return row.pod;
   if (row.job) return `job ${row.job}`;
