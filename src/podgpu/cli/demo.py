@@ -126,7 +126,7 @@ def run_demo(
 
 
 def _print_overview(bound: Sequence[Address], first: Agent, script: Sequence[Act]) -> None:
-    click.echo("All figures come from a simulated driver.\n")
+    click.echo("All values come from a simulated driver.\n")
     click.echo(f"  the cluster  {bound[-1].url}/          a page; {bound[-1].url}/metrics")
     click.echo(f"  node-1       {bound[0].url}/          a page; {bound[0].url}/metrics, /health, /ready")
     for number, address in enumerate(bound[1:-1], start=2):

@@ -18,7 +18,7 @@ from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
 
-_CHANGES = {"kubernetes": {"help": "Check pod labels. Default: if the kubelet's socket exists."}}
+_CHANGES = {"kubernetes": {"help": "Check pod labels. Default: true if the kubelet's socket exists."}}
 DOCTOR_OPTIONS = (
     *hide(pick_options((option.flag for option in EXPORTER_OPTIONS), _CHANGES)),
     Option(

@@ -113,11 +113,11 @@ def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
     if textfile.path.suffix != ".prom":
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
-        _refuse_same(source.path, str(textfile.path))
+        _check_paths(source.path, str(textfile.path))
     return source, textfile
 
 
-def _refuse_same(source: str, out: str) -> None:
+def _check_paths(source: str, out: str) -> None:
     if os.path.realpath(source) == os.path.realpath(out) or (
         os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out)
     ):

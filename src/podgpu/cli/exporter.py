@@ -122,7 +122,7 @@ def parse_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
     engine = None
     is_set = ctx.get_parameter_source("remote_hostengine_info") is not ParameterSource.DEFAULT
     if is_set and options["remote_hostengine_info"]:
-        from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is rarely needed
+        from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
 
         engine = parse_address(options["remote_hostengine_info"])
     parse_selection(options["switch_devices"], "-s")

@@ -129,7 +129,7 @@ def _choose_glyphs(colour: bool) -> Glyphs:
 
 
 def _run(feed: Feed, controls: Controls) -> int:
-    from podgpu.top.live import show_live  # imports rich, which is slow
+    from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
 
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -149,7 +149,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     if size:  # the totals are not printed for scripts
         printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns, glyphs))
     if colour and size:
-        from podgpu.top.live import Painter  # imports rich, which is slow
+        from podgpu.top.live import Painter  # imports rich, which is needed only on a terminal
 
         Painter(sys.stdout, colour).print(printed, size)
     else:
