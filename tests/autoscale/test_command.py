@@ -39,7 +39,7 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "podgpu autoscale needs somewhere to read from: give exactly one of"),
+        ([], "podgpu autoscale needs a source: give exactly one of"),
         ([*SCRAPE, "--keda-address", ":9411"], "can be reached by other machines"),
         ([*SCRAPE, "--keda-address", "0.0.0.0:9411", "--keda-namespaces", "a"], "can be reached by other machines"),
         ([*SCRAPE, "--keda-cert-file", "/x"], "need all of --keda-cert-file"),
@@ -47,10 +47,10 @@ def _logging_as_it_was() -> Iterator[None]:
         ([*SCRAPE, "--keda-address", "none"], "there is nothing to serve"),
         ([*SCRAPE, "--api-address", ":6443"], "needs a certificate"),
         ([*SCRAPE, "--api-address", ":6443", "--api-cert-file", "/x"], "alone is not enough"),
-        ([*SCRAPE, "--api-address", ":6443", "--api-service", "a/b", *CERTIFICATE], "keep one"),
+        ([*SCRAPE, "--api-address", ":6443", "--api-service", "a/b", *CERTIFICATE], "cannot be combined"),
         (
             [*SCRAPE, "--api-address", ":6443", "--api-service", "b", "--kubeconfig", "KUBECONFIG"],
-            "write NAMESPACE/NAME",
+            "must be NAMESPACE/NAME",
         ),
         ([*SCRAPE, "--api-address", ":6443", *CERTIFICATE, "--kubeconfig", "KUBECONFIG"], "/nowhere.crt"),
         ([*SCRAPE, "--api-service", "a/b"], "needs --api-address"),

@@ -36,8 +36,8 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "needs somewhere to read from: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and"),
-        (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape do not go together"),
+        ([], "needs a source: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and"),
+        (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape cannot be combined"),
         (["--scrape", "htp://a"], "--scrape 'htp://a': is not a URL of an HTTP server; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
         (["--prometheus", "nowhere"], "--prometheus 'nowhere': is not a URL of an HTTP server; write HOST:PORT"),
@@ -143,7 +143,7 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
     [
         (["--cluster", "x"], "is not a URL of an HTTP server; write HOST:PORT"),
         (["--cluster", "x:99999"], "is not a URL of an HTTP server; write HOST:PORT"),
-        (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
+        (["--cluster", "http://a", "--url", "http://b"], "give one of them"),
         (["--cluster", "http://a", "--kubernetes"], "cannot be combined with --cluster"),
     ],
 )

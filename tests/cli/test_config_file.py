@@ -114,11 +114,11 @@ def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--watch-max-keep-age", "0s"], "neither age nor number"),
+        (["--watch-max-keep-age", "0s"], "kept without limit"),
         (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
         (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
         (["--max-concurrent-scrapes", "0"], "from 1 to"),
-        (["--web-read-timeout", "0s"], "out of range"),
+        (["--web-read-timeout", "0s"], "must be from 100"),
         (["--web-write-timeout", "soon"], "not a duration"),
     ],
 )

@@ -99,9 +99,9 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
         ),
         ("version: 2\ncollections: []", "collections: expected `array` of length >= 1"),
         ("version: 2\ncollections: [{name: a, metrics: {include: [A]}}]", "missing required field `every`"),
-        (COLLECTION.format("0"), "collections[0].every: '0' is out of range"),
+        (COLLECTION.format("0"), "collections[0].every: '0' must be from 100ms to 24h"),
         (COLLECTION.format("-1s"), "not a duration"),
-        (COLLECTION.format("25h"), "out of range"),
+        (COLLECTION.format("25h"), "must be from 100"),
         (COLLECTION.format("30"), "not a duration"),
         (
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"

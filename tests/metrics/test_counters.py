@@ -55,7 +55,7 @@ def test_valid_files(text: str, row: tuple[str, str, str]) -> None:
         (",gauge,x", 1, "first cell is empty"),
         (f"{TEMP},gague,x", 1, "unknown type 'gague': use gauge, counter"),
         (f"{CLOCK},gauge,x\n{TEMP}", 2, "found 1 cell(s): add"),
-        (f"{TEMP},gauge,x,y", 1, "found 4 cells: put a help text that has commas"),
+        (f"{TEMP},gauge,x,y", 1, "found 4 cells: put double quotes around a help text"),
         (f"{CLOCK},gauge,x\n   \n", 2, "blank cell(s): leave the line empty"),
         (f"{CLOCK},gauge,x\n # no\n", 2, "a comment needs its # in the first column"),
         (f'{TEMP}, gauge, "a, b"', 1, "directly after the comma"),

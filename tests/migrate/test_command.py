@@ -312,7 +312,7 @@ def test_what_is_no_such_file_is_said(
         (["--in-place", "-"], "--in-place"),
         (["--in-place", "--expr", "x"], "--in-place"),
         (["a", "b"], "--in-place"),
-        (["--in-place", "a", "./a"], "named twice"),
+        (["--in-place", "a", "./a"], "given twice"),
         (["--to", "5.0", "a"], "--to"),
         (["/nowhere/rules.yaml"], "does not exist"),
         (["/"], "is a directory"),

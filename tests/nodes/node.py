@@ -19,7 +19,7 @@ import pytest
 from podgpu.agent.api_access import ApiAccess
 from podgpu.agent.assemble import build_exporter_agent
 from podgpu.agent.loop import Agent
-from podgpu.cli.exporter import command, resolved
+from podgpu.cli.exporter import command, resolve_options
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.options import normalize_arguments
 from podgpu.clock import Clock
@@ -273,7 +273,7 @@ def _agent(
         ctx = command.make_context("exporter", normalize_arguments(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"], settings=_PACE)
         time = Clock(clock.monotonic, clock.wall)
-        agent = build_exporter_agent(resolved(ctx, ctx.params), api, telemetry, time)
+        agent = build_exporter_agent(resolve_options(ctx, ctx.params), api, telemetry, time)
     try:
         if not description.api_away:
             wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")

@@ -1,4 +1,4 @@
-"""This room is the command `podgpu`: options, and which parts are put together. One file per command."""
+"""The command line of podgpu. Each command has its own module, which parses the options and starts the command."""
 
 from podgpu.cli.main import main
 

@@ -58,7 +58,7 @@ def _variable(flag: str) -> str:
 
 
 def _rename_variables(options: Iterable[Option]) -> tuple[Option, ...]:
-    """PODGPU_CLUSTER_* becomes PODGPU_AUTOSCALE_*, so that both commands can share an environment."""
+    """Replaces PODGPU_CLUSTER_* by PODGPU_AUTOSCALE_*, so that both commands can run in the same environment."""
     return tuple(
         replace(option, env=_variable(option.flag)) if option.env.startswith("PODGPU_CLUSTER_") else option
         for option in options
@@ -68,28 +68,41 @@ def _rename_variables(options: Iterable[Option]) -> tuple[Option, ...]:
 AUTOSCALE_PROMETHEUS = _rename_variables(PROMETHEUS_OPTIONS)
 AUTOSCALE_SCRAPE = _rename_variables(option for option in SCRAPE_OPTIONS if option.flag != "history-dir")
 AUTOSCALE_OPTIONS: tuple[Option, ...] = (
-    _option("probe-address", ":9410", "Plain HTTP address for probes and its own metrics.", group=COMMON),
+    _option(
+        "probe-address", ":9410", "HTTP address of the probes and of podgpu autoscale's own metrics.", group=COMMON
+    ),
     _option(
         "keda-address",
         "127.0.0.1:9411",
-        "Address of KEDA's external scaler (gRPC), or none. Other than local addresses need client certificates.",
+        "Address of the external scaler for KEDA (gRPC), or none. Addresses other than localhost need client"
+        " certificates.",
     ),
-    _option("keda-cert-file", "", "Certificate (PEM) of that listener; reloaded when it changes."),
+    _option("keda-cert-file", "", "Certificate (PEM) of --keda-address; reloaded when it changes."),
     _option("keda-key-file", "", "Key of --keda-cert-file."),
-    _option("keda-client-ca-file", "", "CA of KEDA's client certificate."),
-    _option("keda-client-name", "", "Accepted names in client certificates, NAME,NAME,…. Default: any."),
-    _option("keda-namespaces", "", "Namespaces that are answered without client certificates, NAME,NAME,…."),
+    _option("keda-client-ca-file", "", "CA certificates (PEM) that verify KEDA's client certificate."),
+    _option("keda-client-name", "", "Names accepted in client certificates: NAME,NAME,…. Default: any."),
+    _option("keda-namespaces", "", "Namespaces to serve without client certificates: NAME,NAME,…."),
     _option("api-address", "none", "Address of the custom metrics API (HTTPS), such as :6443, or none."),
-    _option("api-cert-file", "", "Its certificate (PEM) for SERVICE.NAMESPACE.svc; reloaded when it changes."),
+    _option(
+        "api-cert-file", "", "Certificate (PEM) of --api-address, for SERVICE.NAMESPACE.svc; reloaded when it changes."
+    ),
     _option("api-key-file", "", "Key of --api-cert-file."),
     _option(
         "api-service",
         "",
-        "NAMESPACE/NAME of its Service: podgpu creates its own certificate and updates its APIServices.",
+        "NAMESPACE/NAME of the Service of --api-address. podgpu then creates the certificate and updates the"
+        " APIServices.",
     ),
-    _option("unregister", "false", "Remove podgpu's APIServices and exit. Do this before uninstalling.", "bool"),
+    _option(
+        "unregister", "false", "Remove podgpu's APIServices and exit. Run this before uninstalling podgpu.", "bool"
+    ),
     _option("external-metrics", "false", "Also serve the external metrics API, which KEDA usually provides.", "bool"),
-    _option("longest-window", "10m", "Longest window that can be requested; samples are kept that long.", "duration"),
+    _option(
+        "longest-window",
+        "10m",
+        "Longest averaging window that can be requested. Samples are kept for this time.",
+        "duration",
+    ),
     *AUTOSCALE_PROMETHEUS,
     *AUTOSCALE_SCRAPE,
     *_rename_variables(option for option in VIEW_OPTIONS if option.flag in _FROM_VIEW),
@@ -102,22 +115,22 @@ AUTOSCALE_OPTIONS: tuple[Option, ...] = (
     AUTOSCALE_OPTIONS,
     (
         "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu --keda-namespaces serving",
-        "for a KEDA on this machine, fed by the exporters themselves",
+        "serve KEDA on this machine, with metrics read from the exporters",
     ),
     (
         "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
-        "the custom metrics API behind the Service podgpu-autoscale, with a certificate of its own",
+        "serve the custom metrics API of the Service podgpu-autoscale, with a certificate created by podgpu",
     ),
     (
         "podgpu autoscale --unregister --api-service podgpu/podgpu-autoscale",
-        "remove its APIServices, before anything else of it is uninstalled",
+        "remove podgpu's APIServices before uninstalling it",
     ),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Provide GPU metrics to KEDA (external scaler) and to the HPA (custom metrics API).
 
-    Give exactly one of --prometheus, --scrape and --discover-kubernetes. Needs the API server for the running pods.
+    Give exactly one of --prometheus, --scrape and --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
     probe_address = parse_address(options["probe_address"], PROBE_OPTION)
@@ -192,7 +205,7 @@ def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Calla
     names, namespaces = _split_names(options["keda_client_name"]), _split_names(options["keda_namespaces"])
     if all(files):
         if namespaces:
-            raise UsageError("--keda-namespaces applies only without client certificates: leave it out")
+            raise UsageError("--keda-namespaces applies only without client certificates: remove it")
         certificate, key, client_ca = (Pem(file=file) for file in files)
         tls = KedaTls(certificate, key, client_ca)
         return address, KedaCallers(by_certificate=True, names=names), tls.make_credentials
@@ -205,10 +218,10 @@ def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Calla
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by other machines, "
             "and any client can claim any namespace: give --keda-cert-file, --keda-key-file and --keda-client-ca-file, "
-            "listen on 127.0.0.1, or turn it off with none"
+            "listen on 127.0.0.1, or set it to none"
         )
     if not namespaces:
-        _log.warning("%s: without client certificates and --keda-namespaces no namespace is served", KEDA_OPTION)
+        _log.warning("%s: no namespace is served: give client certificates or --keda-namespaces", KEDA_OPTION)
     return address, KedaCallers(by_certificate=False, namespaces=namespaces), None
 
 
@@ -233,7 +246,9 @@ def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
     if len(given) == 1:
         raise UsageError(f"{given[0]} alone is not enough: give --api-cert-file and --api-key-file")
     if given and service:
-        raise UsageError(f"{given[0]} and --api-service: use a certificate from files, or podgpu's own; keep one")
+        raise UsageError(
+            f"{given[0]} and --api-service cannot be combined: use certificate files, or podgpu's own certificate"
+        )
     if not given and not service:
         raise UsageError(
             f"{API_OPTION} needs a certificate: --api-cert-file and --api-key-file, or --api-service NAMESPACE/NAME "
@@ -274,19 +289,19 @@ def _make_api(options: Mapping[str, Any], address: Address, config: ApiConfig, s
 
 
 def api_services(external: bool) -> tuple[str, ...]:
-    """Names of podgpu's APIServices."""
+    """Returns the names of podgpu's APIServices."""
     custom = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
     return (*custom, f"{EXTERNAL_VERSION}.{EXTERNAL_GROUP}") if external else custom
 
 
 def unregister(options: Mapping[str, Any]) -> None:
-    """Removes podgpu's APIServices and leaves others alone. Raises StartError."""
+    """Removes podgpu's APIServices, but not those of other Services. Raises StartError."""
     service, config = _parse_service(options["api_service"]), require_config(options["kubeconfig"])
 
     async def remove_all() -> None:
         async with ApiClient(config) as client:
             for name in api_services(options["external_metrics"]):
-                _log.info("the APIService %s: %s", name, await remove_api_service(client, name, service))
+                _log.info("APIService %s: %s", name, await remove_api_service(client, name, service))
 
     try:
         asyncio.run(remove_all())
@@ -298,7 +313,7 @@ def unregister(options: Mapping[str, Any]) -> None:
 def _parse_service(text: str) -> ServiceName:
     namespace, slash, name = text.partition("/")
     if not slash or not namespace or not name or "/" in name or not text.isascii():
-        raise UsageError(f"--api-service {text!r}: write NAMESPACE/NAME of the Service")
+        raise UsageError(f"--api-service {text!r}: must be NAMESPACE/NAME of the Service")
     return ServiceName(namespace, name)
 
 

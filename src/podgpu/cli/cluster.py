@@ -48,9 +48,9 @@ def _option(flag: str, default: str, text: str, kind: str = "text", *, group: st
 
 
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
-    _option("prometheus", "", "Read from this server with Prometheus' HTTP API: HOST:9090 or a URL."),
+    _option("prometheus", "", "Read from this server, which has Prometheus' HTTP API: HOST:9090 or a URL."),
     _option("match", "", 'Label matchers added to every query, such as cluster="a".', group=ACCESS),
-    _option("prometheus-ca-file", "", "CA certificates (PEM) of the server.", group=ACCESS, common=False),
+    _option("prometheus-ca-file", "", "CA certificates (PEM) that verify the server.", group=ACCESS, common=False),
     _option(
         "prometheus-insecure-skip-verify",
         "false",
@@ -62,52 +62,61 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     _option(
         "prometheus-username",
         "",
-        "Basic auth at the server; with --prometheus-password-file.",
+        "User name for basic authentication; needs --prometheus-password-file.",
         group=ACCESS,
         common=False,
     ),
     _option(
         "prometheus-password-file",
         "",
-        "File with the password of --prometheus-username, read for every query.",
+        "File with the password of --prometheus-username. It is read for every query.",
         group=ACCESS,
         common=False,
     ),
     _option(
         "prometheus-token-file",
         "",
-        "File with a bearer token for the server, read for every query.",
+        "File with a bearer token for the server. It is read for every query.",
         group=ACCESS,
         common=False,
     ),
     _option("prometheus-tenant", "", "Tenant, sent as X-Scope-OrgID (Mimir, Cortex).", group=ACCESS, common=False),
 )
 SCRAPE_OPTIONS: tuple[Option, ...] = (
-    _option("scrape", "", "Read these exporters: HOST:9400,… or URLs."),
+    _option("scrape", "", "Read from these exporters: HOST:9400,… or URLs."),
     _option(
         "discover-kubernetes",
         "",
-        "Read the endpoints of Services with these labels: [NAMESPACE/]SELECTOR, such as"
+        "Read from the endpoints of Services with these labels: [NAMESPACE/]SELECTOR, such as"
         " monitoring/app.kubernetes.io/name=podgpu.",
     ),
     _option("history-dir", "", "Store history in this directory (docs/cluster.md#history).", group=USAGE),
     *EXPORTER_ACCESS_OPTIONS,
 )
 VIEW_OPTIONS: tuple[Option, ...] = (
-    _option("interval", "15s", "How often nodes are read.", "duration"),
+    _option("interval", "15s", "Interval between readings of the nodes.", "duration"),
     _option(
         "stale-after",
         "45s",
-        "A node is stale if it was not read for this long. Stale nodes are left out of averages. Default: 3 intervals.",
+        "A node is stale if it was not read for this time. Averages do not include stale nodes. Default: 3 intervals.",
         "duration",
     ),
     _option(
         "node-label", "Hostname,hostname,node,instance", "Labels with the node's name; the first one present is used."
     ),
-    _option("used-field", "DCGM_FI_DEV_MEM_COPY_UTIL", "The field of used-GPU utilisation.", group=USAGE),
-    _option("window", "5m", "Window of the rolling average of used-GPU utilisation.", "duration", group=USAGE),
     _option(
-        "idle-after", "30m", "A GPU that is held and idle for longer than this is wasteful.", "duration", group=USAGE
+        "used-field",
+        "DCGM_FI_DEV_MEM_COPY_UTIL",
+        "DCGM field from which the utilisation of used GPUs is computed.",
+        group=USAGE,
+    ),
+    _option("window", "5m", "Window of the rolling average of the utilisation of used GPUs.", "duration", group=USAGE),
+    _option(
+        "idle-after",
+        "30m",
+        "An allocated GPU that is idle for longer than this is reported as wasteful.",
+        "duration",
+        group=USAGE,
     ),
     _option("prices", "", PRICES_HELP, group=USAGE),
     _option(
@@ -140,7 +149,7 @@ CLUSTER_OPTIONS: tuple[Option, ...] = (
     ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "read two nodes; open http://localhost:9401/"),
     (
         "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
-        "all nodes with an exporter, found through its Service",
+        "read all nodes that run an exporter, found by its Service",
     ),
     ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "read from Prometheus, with prices"),
 )
@@ -174,7 +183,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
 
 
 def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
-    """When a node is stale, and when it is dropped."""
+    """Returns the ages in seconds after which a node is stale, and after which it is removed."""
     is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
     stale_after = options["stale_after"] if is_set else _INTERVALS_FRESH * options["interval"]
     return stale_after, max(_DROP_AFTER, 2 * stale_after)
@@ -185,23 +194,29 @@ def check_backend(
     options: dict[str, Any],
     only_with: tuple[Sequence[Option], Sequence[Option]] = (PROMETHEUS_OPTIONS, SCRAPE_OPTIONS),
 ) -> None:
-    """`only_with`: options of Prometheus, and of scraping. Raises UsageError if they are mixed."""
+    """Checks that exactly one backend is chosen. Raises UsageError.
+
+    `only_with` are the options that apply only to Prometheus, and those that apply only to scraping.
+    """
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        problem = f"{flags} do not go together" if chosen else f"podgpu {ctx.command.name} needs somewhere to read from"
+        problem = f"{flags} cannot be combined" if chosen else f"podgpu {ctx.command.name} needs a source"
         raise UsageError(
             f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
             "--discover-kubernetes SELECTOR"
         )
     if chosen == ["prometheus"]:
-        _refuse(ctx, only_with[1], "--scrape or --discover-kubernetes")
+        _reject_options(ctx, only_with[1], "--scrape or --discover-kubernetes")
     else:
-        _refuse(ctx, only_with[0], "--prometheus")
+        _reject_options(ctx, only_with[0], "--prometheus")
 
 
-def _refuse(ctx: click.Context, others: Sequence[Option], backend: str) -> None:
-    """Raises UsageError for flags without effect. Environment variables may be meant for another command."""
+def _reject_options(ctx: click.Context, others: Sequence[Option], backend: str) -> None:
+    """Rejects flags that apply only to another backend.
+
+    Environment variables are ignored, because they may be meant for another command.
+    """
     for option in others:
         if ctx.get_parameter_source(option.parameter) is ParameterSource.COMMANDLINE:
             raise UsageError(f"--{option.flag} is used only with {backend}")
@@ -227,7 +242,7 @@ def _run(
 
 
 def _announce(bound: Address) -> None:
-    _log.info("listening on %s/metrics, the page is on %s/", bound.url, bound.url)
+    _log.info("listening on %s/metrics; the page is at %s/", bound.url, bound.url)
 
 
 def choose_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
@@ -245,7 +260,7 @@ def _prometheus_collector(options: Mapping[str, Any], settings: ViewSettings, st
         return PrometheusCollector(server, settings, keep_fields=settings.keep_fields, find_owners=find_owners)
 
     with _naming_option("--prometheus"):
-        make()  # reports wrong options at once
+        make()  # raises errors in the options at start
     return make
 
 
@@ -269,10 +284,12 @@ def _scrape_collector(options: Mapping[str, Any], settings: ViewSettings, stack:
     node_labels = _names(options["node_label"])
     targets, wait = _targets(options, access, stack)
     owners = _owners(options, stack)
-    notes = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without owners silently
+    notes = (
+        owners.notes if owners and options["owners"] == "api" else tuple
+    )  # with auto, missing owners are not reported
 
     def make() -> Collector:
-        """Called in the thread of the rounds: probes are answered while it waits for the API server."""
+        """Runs in the thread of the rounds, so that probes are answered while it waits for the API server."""
         wait()
         return ScrapeCollector(
             targets,
@@ -289,7 +306,7 @@ def _scrape_collector(options: Mapping[str, Any], settings: ViewSettings, stack:
 
 
 def _targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> tuple[Targets, Callable[[], None]]:
-    """Also returns a function that waits until they are known."""
+    """Returns the targets, and a function that waits until they are discovered."""
     if options["scrape"]:
         with _naming_option("--scrape"):
             return FixedTargets(options["scrape"].split(","), access), lambda: None
@@ -306,7 +323,7 @@ def _targets(options: Mapping[str, Any], access: Access, stack: ExitStack) -> tu
 
 
 def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
-    """auto does not use the kubeconfig of a user's home: that may be another cluster."""
+    """With auto, ~/.kube/config is not used, because it may belong to another cluster."""
     uses_api = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not uses_api):
         return None
@@ -317,7 +334,7 @@ def _owners(options: Mapping[str, Any], stack: ExitStack) -> ApiOwners | None:
 
 @contextmanager
 def _naming_option(option: str) -> Iterator[None]:
-    """Adds the option to a UsageError that names none."""
+    """Adds the option to a UsageError whose message does not begin with an option."""
     try:
         yield
     except UsageError as e:
@@ -327,5 +344,5 @@ def _naming_option(option: str) -> Iterator[None]:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise UsageError("--node-label is empty: write for example Hostname,hostname,node,instance")
+        raise UsageError("--node-label is empty: give at least one label, for example Hostname,hostname,node,instance")
     return names

@@ -1,6 +1,6 @@
 """Reads dcgm-exporter's YAML configuration, versions 1 (4.8.3) and 2 (4.8.4), and merges it into the options.
 
-Flags and environment variables override it.
+Flags and environment variables override the file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from podgpu.yaml_file import decode_yaml
 _MAX_BYTES = 256 * 1024
 _ALL_FIELDS = ["*"]
 _NO_LIMIT = (
-    "--watch-max-keep-age and --watch-max-keep-samples: neither age nor number of samples is limited: set one of them"
+    "--watch-max-keep-age and --watch-max-keep-samples are both 0, so samples are kept without limit: set one of them"
     " above 0"
 )
 
 
-def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options, with the rest of the file as `config`. Raises UsageError."""
+def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options merged with the file. Entries without an option are in `config`. Raises UsageError."""
     path = options["config_file"]
     config = _read(path) if path else ConfigFile("")
     values = {
@@ -51,17 +51,20 @@ def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
         raise UsageError(_NO_LIMIT)
     for collection in config.collections:
         if collection.retention.fill_from(retention).is_endless:
-            raise UsageError(f"{collection.place}: {collection.name}: {_NO_LIMIT}")
+            raise UsageError(
+                f"{collection.place}: collection {collection.name} keeps samples without limit: set a maximum age or"
+                " number of samples above 0"
+            )
     return merged
 
 
-def of_file_without_effect(options: dict[str, Any]) -> list[str]:
-    """Warnings about entries without effect."""
+def list_ignored_entries(options: dict[str, Any]) -> list[str]:
+    """Returns warnings about entries of the file that have no effect."""
     config: ConfigFile = options["config"]
     if not config.bind_unbind:
         return []
     where = f"{config.path}: sources.dcgm.detectBindUnbind"
-    return [f"{where} has no effect: podgpu always follows GPUs that appear and disappear"]
+    return [f"{where} has no effect: podgpu always detects GPUs that are added or removed"]
 
 
 def _is_set(ctx: click.Context, parameter: str) -> bool:
@@ -82,23 +85,23 @@ _Texts = Annotated[list[_Text], Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 
-class _GoDuration:  # not a dataclass: msgspec would decode that itself
+class _GoDuration:  # not a dataclass, because msgspec would not call `_decode_duration` for it
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
 
 class _Interval(_GoDuration):
-    """100 ms to 24 h."""
+    """A duration from 100 ms to 24 h."""
 
 
 def _decode_duration(kind: type, text: Any) -> _GoDuration:
     seconds = parse_go_duration(text) if isinstance(text, str) else None
     if seconds is None:
-        raise ValueError(f"{str(text)[:80]!a} is not a duration: write it as in 30s, 1m30s or 500ms")
+        raise ValueError(f"{str(text)[:80]!a} is not a duration such as 30s, 1m30s or 500ms")
     if kind is _GoDuration:
         return _GoDuration(seconds)
     if not 0.1 <= seconds <= 86_400:
-        raise ValueError(f"{text[:80]!a} is out of range: 100ms to 24h")
+        raise ValueError(f"{text[:80]!a} must be from 100ms to 24h")
     return _Interval(seconds)
 
 
@@ -199,13 +202,13 @@ class _Version(Struct):
 
 
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
-    """Raises UsageError, which names the file and the path inside it."""
+    """Parses the file. Raises UsageError with the path of the file and of the invalid entry."""
     version = decode_yaml(content, path, _Version).version
     if version == 1:
         return _read_v1(decode_yaml(content, path, _ConfigV1, _decode_duration), path)
     if version == 2:
         return _read_v2(decode_yaml(content, path, _ConfigV2, _decode_duration), path)
-    raise UsageError(f"{path}: version: must be 2, or 1 as in dcgm-exporter 4.8.3")
+    raise UsageError(f"{path}: version: must be 2, or 1 (dcgm-exporter 4.8.3)")
 
 
 def _read_v1(config: _ConfigV1, path: str) -> ConfigFile:
@@ -226,7 +229,7 @@ def _read_v1(config: _ConfigV1, path: str) -> ConfigFile:
 
 
 def _read_v2(config: _ConfigV2, path: str) -> ConfigFile:
-    """The collection of all fields sets interval and retention of fields that no other collection has."""
+    """The collection with include ['*'] sets interval and retention of all fields that are in no other collection."""
     dcgm = (config.sources or _SourcesV2()).dcgm or _DcgmV2()
     retention, interval = _retention_v2(config.sources), None
     collections = []
@@ -276,7 +279,7 @@ def _make(
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[Counter, ...]:
-    """If two names mean the same field, the first one counts, as in a counter file."""
+    """Returns the counters. If two rows have the same field, the first one is used, as in a counter file."""
     first: dict[int, Counter] = {}
     for number, row in enumerate(fields):
         try:

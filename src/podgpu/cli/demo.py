@@ -1,4 +1,4 @@
-"""`podgpu demo`: exporters on simulated GPUs, and the cluster view."""
+"""`podgpu demo`: runs exporters with simulated GPUs, and the cluster view."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from podgpu.web.node_page import node_recorder, node_waste
 from podgpu.web.sockets import Address, parse_address
 
 CLUSTER_OPTION = "--cluster-address"
-OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # of the nodes after the first
+OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
 DEMO_OPTIONS = (
     Option("address", "a", default=":9400", help="Address of the first node's exporter."),
     Option("cluster-address", default=":9401", help="Address of the cluster view."),
     Option("gpus", default="8xH100", help="GPUs of the first node, such as 2xA100,1xH100/7x1g.10gb."),
-    Option("calm", help="No faults, and no pods that start or end.", kind="flag"),
+    Option("calm", help="Simulate no faults and no pods that start or end.", kind="flag"),
     Option("prices", default=EXAMPLE, help=PRICES_HELP),
 )
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
@@ -92,7 +92,9 @@ def run_demo(
             count, socket = len(node.kubelet.pods), node.kubelet.socket
             click.echo(f"SIMULATED {node.name}: {spec}, {count} pods, kubelet on {socket}")
         exporters = [make_exporter(node, prices) for node in nodes]
-        with ThreadPoolExecutor(len(exporters)) as pool:  # each waits a second between its first two readings
+        with ThreadPoolExecutor(
+            len(exporters)
+        ) as pool:  # in parallel, because each waits a second between its first two readings
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         services = Several([part for each in exporters for part in (each.agent, each.recorder)])
         targets: list[str] = []
@@ -144,7 +146,7 @@ def _print_overview(bound: Sequence[Address], first: Agent, script: Sequence[Act
 
 
 class Director:
-    """Runs the events of the demo at their time."""
+    """Runs the scheduled events of the demo."""
 
     fatal: StartError | None = None
 
@@ -198,7 +200,7 @@ class DemoExporter(NamedTuple):
     prices: ReadPrices
 
     def application(self) -> web.Application:
-        """Closes connections while the node is down."""
+        """Builds the application, which closes connections while the simulated node is down."""
         waste = node_waste(self.agent, self.recorder, self.prices)
         app = application(self.agent, page=PageSources(self.recorder, self.prices, waste))
 
@@ -233,7 +235,7 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
 
 
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
-    """The owners of pods, which the API server provides in a cluster."""
+    """Returns the simulated owners of pods. In a cluster, they are read from the API server."""
     pods = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
     return {
         (namespace, pod): WorkloadOwner(*owner) for namespace, pod in pods if (owner := find_pod_owner(pod)) is not None

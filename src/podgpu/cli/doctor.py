@@ -1,4 +1,4 @@
-"""`podgpu doctor`: checks this node and says what to fix."""
+"""`podgpu doctor`: checks this node and prints what to fix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.config_file import of_file_without_effect, with_config_file
-from podgpu.cli.exporter import check_options, with_host_engine, without_effect
+from podgpu.cli.config_file import list_ignored_entries, merge_config_file
+from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS, hide, pick_options
 from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
@@ -50,10 +50,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         with quiet_logs(options["debug"]):
             return _print(options, check_autoscaling(options["kubeconfig"]))
     kubernetes_is_set = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
-    options, config_findings = _with_config_file(ctx, options)
+    options, config_findings = _merge_config_file(ctx, options)
     check_options(options)
-    options = with_host_engine(ctx, options)
-    ignored = (*without_effect(ctx), *of_file_without_effect(options))
+    options = parse_host_engine(ctx, options)
+    ignored = (*list_ignored_options(ctx), *list_ignored_entries(options))
     examination = NodeExamination(options, kubernetes_is_set)
     with closing(examination), quiet_logs(options["debug"]):
         findings = examination.run(config_findings, ignored)
@@ -65,13 +65,13 @@ def _print(options: dict[str, Any], findings: list[Finding]) -> int:
     return 1 if count(findings, Level.WRONG) else 0
 
 
-def _with_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """An invalid file becomes a finding; the other checks continue without it."""
+def _merge_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """Merges the configuration file. An invalid file becomes a finding, and the other checks run without it."""
     path = options["config_file"]
     try:
-        merged = with_config_file(ctx, options)
+        merged = merge_config_file(ctx, options)
     except UsageError as e:
         if not path:
             raise
-        return with_config_file(ctx, {**options, "config_file": ""}), [wrong(CONFIG_FILE, str(e))]
+        return merge_config_file(ctx, {**options, "config_file": ""}), [wrong(CONFIG_FILE, str(e))]
     return merged, []

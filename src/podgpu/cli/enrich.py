@@ -54,25 +54,26 @@ _CHANGES = {
     "kubernetes": {"default": "true"},
     "use-old-namespace": {"help": "Write pod_name, pod_namespace and container_name, as dcgm-exporter 1.x did."},
     "kubernetes-gpu-id-type": {
-        "help": "device-name: the kubelet's nvidia<N> is dcgm-exporter's label device (GKE without a driver here)."
+        "help": "device-name: match the kubelet's ids nvidia<N> with dcgm-exporter's label device (for GKE, if this"
+        " container has no driver)."
     },
 }
 
 
 ENRICH_OPTIONS = (
     Option("in", help="dcgm-exporter's metrics: HOST:9400, a URL, or the path of its file."),
-    Option("out", help="The file to write, in node_exporter's textfile directory; its name ends in .prom."),
+    Option("out", help="File to write, in node_exporter's textfile directory. Its name must end in .prom."),
     Option(
         "once",
         default="false",
-        help="Write once and exit. The exit code is 1 if nothing was written, or no source of holders could be read.",
+        help="Write once and exit. The exit code is 1 if nothing was written or no source of pod labels could be read.",
         kind="bool",
     ),
-    Option("interval", default="15s", help="How often the file is written.", kind="duration"),
+    Option("interval", default="15s", help="Interval between writes of the file.", kind="duration"),
     Option(
         "stale-after",
         default="75s",
-        help="Remove figures that could not be renewed for this long. Default: 5 intervals; never with --once.",
+        help="Remove metrics that could not be updated for this time. Default: 5 intervals; never with --once.",
         kind="duration",
     ),
     Option("mode", default="0644", help="Permissions of the file, in octal."),
@@ -86,11 +87,11 @@ ENRICH_OPTIONS = (
     ENRICH_OPTIONS,
     (
         "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
-        "the dcgm-exporter of this node, with pod labels",
+        "add pod labels to the metrics of this node's dcgm-exporter",
     ),
     (
         "podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom",
-        "the same from a file",
+        "read the metrics from a file",
     ),
     ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit"),
 )
@@ -122,12 +123,12 @@ def _refuse_same(source: str, out: str) -> None:
     ):
         raise UsageError(f"--in and --out are the same file, {out}: podgpu would read its own output")
     if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(os.path.dirname(out)):
-        _log.warning("--in and --out are in one directory: node_exporter will read every figure twice")
+        _log.warning("--in and --out are in the same directory: node_exporter will export every metric twice")
 
 
 def _mode(text: str) -> int:
     if not re.fullmatch(r"0?o?[0-7]{3}", text):
-        raise UsageError(f"--mode {text!r}: write permissions in octal, such as 0644")
+        raise UsageError(f"--mode {text!r}: must be permissions in octal, such as 0644")
     return int(text.removeprefix("0o"), 8)
 
 
@@ -171,11 +172,11 @@ def _open_enricher(
 
 
 def _run(enricher: Enricher, interval: float) -> None:
-    """Runs until SIGTERM or SIGINT. The file stays."""
+    """Runs until SIGTERM or SIGINT. The file is not removed at the end."""
     stopping = stop_on_signal()
     due = time.monotonic()
     while not stopping.is_set():
-        with suppress(SourceError, OutputError):  # already logged; the next turn tries again
+        with suppress(SourceError, OutputError):  # already logged; retried in the next turn
             enricher.turn()
         due = max(due + interval, time.monotonic())
         stopping.wait(due - time.monotonic())

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from podgpu.agent.api_access import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.agent.assemble import Options, build_exporter_agent
 from podgpu.agent.loop import Agent
-from podgpu.cli.config_file import of_file_without_effect, with_config_file
+from podgpu.cli.config_file import list_ignored_entries, merge_config_file
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.options import is_given, make_command
 from podgpu.cli.process import configure_logging
@@ -30,7 +30,7 @@ from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimi
 from podgpu.web.node_page import node_recorder, node_waste
 from podgpu.web.sockets import Address, open_systemd_sockets, parse_address
 
-if TYPE_CHECKING:  # loads bcrypt and YAML, which an exporter without --web-config-file does not need
+if TYPE_CHECKING:  # imports bcrypt and YAML, which are needed only with --web-config-file
     from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
@@ -47,17 +47,17 @@ _log = logging.getLogger("podgpu")
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
     configure_logging(options["log_format"], options["debug"])
-    options = resolved(ctx, options)
+    options = resolve_options(ctx, options)
     addresses = check_options(options)
     once = options["once"]
-    # --once checks these, too, so that problems show before the exporter is deployed.
     sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
+    # Also loaded with --once, so that errors in these files are found before deployment.
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
-    # The exporter must answer probes soon, even if the API server does not; --once can wait.
+    # The exporter must answer probes soon, even if the API server does not respond. With --once it can wait longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
         agent = build_exporter_agent(options, api)
-        for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
+        for sentence in (*list_ignored_options(ctx), *list_ignored_entries(options)):
             _log.warning("%s", sentence)
         if once:
             _print_once(agent)
@@ -99,9 +99,9 @@ def _serve(
     )
 
 
-def resolved(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options and checks DCGM's. Raises UsageError."""
-    return with_host_engine(ctx, with_config_file(ctx, options))
+def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Merges the configuration file into the options and checks DCGM's options. Raises UsageError."""
+    return parse_host_engine(ctx, merge_config_file(ctx, options))
 
 
 def check_options(options: Mapping[str, Any]) -> ListenAddresses:
@@ -113,16 +113,16 @@ def check_options(options: Mapping[str, Any]) -> ListenAddresses:
         parse_address(probes, PROBE_OPTION) if probes else None,
     )
     if gpu_manager and not options["gpu_manager_metrics"]:
-        raise UsageError(f"{GPU_MANAGER_OPTION} {gpu_manager}: needs --gpu-manager-metrics")
+        raise UsageError(f"{GPU_MANAGER_OPTION} {gpu_manager} needs --gpu-manager-metrics")
     return addresses
 
 
-def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Checks DCGM's options. A host engine is used only if -r is given."""
+def parse_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Checks DCGM's options and adds `host_engine`, which is None unless -r is given."""
     engine = None
     is_set = ctx.get_parameter_source("remote_hostengine_info") is not ParameterSource.DEFAULT
     if is_set and options["remote_hostengine_info"]:
-        from podgpu.gpu.dcgm.connection import parse_address  # loads the client of DCGM, which is optional
+        from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is rarely needed
 
         engine = parse_address(options["remote_hostengine_info"])
     parse_selection(options["switch_devices"], "-s")
@@ -130,8 +130,8 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
     return {**options, "host_engine": engine}
 
 
-def without_effect(ctx: click.Context) -> list[str]:
-    """Warnings about options without effect."""
+def list_ignored_options(ctx: click.Context) -> list[str]:
+    """Returns warnings about given options that have no effect."""
     ignored = (option for option in EXPORTER_OPTIONS if not option.works and is_given(ctx, option))
     return [f"--{option.flag} ({option.env}) has no effect: {option.help}" for option in ignored]
 
@@ -143,8 +143,6 @@ def _print_once(agent: Agent) -> None:
         print_out(published.fresh.plain)
         if not has_readings(published.state):
             failed = [source.message for source in published.state.sources if source.up is False]
-            raise StartError(
-                "no GPU could be read: " + ("; ".join(failed[:MOST_NAMED]) or "there is none on this node")
-            )
+            raise StartError("no GPU could be read: " + ("; ".join(failed[:MOST_NAMED]) or "this node has no GPU"))
     finally:
         agent.stop()

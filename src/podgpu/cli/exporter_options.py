@@ -42,14 +42,14 @@ EXPORTER_OPTIONS = _read_options()
 _BY_FLAG = {option.flag: option for option in EXPORTER_OPTIONS}
 PRICES_HELP = _BY_FLAG["prices"].help
 EXPORTER_ACCESS_OPTIONS = tuple(option for option in EXPORTER_OPTIONS if option.flag.startswith("exporter-"))
-"""How another exporter is read (--telemetry exporter:, enrich, cluster)."""
+"""Options for reading another exporter: --telemetry exporter:, enrich, cluster."""
 
 
 def pick_options(flags: Iterable[str], changes: Mapping[str, Mapping[str, object]] | None = None) -> list[Option]:
-    """The exporter's options with these flags, for another command; `changes` replaces members by flag."""
+    """Returns options of the exporter for another command. `changes` replaces members of the option with that flag."""
     return [replace(_BY_FLAG[flag], **(changes or {}).get(flag, {})) for flag in flags]  # type: ignore[arg-type]
 
 
 def hide(options: Iterable[Option]) -> list[Option]:
-    """The same options, shown by --help-all only."""
+    """Returns the same options, shown only by --help-all."""
     return [replace(option, common=False) for option in options]

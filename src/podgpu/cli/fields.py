@@ -16,8 +16,8 @@ _HEAD = ("id", "name", "unit", "mig", "from")
 @make_command(
     "fields",
     (),
-    ("podgpu fields", "all fields that a counter file can contain"),
-    ("podgpu fields power", "those with POWER in one of their names"),
+    ("podgpu fields", "list all fields that a counter file can contain"),
+    ("podgpu fields power", "list the fields with POWER in their names"),
 )
 @click.argument("pattern", required=False, default="", metavar="[TEXT]")
 def command(pattern: str) -> None:

@@ -22,28 +22,32 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("podgpu")
 _SHARED = ("path-proc", "debug", "log-format")
-_CHANGES = {"path-proc": {"help": "The host's /proc, whose driver/nvidia maps GPU numbers to UUIDs."}}
+_CHANGES = {"path-proc": {"help": "The host's /proc. driver/nvidia in it maps GPU numbers to UUIDs."}}
 
 HOOK_OPTIONS = (
-    Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "The runtime's NRI socket."),
+    Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "NRI socket of the container runtime."),
     Option(
         "podlist",
         "",
         "PODGPU_HOOK_PODLIST",
         DEFAULT_PATHS[0],
-        "The file to maintain. Mount its directory, not the file.",
+        "File to maintain. In a container, mount its directory, not the file.",
     ),
     Option(
         "inject",
         "",
         "PODGPU_HOOK_INJECT",
         "false",
-        "Set NVIDIA_VISIBLE_DEVICES of new containers from koordinator's annotation. Without it the hook changes"
-        " nothing.",
+        "Set NVIDIA_VISIBLE_DEVICES of new containers from koordinator's annotation. Without --inject, the"
+        " hook does not change containers.",
         "bool",
     ),
     Option(
-        "address", "a", "PODGPU_HOOK_LISTEN", "", "Address of its own metrics and probes, such as :9403. Default: none."
+        "address",
+        "a",
+        "PODGPU_HOOK_LISTEN",
+        "",
+        "Address of the hook's own metrics and probes, such as :9403. Default: none.",
     ),
     *pick_options(_SHARED, _CHANGES),
 )
@@ -53,17 +57,17 @@ HOOK_OPTIONS = (
     "hook",
     HOOK_OPTIONS,
     ("podgpu hook", "maintain podlist.json"),
-    ("podgpu hook -a :9403", "the same, with metrics and probes"),
+    ("podgpu hook -a :9403", "also serve metrics and probes"),
     (
         "podgpu hook --podlist /run/gpus/podlist.json --inject",
-        "another file; set NVIDIA_VISIBLE_DEVICES from koordinator's annotation",
+        "maintain another file, and set NVIDIA_VISIBLE_DEVICES from koordinator's annotation",
     ),
 )
 def command(**options: Any) -> None:
     """Maintain podlist.json: which container has which GPU, as reported by the container runtime (NRI).
 
-    Connects to the runtime's NRI socket, or uses the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
-    It only observes, unless --inject is given.
+    Connects to the runtime's NRI socket. If the runtime started the hook, its connection is used (NRI_PLUGIN_SOCKET).
+    Containers are not changed, unless --inject is given.
     """
     configure_logging(options["log_format"], options["debug"])
     file = _podlist(options["podlist"], options["path_proc"])
@@ -74,14 +78,14 @@ def command(**options: Any) -> None:
 def _address(text: str) -> Address | None:
     if not text:
         return None
-    from podgpu.web.sockets import parse_address  # the web server, for those who have a port only
+    from podgpu.web.sockets import parse_address  # imports the web server, which is needed only with --address
 
     return parse_address(text)
 
 
 def _podlist(path: str, proc: str) -> AtomicFile:
     if is_mount_point(path, os.path.join(proc, "self", "mountinfo")):
-        raise UsageError(f"--podlist {path}: is a mount point and cannot be replaced; mount its directory")
+        raise UsageError(f"--podlist {path} is a mount point and cannot be replaced: mount its directory")
     return AtomicFile(os.path.abspath(path), option="--podlist")
 
 
@@ -92,9 +96,9 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Hoo
     name = environment.get("NRI_PLUGIN_NAME") or "podgpu"
     index = environment.get("NRI_PLUGIN_IDX") or "90"
     if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
-        raise UsageError(f"NRI_PLUGIN_NAME {name!r}: letters, digits, and _ . + - only")
+        raise UsageError(f"NRI_PLUGIN_NAME {name!r}: must consist of letters, digits and _ . + -")
     if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
-        raise UsageError(f"NRI_PLUGIN_IDX {index!r}: write two digits, such as 90")
+        raise UsageError(f"NRI_PLUGIN_IDX {index!r}: must be two digits, such as 90")
     return HookSettings(
         socket=options["socket"],
         inherited=int(descriptor) if descriptor else None,
@@ -119,11 +123,11 @@ def _run_with_port(hook: Hook, address: Address) -> None:
     from podgpu.hook.hook_app import hook_application
     from podgpu.web.app import Listener, run
 
-    run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics on %s/metrics")])
+    run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics are at %s/metrics")])
 
 
 def _run_without_port(hook: Hook) -> None:
-    """Without the web server it starts three times as fast. A runtime that starts plugins gives them 5 seconds."""
+    """Starts three times as fast without the web server. Runtimes give the plugins that they start 5 seconds."""
     stopping = stop_on_signal()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hook.start(on_fatal=stopping.set)

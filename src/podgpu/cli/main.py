@@ -1,4 +1,4 @@
-"""Entry point: finds the command, and turns every error into one line and an exit code."""
+"""Entry point: runs the command, and reports errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ MAIN_COMMANDS = {
     "exporter": "Export this node's GPUs to Prometheus (replaces dcgm-exporter).",
     "cluster": "Show all nodes on one page: holders, idle and broken GPUs, cost.",
     "top": "Show GPUs and their holders in the terminal.",
-    "doctor": "Check driver, permissions, kubelet and mapping, and say what to fix.",
+    "doctor": "Check driver, permissions, kubelet and mapping, and print what to fix.",
     "demo": "Run everything on simulated GPUs.",
 }
 OTHER_COMMANDS = {
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
-    "migrate": "Convert dashboards, rules and queries to dcgm-exporter 4.9's names, or back.",
+    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9, or back.",
     "fields": "List the DCGM fields that NVML provides.",
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (
     ("podgpu demo", "no GPU and no cluster needed; open http://localhost:9401/"),
     ("podgpu doctor", "on a GPU node: check that podgpu can read the GPUs and find their pods"),
-    ("podgpu top", "on a GPU node: show who uses the GPUs"),
+    ("podgpu top", "on a GPU node: show which pods use the GPUs"),
 )
 _CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")  # a misplaced URL may contain a password
 
 
 class _Commands(click.Group):
-    """Imports the module of a command only when it is used, so that the exporter stays small."""
+    """Imports the module of a command only when it is used, so that the exporter needs less memory."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: click.UsageError, arguments: Sequence[str]) -> str:
-    """click's own text names the variable even if the flag is wrong, and misreads Go's `-collectors`."""
+    """Replaces click's message, which names the variable even if the flag is wrong and misreads Go's `-collectors`."""
     long_names = _long_names(error.ctx)
     misspelt = next((a for a in arguments if is_misspelt_long_option(a, long_names)), None)
     if misspelt is not None:

@@ -27,11 +27,11 @@ _YAML = (".yaml", ".yml", ".rules")
 
 MIGRATE_OPTIONS = (
     Option(
-        "to", default="4.9", help="Names and units to convert to: dcgm-exporter 4.9's or 4.8's.", kind="choice:4.9|4.8"
+        "to", default="4.9", help="Version of dcgm-exporter whose names and units to convert to.", kind="choice:4.9|4.8"
     ),
     Option("expr", help="Convert one PromQL expression instead of a file."),
     Option("in-place", help="Overwrite the files instead of printing them.", kind="flag"),
-    Option("force", help="Write even if some queries cannot be converted; those stay unchanged.", kind="flag"),
+    Option("force", help="Write even if some queries cannot be converted. These stay unchanged.", kind="flag"),
     Option("list", help="List renamed metrics with unit and factor; arguments filter by name.", kind="flag"),
 )
 _EXAMPLES = (
@@ -46,8 +46,8 @@ _EXAMPLES = (
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.
 
-    Values whose unit changed are converted in the query, so panels and thresholds stay right. If a query cannot be
-    converted, it is listed, nothing is written, and the exit code is 1; --force writes the others.
+    If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. If a query
+    cannot be converted, it is listed, nothing is written, and the exit code is 1. --force writes the other queries.
     """
     if options["list"]:
         print_out(_list_renames(files))
@@ -61,7 +61,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     for name, result in migrated.items():
         _report(name, result, direction.to)
     if any(result.left for result in migrated.values()) and not options["force"]:
-        click.echo("podgpu: nothing was written; --force writes the rest", err=True)
+        click.echo("podgpu: nothing was written; use --force to write the converted queries", err=True)
         return 1
     for name, result in migrated.items():
         if options["in_place"]:
@@ -96,7 +96,7 @@ def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
     if len(files) > 1 and not options["in_place"]:
         raise UsageError("migrate: only one file can be printed; use --in-place for several")
     if len(set(map(os.path.realpath, files))) != len(files):
-        raise UsageError("migrate: a file is named twice")
+        raise UsageError("migrate: the same file is given twice")
 
 
 def _read(name: str) -> str:
@@ -105,7 +105,7 @@ def _read(name: str) -> str:
     except SourceError as e:
         raise UsageError(str(e)) from e
     if len(content) > _MOST_BYTES:
-        raise UsageError(f"standard input: more than {_MOST_BYTES} bytes, which is all that is read")
+        raise UsageError(f"standard input: larger than the maximum of {_MOST_BYTES} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -113,10 +113,10 @@ def _read(name: str) -> str:
 
 
 def _migrate(text: str, name: str, direction: Direction) -> MigratedFile:
-    """By the file's name, else by what it begins with: JSON has a brace there, rules have not."""
+    """Converts a file. Files that begin with { or [ are dashboards, unless their name ends in .yaml, .yml or .rules."""
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
-        raise UsageError(f"{origin}: is empty")
+        raise UsageError(f"{origin} is empty")
     if not name.endswith(_YAML) and text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return migrate_dashboard(text, origin, direction)
     return migrate_rules(text, origin, direction)
@@ -126,7 +126,7 @@ def _expression(text: str, direction: Direction) -> MigratedFile:
     try:
         rewritten = rewrite_query(text, direction)
     except PromqlError as e:
-        raise UsageError(f"--expr: not PromQL that can be read: {e}") from e
+        raise UsageError(f"--expr is not PromQL: {e}") from e
     return MigratedFile(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
 
 

@@ -1,6 +1,6 @@
 """Defines options as data, and builds click's options and grouped help from them.
 
-Accepts dcgm-exporter's Go spelling too: `-c=1000`, `-collectors x`, `--debug=false`.
+Also accepts the syntax of dcgm-exporter's Go flags: `-c=1000`, `-collectors x`, `--debug=false`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACCESS, COMPATIBILITY, PATHS = "Access (TLS, credentials, probes)", "dcgm-export
 NO_EFFECT = "Accepted without effect"
 GROUPS = (COMMON, KUBERNETES, AUTOSCALING, USAGE, ACCESS, COMPATIBILITY, PATHS, NO_EFFECT)
 FROM_FILE = "podgpu.from_file"
-"""Key of a context's meta: parameter -> file that its value came from."""
+"""Key in `Context.meta` of a dict: parameter -> file that contains its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Option:
     milliseconds), age (Go's format), whole:LOW-HIGH or choice:a|b."""
     group: str = COMMON
     common: bool = True
-    """Shown by --help; others only by --help-all."""
+    """True if --help shows the option; False if only --help-all does."""
 
     @property
     def parameter(self) -> str:
@@ -47,12 +47,12 @@ class Option:
 
     @property
     def ours(self) -> bool:
-        """dcgm-exporter does not have it."""
+        """True if dcgm-exporter does not have the option."""
         return not self.env or self.env.startswith("PODGPU_")
 
     @property
     def works(self) -> bool:
-        """False: accepted, so that a migrated DaemonSet starts."""
+        """False if the option has no effect and is accepted only so that a migrated DaemonSet starts."""
         return self.group != NO_EFFECT
 
     @property
@@ -72,7 +72,7 @@ _GO_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s"
 
 
 def parse_go_duration(text: str) -> float | None:
-    """Returns the seconds of `1h30m`, `1.5s`, `500ms` or `0`; None for negative and invalid ones."""
+    """Converts `1h30m`, `1.5s`, `500ms` or `0` to seconds. Returns None for negative and invalid durations."""
     if text == "0":
         return 0.0
     if not text or _GO_DURATION.sub("", text):
@@ -94,7 +94,7 @@ def _parse_duration(unit: str, text: str) -> float:
     if seconds is None:
         raise ValueError(f"{text!r} is not a duration; write {plain} or a unit (5s, 500ms, 1m)")
     if not 0.1 <= seconds <= _MAX_SECONDS:
-        raise ValueError(f"{text} is out of range: 100 ms to 24 h; a plain number is in {plain}")
+        raise ValueError(f"{text} must be from 100 ms to 24 h; numbers without a unit are {plain}")
     return seconds
 
 
@@ -119,7 +119,7 @@ def _parse_choice(words: Sequence[str], text: str) -> str:
 
 
 class _ValueType(click.ParamType):  # type: ignore[type-arg]
-    """A type of values. `parse` raises ValueError."""
+    """A type of option values. `parse` raises ValueError for an invalid value."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -148,7 +148,7 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
 
 
 def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Names the environment variable or file that a value came from."""
+    """Returns a note about the environment variable or file that contains the value."""
     if param is None or ctx is None or param.name is None:
         return ""
     if param.name in ctx.meta.get(FROM_FILE, {}):
@@ -159,7 +159,7 @@ def describe_origin(param: click.Parameter | None, ctx: click.Context | None) ->
 
 
 def is_given(ctx: click.Context, option: Option) -> bool:
-    """Returns True if a flag or variable sets it to something other than the default."""
+    """Returns True if a flag or environment variable sets the option to a value other than its default."""
     if ctx.get_parameter_source(option.parameter) is ParameterSource.DEFAULT:
         return False
     value = ctx.params[option.parameter]
@@ -170,7 +170,7 @@ def is_given(ctx: click.Context, option: Option) -> bool:
 # Commands
 
 Example = tuple[str, str]
-"""A command line, and what it does."""
+"""A command line and its description."""
 _HELP_ALL = "podgpu.help_all"
 _MAX_WIDTH = 110
 _INDENT = "  "
@@ -178,7 +178,7 @@ _NAMES_WIDTH = 28
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _SWITCHES = "Switches can be written --NAME, --NAME=true or --NAME=false."
 _METAVARS = {"bool": "[true|false]", "duration": "DURATION", "milliseconds": "DURATION", "age": "DURATION"}
-_TEXT_METAVARS = {  # by the whole flag, or its last word
+_TEXT_METAVARS = {  # by flag, or by the last word of a flag
     **dict.fromkeys(("url", "cluster", "prometheus"), "URL"),
     **dict.fromkeys(("file", "kubeconfig", "prices", "snapshot", "out", "podlist"), "FILE"),
     **dict.fromkeys(("dir", "directory", "path-proc", "path-varlog", "path-sysfs"), "DIR"),
@@ -191,7 +191,7 @@ _TEXT_METAVARS = {  # by the whole flag, or its last word
 
 
 class _Option(click.Option):
-    """click's option, with the group and visibility of ours."""
+    """A click option with its `Option`, which contains the group and the visibility."""
 
     def __init__(self, *arguments: Any, row: Option | None = None, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -201,7 +201,7 @@ class _Option(click.Option):
 def make_command(
     name: str, options: Iterable[Option], *examples: Example
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Decorator that makes a command with these options, grouped help and --help-all."""
+    """Returns a decorator that makes a command with these options, grouped help and --help-all."""
     rows = list(options)
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}
 
@@ -262,7 +262,7 @@ class _GroupedCommand(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """A UsageError that begins with an option gets the environment variable or file that set it."""
+        """If a UsageError begins with an option, adds the environment variable or file that set the option."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -299,7 +299,7 @@ class _GroupedCommand(click.Command):
 
 
 def shown_options(command: click.Command, *, everything: bool) -> Sequence[tuple[Option, click.Option]]:
-    """The options that --help shows, or --help-all."""
+    """Returns the options that --help shows, or with `everything` those of --help-all."""
     options = [param for param in command.params if isinstance(param, _Option)]
     return [(param.row, param) for param in options if everything or param.row.common]
 
@@ -329,7 +329,7 @@ def _format_option(option: click.Option, width: int) -> Iterator[str]:
 
 
 def _format_item(name: str, text: str, names_width: int, width: int) -> Iterator[str]:
-    """Name left, text right. Words are never broken, so that they can be copied."""
+    """Formats the name on the left and the text on the right. Words are not broken, so that they can be copied."""
     left = len(_INDENT) + names_width + 2
     room = max(20, width - left)
     lines = [
@@ -344,7 +344,7 @@ def _format_item(name: str, text: str, names_width: int, width: int) -> Iterator
 
 
 def describe_names(option: click.Option) -> str:
-    """`-a, --address ADDRESS`. A switch that is off by default has no metavar."""
+    """Returns text such as `-a, --address ADDRESS`. A switch that is off by default has no metavar."""
     long = [name for name in option.opts if name.startswith("--")]
     short = [name for name in option.opts if not name.startswith("--")]
     is_switch = option.is_flag or (option.type.name == "bool" and option.default == "false")
@@ -361,12 +361,12 @@ def describe_default(option: click.Option) -> str:
 # Spelling
 
 _MAX_SIMILAR = 3
-_MIN_WORD = 4  # fewer letters behind one dash are short options
+_MIN_WORD = 4  # fewer letters after a single dash are short options
 _SIMILAR = 0.85
 
 
 def normalize_arguments(arguments: Sequence[str], options: Iterable[Option]) -> list[str]:
-    """Converts Go's `-c=1000` and `-collectors file`."""
+    """Converts Go's `-c=1000` to `-c 1000`, and `-collectors file` to `--collectors file`."""
     long_names = {name[2:] for option in options for name in option.names if name.startswith("--")}
     normal: list[str] = []
     for argument in arguments:
@@ -380,7 +380,7 @@ def normalize_arguments(arguments: Sequence[str], options: Iterable[Option]) -> 
 
 
 def explain_unknown(kind: str, name: str, names: Collection[str]) -> str:
-    """`there is no option --colectors; did you mean --collectors?`"""
+    """Returns text such as `there is no option --colectors; did you mean --collectors?`."""
     similar = find_similar(name, names)
     return f"there is no {kind} {name}" + (f"; did you mean {' or '.join(similar)}?" if similar else "")
 
@@ -391,7 +391,7 @@ def find_similar(name: str, names: Collection[str]) -> list[str]:
 
 
 def is_misspelt_long_option(argument: str, long_names: Collection[str]) -> bool:
-    """True for `-colectors x`, which click would read as `-c olectors`."""
+    """Returns True for `-colectors x`, which click would read as `-c olectors`."""
     match = re.fullmatch(r"-([a-z][a-z-]+)(?:=.*)?", argument, re.DOTALL)
     if match is None or len(match[1]) < _MIN_WORD or f"--{match[1]}" in long_names:
         return False

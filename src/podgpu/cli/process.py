@@ -1,4 +1,4 @@
-"""Logging and signals. Log lines go to standard error."""
+"""Configures logging to standard error, and signal handlers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        text = json.dumps(entry, ensure_ascii=False)  # escapes control characters of ASCII only
+        text = json.dumps(entry, ensure_ascii=False)  # escapes only ASCII control characters
         return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Drops errors of malformed requests: a port scanner would fill the log with tracebacks."""
+    """Filters out errors about malformed requests, because a port scanner would fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

@@ -1,4 +1,4 @@
-"""Standard output of the commands: encoding, terminal, colours."""
+"""Writes to standard output, and detects its encoding and terminal features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from podgpu.errors import StartError
 
 
 def print_out(text: str | bytes) -> None:
-    """Prints to standard output; characters that it cannot encode become question marks. Raises StartError."""
+    """Prints to standard output. Characters that cannot be encoded become question marks. Raises StartError."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
@@ -35,12 +35,12 @@ def has_letters(text: str) -> bool:
 
 
 def is_screen() -> bool:
-    """Returns True for a terminal that supports control sequences. A missing TERM counts as `dumb`."""
+    """Returns True for a terminal that supports control sequences. If TERM is not set, `dumb` is assumed."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_interactive() -> bool:
-    """Returns True if a person can type and see the output."""
+    """Returns True if standard input and standard output are terminals."""
     return sys.stdin.isatty() and is_screen()
 
 

@@ -45,16 +45,16 @@ _LOCAL = (
     "path-sysfs",
     "path-varlog",
 )
-_CHANGES = {"kubernetes": {"help": "Show pods. Default: if the kubelet's socket can be opened."}}
+_CHANGES = {"kubernetes": {"help": "Show pods. Default: true if the kubelet's socket can be opened."}}
 
 
 TOP_OPTIONS = (
-    Option("url", help="Show an exporter, podgpu's or dcgm-exporter's: HOST:9400 or a URL."),
-    Option("cluster", help="Show all nodes of podgpu cluster: HOST:9401 or a URL."),
+    Option("url", help="Read from this exporter (podgpu or dcgm-exporter): HOST:9400 or a URL."),
+    Option("cluster", help="Read all nodes from this podgpu cluster: HOST:9401 or a URL."),
     Option("once", default="false", help="Print one table and exit.", kind="bool"),
     Option("sort", default="gpu", help="Sort order.", kind=f"choice:{'|'.join(ORDERS)}"),
     Option("filter", help="Show only lines with this text in namespace, pod, container, node or model."),
-    Option("interval", default="1s", help="How often to read.", kind="duration"),
+    Option("interval", default="1s", help="Interval between readings.", kind="duration"),
     Option("processes", default="false", help="Show processes (only with the local driver).", kind="bool"),
     *hide(pick_options(_LOCAL, _CHANGES)),
 )
@@ -63,19 +63,19 @@ TOP_OPTIONS = (
 @make_command(
     "top",
     TOP_OPTIONS,
-    ("podgpu top", "this node"),
-    ("podgpu top --cluster localhost:9401", "all nodes of a cluster view"),
-    ("podgpu top --url gpu-1:9400 --once --sort idle", "another node as plain text, the longest idle first"),
+    ("podgpu top", "show this node"),
+    ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
+    ("podgpu top --url gpu-1:9400 --once --sort idle", "print another node as plain text, the longest idle GPUs first"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Show a live table of GPUs and their holders: of this node, of an exporter, or of a cluster.
+    """Show a live table of the GPUs of this node, another node or a cluster, and of the pods that hold them.
 
     Keys: q quits, Enter shows details, h shows help. If standard output is not a terminal, one plain table is printed.
-    Accepts the exporter's options for this node (see --help-all).
+    For this node, many options of the exporter are accepted (see --help-all).
     """
     if options["url"] or options["cluster"]:
-        _refuse_local_options(ctx, options)
+        _reject_local_options(ctx, options)
     elif ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
     controls = Controls(options["sort"], options["filter"])
@@ -87,10 +87,13 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         return _run(feed, controls)
 
 
-def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Environment variables are ignored: they may be meant for the exporter."""
+def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Rejects command-line options that apply only to the local driver.
+
+    The same options set by environment variable are ignored, because they may be meant for the exporter.
+    """
     if options["url"] and options["cluster"]:
-        raise UsageError("--url and --cluster: give only one of them")
+        raise UsageError("--url and --cluster cannot be combined: give one of them")
     given = [flag for flag in _LOCAL if _is_given(ctx, flag)] + (["processes"] if options["processes"] else [])
     remote = "--url" if options["url"] else "--cluster"
     if given:
@@ -126,11 +129,11 @@ def _choose_glyphs(colour: bool) -> Glyphs:
 
 
 def _run(feed: Feed, controls: Controls) -> int:
-    from podgpu.top.live import show_live  # loads rich
+    from podgpu.top.live import show_live  # imports rich, which is slow
 
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal may not have all letters of a name
+        sys.stdout.reconfigure(errors="replace")  # the encoding may not contain all letters of a name
     colour = wants_colour()
     return show_live(feed, controls, colour, _choose_glyphs(colour), sys.stdin.fileno(), sys.stdout)
 
@@ -143,10 +146,10 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     lines = arrange(seen.lines, controls.order, controls.wanted)
     table = make_table(lines, controls.order, glyphs, size.columns if size else None)
     printed = [table.header(), *table.body]
-    if size:  # scripts get the table alone
+    if size:  # the totals are not printed for scripts
         printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns, glyphs))
     if colour and size:
-        from podgpu.top.live import Painter  # loads rich
+        from podgpu.top.live import Painter  # imports rich, which is slow
 
         Painter(sys.stdout, colour).print(printed, size)
     else:

@@ -1,1 +1,1 @@
-"""Metric families: which there are, their names and labels, rendering, encoding and parsing. Pure."""
+"""Metric families: definitions, rendering, encoding and parsing. No input or output."""

@@ -1,6 +1,6 @@
-"""Builds `NodeState` documents from metric samples: text of dcgm-exporter, text of podgpu, vectors of Prometheus.
+"""Builds `NodeState` documents from metrics of dcgm-exporter or podgpu, as text or as results of Prometheus queries.
 
-Metrics without a rule are ignored. DCGM fields of all generations are stored under 4.8's name, in 4.8's unit.
+Metrics without a rule are ignored. DCGM fields are stored with the name and unit of dcgm-exporter 4.8.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from podgpu.model import (
 )
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
-GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu")  # the first that is present identifies the GPU
+GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu")  # the first label that is present identifies the GPU
 IDENTITY = {
     **{"gpu": "index", "UUID": "uuid", "uuid": "uuid", "gpu_uuid": "uuid", "modelName": "model"},
     **{"model_name": "model", "pci_bus_id": "pci", "device": "device", "GPU_I_PROFILE": "profile"},
 }
-POD_LABELS = (  # namespace, pod, container; the first row whose pod is present counts
+POD_LABELS = (  # (namespace, pod, container); the first row whose pod label is present is used
     tuple(families.EXPORTED.values()),  # renamed by Prometheus (honor_labels: false)
     families.POD_LABELS,
     families.OLD_POD_LABELS,
 )
 TARGET_LABELS = ("cluster", "job", "instance")
-REPLICA_LABELS = ("prometheus_replica", "replica")  # in which the copies of an HA pair differ
+REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
 MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
 _MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
 _DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
@@ -56,23 +56,23 @@ _XID_NAME = fields()[XID_FIELD].name
 
 Labels = Mapping[str, str]
 Pod = tuple[str, str]  # namespace, name
-WorkloadKey = tuple[str, ...]  # `Workload.key`; empty: the series names no holder
+WorkloadKey = tuple[str, ...]  # `Workload.key`, or empty if the series has no holder
 
 
-# Rules: where a sample goes
+# Rules that assign samples to members of the document
 
 
 class OwnRule(NamedTuple):
-    """A metric of podgpu goes to a member of a part of the document."""
+    """Assigns a podgpu metric to a member of one part of the document."""
 
     part: str
-    member: str  # `{}` stands for the value of the label
-    factor: int = 0  # the value is multiplied and rounded to an integer; 0: it stays a float
-    label: str = ""  # without `{}` in the member, this label's value is the member's value, as in info metrics
+    member: str  # `{}` is replaced by the value of `label`
+    factor: int = 0  # if not 0, the value is multiplied by this and rounded to an integer
+    label: str = ""  # if `member` has no `{}`, this label's value is stored (info metrics)
 
 
 class FieldRule(NamedTuple):
-    """A metric of DCGM goes to `fields`."""
+    """Assigns a DCGM metric to an entry of `fields`."""
 
     field_name: str
     divisor: float
@@ -93,24 +93,24 @@ OWN_RULES = {
 
 @cache
 def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | FieldRule]:
-    """Rules by metric name. `keep_fields`: names of fields to store beside the typed figures; None: all."""
+    """Returns the rules by metric name. `keep_fields` lists the DCGM fields to store; None means all."""
     rules: dict[str, OwnRule | FieldRule] = {**OWN_RULES}
     for declared in fields().values():
         if declared.level not in DEVICE_LEVELS or declared.type == "text" or declared.id >= 9000:
             continue
         for name in declared.names:
-            known = meaning(name)
-            if known is None:
+            field_meaning = meaning(name)
+            if field_meaning is None:
                 continue
-            stored = known.field
+            stored = field_meaning.field
             needed = {*KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
             if keep_fields is None or stored.name in needed:
-                rules[name] = FieldRule(stored.name, known.factor, stored.per_instance)
+                rules[name] = FieldRule(stored.name, field_meaning.factor, stored.per_instance)
     return rules
 
 
 def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
-    """Keeps these fields of a document, under 4.8's name and in 4.8's unit. An agent may be configured for 4.9's."""
+    """Selects fields of a document and converts 4.9's names and units to 4.8's."""
     rules, kept = rules_for(keep_fields), {}
     for name, value in values.items():
         rule = rules.get(name)
@@ -150,9 +150,9 @@ class _SlotBuilder:
     instances: dict[int, _SlotBuilder] = field(default_factory=dict)
 
     def values(self, is_podgpu: bool) -> dict[str, float]:
-        """One value per field. With virtual GPUs there is one series per holder.
+        """Returns one value per field. With virtual GPUs, a field has one series per holder.
 
-        dcgm-exporter gives each holder the value of the whole device. If these differ, none of them can be trusted.
+        dcgm-exporter repeats the value of the whole device for each holder. If the values differ, the field is dropped.
         """
         values: dict[str, float] = {}
         for name, by_holder in self.fields.items():
@@ -166,10 +166,10 @@ class _SlotBuilder:
 
     def build(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> DeviceState:
         values, get = self.values(is_podgpu), self.identity.get
-        found = self.conditions
+        present = self.conditions
         if not is_podgpu:
-            found = _read_conditions([slot.values(False) for slot in (self, *self.instances.values())])
-        options = is_podgpu, keep_fields, LOST in found
+            present = _read_conditions([slot.values(False) for slot in (self, *self.instances.values())])
+        options = is_podgpu, keep_fields, LOST in present
         return DeviceState(
             uuid=get("uuid", ""),
             index=_parse_integer(get("index", "")),
@@ -177,8 +177,8 @@ class _SlotBuilder:
             pci_bus_id=get("pci", ""),
             maker=get("device", "").rstrip("0123456789") or "nvidia",
             mig_enabled=bool(self.instances),
-            hidden=bool(self.instances) and not (values or found or self.holders or self.usage),
-            conditions=tuple(sorted(found.values(), key=lambda condition: order_of(condition.name))),
+            hidden=bool(self.instances) and not (values or present or self.holders or self.usage),
+            conditions=tuple(sorted(present.values(), key=lambda condition: order_of(condition.name))),
             last_holders=tuple(holder.workload for holder in self.holders.values() if holder.is_last),
             instances=tuple(
                 MigInstance(id=number, profile=slot.identity.get("profile", ""), **slot.common_members(*options))
@@ -189,7 +189,7 @@ class _SlotBuilder:
         )
 
     def common_members(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
-        """Members that a GPU and a MIG instance have in common."""
+        """Returns the members that GPUs and MIG instances have in common."""
         values = self.values(is_podgpu)
         stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
         holders = [holder.build(is_podgpu) for holder in self.holders.values() if not holder.is_last]
@@ -205,7 +205,7 @@ class _SlotBuilder:
 class _NodeBuilder:
     def __init__(self, own_pods: Collection[Pod]) -> None:
         self._own_pods = own_pods
-        self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if there is none
+        self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if the UUID is unknown
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
         self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
@@ -224,11 +224,11 @@ class _NodeBuilder:
             return
         key = holder.workload.key if holder else ()
         if slot is not gpu and not rule.per_instance:
-            slot, key = gpu, ()  # dcgm-exporter repeats figures of the GPU on its instances
+            slot, key = gpu, ()  # dcgm-exporter repeats the GPU's values on its MIG instances
         slot.fields.setdefault(rule.field_name, {})[key] = int(value) if value.is_integer() else value
         if not slot.texts:
             named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
-            slot.texts = {known.field.name: text for known, text in named if known}
+            slot.texts = {label.field.name: text for label, text in named if label}
 
     def _add_own(self, rule: OwnRule, sample: ParsedSample) -> None:
         part, name = self._find_part(rule.part, sample.labels), sample.labels.get(rule.label, "")
@@ -243,7 +243,7 @@ class _NodeBuilder:
             part[rule.member.format(name)] = round(value) if rule.factor else value
 
     def _find_part(self, part: str, labels: Labels) -> dict[str, Any] | None:
-        """The dict that a sample belongs to. None: the labels do not identify it."""
+        """Returns the dict to store a sample in, or None if the labels do not identify one."""
         if part in ("node", "sources"):
             return self._members if part == "node" else self._sources
         if part == "namespaces":
@@ -251,7 +251,7 @@ class _NodeBuilder:
             model, _, profile = labels.get("modelName", "").partition(" MIG ")
             return self._namespaces[namespace, model, profile] if namespace else None
         gpu, slot, holder = self._find_slot(labels)
-        if part == "conditions":  # a newer podgpu may report conditions that this one does not know
+        if part == "conditions":  # a newer podgpu may report unknown conditions
             return gpu.conditions if gpu and labels.get("condition") in conditions() else None
         if part == "slot_usage":
             return slot.usage if slot else None
@@ -260,7 +260,7 @@ class _NodeBuilder:
         return holder.usage if part == "holder_usage" else holder.members
 
     def _find_slot(self, labels: Labels) -> tuple[_SlotBuilder | None, _SlotBuilder | None, _HolderBuilder | None]:
-        """The GPU, the GPU or MIG instance, and the holder that the labels name."""
+        """Returns the GPU, the slot (the GPU or one of its MIG instances), and the holder that the labels identify."""
         gpu_id, instance = read_gpu_id(labels), labels.get("GPU_I_ID", "")
         number = _parse_integer(instance)
         if not gpu_id or (instance and number is None):
@@ -268,7 +268,7 @@ class _NodeBuilder:
         gpu = self._gpus[gpu_id]
         slot = gpu if number is None else gpu.instances.setdefault(number, _SlotBuilder())
         for own in (gpu, slot):
-            if len(own.identity) < 5:  # incomplete: allocation metrics have no model
+            if len(own.identity) < 5:  # not complete yet; allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
         if workload is None:
@@ -283,7 +283,7 @@ class _NodeBuilder:
     def build(self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None) -> NodeState:
         members, is_podgpu = {"taken_at": scraped_at, **self._members}, "version" in self._members
         devices = [gpu.build(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-        workers = {f"gpu{device.index}": device.uuid for device in devices}  # sources that read one GPU
+        workers = {f"gpu{device.index}": device.uuid for device in devices}  # names of sources that read a single GPU
         return NodeState(
             producer="podgpu" if is_podgpu else "dcgm-exporter",
             node=name,
@@ -296,7 +296,10 @@ class _NodeBuilder:
 
 
 def read_workload(labels: Labels, own_pods: Collection[Pod] = ()) -> Workload | None:
-    """The holder that a series names. `own_pods`: pods of the exporter, which Prometheus adds to series without one."""
+    """Returns the holder that the labels identify.
+
+    `own_pods` are the exporter's pods. Prometheus adds their names to series without a pod label, so they are ignored.
+    """
     if job := labels.get(families.JOB_LABEL):
         return Workload(job=job)
     for namespace, pod, container in POD_LABELS:
@@ -309,19 +312,19 @@ def read_workload(labels: Labels, own_pods: Collection[Pod] = ()) -> Workload | 
 
 
 def read_gpu_id(labels: Labels) -> str:
-    """Empty: the series belongs to no GPU."""
+    """Returns the GPU's UUID or index, or an empty string if the series belongs to no GPU."""
     return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
 
 
 def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, Condition]:
-    """Conditions that a foreign exporter's fields show. It reports no time."""
-    found: dict[str, Condition] = {}
+    """Derives conditions from the fields of dcgm-exporter. Their start times are unknown."""
+    present: dict[str, Condition] = {}
     for name, value in (item for values in slots for item in values.items() if 0 < item[1] < _DCGM_BLANK):
         if name in _CONDITION_FIELDS:
-            found.setdefault(_CONDITION_FIELDS[name], Condition(_CONDITION_FIELDS[name]))
+            present.setdefault(_CONDITION_FIELDS[name], Condition(_CONDITION_FIELDS[name]))
         elif name == _XID_NAME and xid_needs_action(int(value)):
-            found.setdefault(XID, Condition(XID, detail=str(int(value))))
-    return found
+            present.setdefault(XID, Condition(XID, detail=str(int(value))))
+    return present
 
 
 def _parse_integer(text: str) -> int | None:
@@ -340,14 +343,14 @@ def node_from_samples(
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
 ) -> list[NodeState]:
-    """Returns one document per node that the samples of one target name; `address` names a node without a label.
+    """Returns one document per node in the samples of a target. Without a node label, `address` is the node's name.
 
-    Raises msgspec.ValidationError if a document is beyond a limit of the model.
+    Raises msgspec.ValidationError if a document exceeds a limit of the model.
     """
     rules = rules_for(keep_fields)
-    known = [sample for sample in samples if sample.name in rules]
+    relevant = [sample for sample in samples if sample.name in rules]
     states = []
-    for name, own in _split_by_node(known, node_labels, address).items():
+    for name, own in _split_by_node(relevant, node_labels, address).items():
         builder = _NodeBuilder(own_pods)
         for sample in own:
             builder.add(rules[sample.name], sample)
@@ -358,7 +361,7 @@ def node_from_samples(
 def _split_by_node(
     samples: list[ParsedSample], node_labels: Sequence[str], address: str
 ) -> dict[str, list[ParsedSample]]:
-    """A series without the node label belongs to the node of its GPU, or else to the most frequent node."""
+    """Groups samples by node. Without a node label, uses the node of the GPU or else the most frequent node."""
     label = next((name for name in node_labels if any(name in sample.labels for sample in samples)), "")
     node_of_gpu = {read_gpu_id(s.labels): name for s in samples if (name := s.labels.get(label))}
     usual = Counter(node_of_gpu.values()).most_common(1)[0][0] if node_of_gpu else address
@@ -377,13 +380,13 @@ def node_from_text(
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
 ) -> list[NodeState]:
-    """As `node_from_samples`. Raises BadExposition for anything that is not in the Prometheus text format."""
+    """Parses the text and calls `node_from_samples`. Raises BadExposition if the text is malformed."""
     samples = (sample for family in parse_text(text, MAX_LINES) for sample in family.samples)
     return node_from_samples(samples, address, scraped_at=scraped_at, keep_fields=keep_fields, node_labels=node_labels)
 
 
 class TargetState(NamedTuple):
-    """A document from Prometheus."""
+    """A document built from the Prometheus series of one target."""
 
     instance: str
     scraped_at: float | None
@@ -392,7 +395,7 @@ class TargetState(NamedTuple):
 
 class VectorStates(NamedTuple):
     states: list[TargetState]
-    errors: dict[str, str]  # instance -> why its series make no document
+    errors: dict[str, str]  # instance -> reason why no document could be built
 
 
 def nodes_from_vectors(
@@ -401,11 +404,13 @@ def nodes_from_vectors(
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
 ) -> VectorStates:
-    """Returns the documents of all targets, from results of instant queries. The newest copy of an HA pair counts.
+    """Builds the documents of all targets from results of instant queries. For an HA pair, the newest copy is used.
 
-    Samples of `up` name the exporters' own pods. Samples without a name are results of `timestamp()` by target.
+    Samples of `up` identify the exporters' own pods. Samples without a name are results of `timestamp()` by target.
     """
-    own_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # by job and instance: `up` may have no `cluster`
+    own_pods: dict[tuple[str, str], set[Pod]] = defaultdict(
+        set
+    )  # by job and instance, because `up` may lack the label `cluster`
     copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)
     times: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
     for sample in (sample for vector in vectors for sample in vector):

@@ -1,6 +1,6 @@
-"""Conditions of GPUs (conditions.csv), XID errors (xids.csv) and DCGM's health codes (health_codes.csv).
+"""Describes GPU conditions (conditions.csv), XID errors (xids.csv) and DCGM's health codes (health_codes.csv).
 
-Documents and metrics contain only the name and the detail of a condition. The sentences are made here.
+Documents and metrics contain only the name and the detail of a condition. This module adds the descriptions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ LOST, UNREADABLE, XID, NVLINK = "lost", "unreadable", "xid", "nvlink"
 THERMAL, POWER_BRAKE = "thermal", "power_brake"
 DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
 FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap_pending", 311: "ecc"}
-"""DCGM field -> the condition that is present while the value is above 0."""
+"""DCGM field id -> condition that is present while the field is above 0."""
 UNKNOWN_XID = "unknown error"
-_MAX_XIDS = 6  # in one detail
+_MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _LINKS = re.compile(r"([0-9]{1,3})/([0-9]{1,3})")
 _ACTIONS: Mapping[str, str] = {
@@ -28,7 +28,7 @@ _ACTIONS: Mapping[str, str] = {
     "inspect": "check dmesg and the hardware (power, cables, links); contact NVIDIA's support with the report of"
     " nvidia-bug-report.sh",
 }
-"""Action of xids.csv -> sentence, the most drastic first."""
+"""Action in xids.csv -> advice, the most drastic action first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ConditionSpec:
 
 @cache
 def conditions() -> Mapping[str, ConditionSpec]:
-    """In the order in which they are shown."""
+    """Returns the conditions by name, in display order."""
     rows = table_rows("conditions.csv")
     return {row["condition"]: ConditionSpec(row["condition"], row["severity"], row["says"], row["do"]) for row in rows}
 
@@ -54,7 +54,7 @@ def order_of(condition: str) -> int:
 
 @lru_cache(maxsize=1024)
 def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """What is wrong and what to do. An invalid detail, which a foreign exporter may send, is left out."""
+    """Returns a description of the problem and advice. An invalid detail from another exporter is omitted."""
     spec = conditions()[condition]
     if condition == XID:
         return spec.says.format(detail=_describe_xids(detail)), _xid_action(detail)
@@ -66,9 +66,9 @@ def words_for(condition: str, detail: str = "") -> tuple[str, str]:
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
-    """Condition -> whether it is present, for conditions whose field has a value."""
-    found = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
-    return {condition: value > 0 for condition, value in found if isinstance(value, int | float)}
+    """Returns for each condition whose field has a value whether it is present."""
+    read = ((condition, values.get(field)) for field, condition in FIELD_CONDITIONS.items())
+    return {condition: value > 0 for condition, value in read if isinstance(value, int | float)}
 
 
 # XIDs
@@ -77,9 +77,9 @@ def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
 class XidSpec(NamedTuple):
     text: str = UNKNOWN_XID
     cause: str = ""
-    """NVIDIA's class: application, driver, hardware or none; empty: unknown."""
+    """NVIDIA's class: application, driver, hardware or none. Empty if unknown."""
     action: str = "none"
-    """Key of `_ACTIONS`; none: the GPU is healthy."""
+    """Key of `_ACTIONS`, or `none` if the GPU is healthy."""
 
 
 @cache
@@ -100,12 +100,12 @@ def xid_class(xid: int) -> str:
 
 
 def xid_needs_action(xid: int) -> bool:
-    """Whether the GPU counts as broken. An application's error ends with the application."""
+    """Returns True if the XID means that the GPU is broken. XIDs caused by applications do not."""
     return _xid(xid).action != "none"
 
 
 def xid_detail(xids: Iterable[int]) -> str:
-    """The detail of the condition `xid`."""
+    """Formats the detail of the condition `xid`."""
     return ",".join(map(str, sorted(set(xids))[:_MAX_XIDS]))
 
 
@@ -141,5 +141,5 @@ def _health_codes() -> Mapping[int, HealthCode]:
 
 
 def health_code(number: int) -> HealthCode:
-    """Where DCGM 4 renamed a code (10, 12, 43) the name is the one dcgm-exporter still prints."""
+    """Returns the description of a health code. Codes that DCGM 4 renamed (10, 12, 43) keep dcgm-exporter's names."""
     return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")

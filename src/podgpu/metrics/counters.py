@@ -1,4 +1,4 @@
-"""Counter files: which fields are exported, under which name, type and help. Pure.
+"""Parses counter files, which list the exported fields with name, type and help text.
 
 The format is dcgm-exporter's. `--dcgm-names` chooses between the names of dcgm-exporter 4.8 and 4.9.
 """
@@ -23,7 +23,7 @@ SHIPPED: Mapping[str, str] = MappingProxyType(
         "1.x": "1.x-compatibility-metrics.csv",
     }
 )
-"""Short name -> file name as in dcgm-exporter."""
+"""Short name -> name of the file in dcgm-exporter."""
 MOST_BYTES = 1 << 20
 MOST_ROWS = 5_000
 _ADDED = "added-in-4.9.csv"
@@ -57,9 +57,9 @@ class Counter:
 
 
 def parse_counters(text: str, origin: str) -> tuple[Counter, ...]:
-    """The counters of a file, in its order. `origin` is the file's name in messages. Raises UsageError.
+    """Returns the counters in the order of the file. `origin` is its name in messages. Raises UsageError.
 
-    If several rows name the same field, the first one counts. Rows of type `histogram` and `summary`, which
+    If several rows have the same field, the first one is used. Rows of type `histogram` and `summary`, which
     dcgm-exporter accepts, become gauges.
     """
     if len(text.encode(errors="replace")) > MOST_BYTES:
@@ -75,14 +75,14 @@ def parse_counters(text: str, origin: str) -> tuple[Counter, ...]:
         chosen.setdefault(counter.field.id, counter)
     if not chosen:
         raise UsageError(
-            f"{origin}:1: the file has no counters: add or uncomment rows, or use -f none for no DCGM families"
+            f"{origin}:1: the file has no counters: add or uncomment rows, or use -f none to export no DCGM metrics"
         )
     return tuple(chosen.values())
 
 
 @cache
 def shipped_counters(short: str) -> tuple[Counter, ...] | None:
-    """The counters of a shipped file, by short name or file name; None: there is no such file."""
+    """Returns the counters of a shipped file, by short name or file name, or None if there is no such file."""
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
@@ -90,7 +90,7 @@ def shipped_counters(short: str) -> tuple[Counter, ...] | None:
 
 
 def _read_rows(text: str, origin: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the number of their first line. A line that begins with # is a comment, except in a quoted cell."""
+    """Yields (number of the first line, cells). Lines that begin with # are comments, except in a quoted cell."""
     at_row_start = True
 
     def lines() -> Iterator[str]:
@@ -147,7 +147,7 @@ def _wrong_count(cells: list[str]) -> str:
     if any(cell.lstrip().startswith('"') for cell in cells):
         return expected + f"cell(s): {_QUOTES}"
     if len(cells) > 3:
-        return expected + "cells: put a help text that has commas between double quotes"
+        return expected + "cells: put double quotes around a help text that contains commas"
     return expected + "cell(s): add the missing ones"
 
 
@@ -169,8 +169,10 @@ def _shorten(cell: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """`--dcgm-names`. Shipped files follow it. A row of the user's file keeps its name, and its other name is added
-    with `both`."""
+    """The names chosen by `--dcgm-names`. Shipped files use them.
+
+    Rows of the user's file keep their names. With `both`, the name in the other generation is added.
+    """
 
     names: NameSet = "4.8"
 
@@ -179,18 +181,18 @@ class Naming:
         return HOST_LABELS[self.names]
 
     def shipped(self, short: str) -> tuple[Counter, ...] | None:
-        """The counters of a shipped file, by short name or file name; None: there is no such file."""
+        """Returns the counters of a shipped file in the chosen names, or None if there is no such file."""
         counters = shipped_counters(short)
         if counters is None or self.names == "4.8":
             return counters
         if SHIPPED.get(short, short) == SHIPPED["1.x"]:
-            return counters  # its names belong to neither generation
+            return counters  # the names of 1.x belong to neither generation
         renamed = map(_rename, counters) if self.names == "4.9" else _add_other_names(counters)
         added = parse_counters(table_text(_ADDED), _ADDED)
         return _unique((*renamed, *added))
 
     def parse(self, text: str, origin: str) -> tuple[Counter, ...]:
-        """The counters of a user's file, or of a copy of a shipped one. Raises UsageError."""
+        """Parses a user's file. A copy of a shipped file is treated as that file. Raises UsageError."""
         counters = parse_counters(text, origin)
         name = origin.rpartition("/")[2]
         if counters == shipped_counters(name):
@@ -201,7 +203,7 @@ class Naming:
         return _unique(_add_other_names(counters)) if self.names == "both" else counters
 
     def remarks(self, counters: Iterable[Counter]) -> list[str]:
-        """Hints about a user's file."""
+        """Returns hints about a user's file."""
         old = [c.name for c in counters if (rename := rename_of(c.name)) is not None and c.name != rename.new_name]
         if self.names != "4.9" or not old:
             return []
@@ -212,7 +214,7 @@ class Naming:
 
 
 def _add_other_names(counters: Iterable[Counter]) -> Iterator[Counter]:
-    """A name that a row has itself is not added."""
+    """Yields each counter, and its other name unless another row has that name."""
     written = list(counters)
     names = {counter.name for counter in written}
     for counter in written:
@@ -223,25 +225,25 @@ def _add_other_names(counters: Iterable[Counter]) -> Iterator[Counter]:
 
 
 def _unique(counters: Iterable[Counter]) -> tuple[Counter, ...]:
-    found: dict[str, Counter] = {}
+    by_name: dict[str, Counter] = {}
     for counter in counters:
-        found.setdefault(counter.name, counter)
-    return tuple(found.values())
+        by_name.setdefault(counter.name, counter)
+    return tuple(by_name.values())
 
 
 def _rename(counter: Counter) -> Counter:
-    """The counter under 4.9's name."""
+    """Returns the counter with 4.9's name."""
     rename = rename_of(counter.name)
     if rename is None or counter.name == rename.new_name:
         return counter
     new = rename.new
-    # NVLink's bandwidth is a rate: dcgm-exporter declares it as a counter up to 4.8.2, and as a gauge since.
+    # NVLink bandwidth is a rate. dcgm-exporter declares it as a counter up to 4.8.2 and as a gauge since 4.8.3.
     kind = "gauge" if new.unit == "B/s" and counter.type == "counter" else counter.type
     return Counter(new, rename.new_name, kind, _help_in_unit(counter, new))
 
 
 def _other_name(counter: Counter) -> Counter:
-    """The counter under the name of the other generation, or unchanged if it has only one."""
+    """Returns the counter with the name of the other generation, or unchanged if there is no other name."""
     rename = rename_of(counter.name)
     if rename is None or counter.name != rename.new_name:
         return _rename(counter)

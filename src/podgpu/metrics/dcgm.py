@@ -1,6 +1,6 @@
-"""Renders dcgm-exporter's families: its names, its labels in its order.
+"""Renders dcgm-exporter's families with its names and its order of labels.
 
-A series has pod labels if exactly one workload holds the device. With virtual GPUs each holder has series of its own.
+A series has pod labels if exactly one workload holds the device. With virtual GPUs, each holder has its own series.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FB_USED, FB_USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
 TOTAL_ENERGY, ENERGY_JOULES = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
 POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
-"""Fields that a holder has a value of its own for."""
+"""Fields that are measured per holder."""
 _ALSO_OF_DEVICE = frozenset(
     {GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES, "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"}
 )
-"""With virtual GPUs the device keeps a series of its own for these, as in dcgm-exporter."""
+"""With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
 _MIB = 1024 * 1024
@@ -52,9 +52,9 @@ class _LabelledSlot:
     values: Values
     labels: Labels
     parent_values: Values
-    """Values of the GPU, for a MIG instance that repeats them."""
+    """Values of the physical GPU, which MIG instances can repeat (`Policy.copy_parent_values`)."""
     only: frozenset[str] | None = None
-    """Fields to render; None: all."""
+    """Fields to render; None means all."""
     details: tuple[tuple[str, Mapping[str, str], int | float], ...] = ()
 
     def has(self, field: str) -> bool:
@@ -62,7 +62,7 @@ class _LabelledSlot:
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
-    """The families of the counter file, ordered by field id as dcgm-exporter orders them."""
+    """Renders the families of the counter file, ordered by field id as in dcgm-exporter."""
     rows = list(_rows(state, policy))
     counters = sorted((c for c in policy.counters if not c.is_label), key=lambda c: c.field.id)
     return [
@@ -102,9 +102,9 @@ def _held_labels(names: DeviceNames, texts: Pairs, holder: Holder, state: NodeSt
 
 
 def _label_values(counters: Iterable[Counter], values: Values, parent: Values) -> Pairs:
-    """Label-type fields. A MIG instance has its GPU's if it has none of its own."""
-    found = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
-    return tuple((name, str(value)) for name, value in found if value is not None)
+    """Returns label-type fields as labels. A MIG instance without a value has the value of its GPU."""
+    labels = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
+    return tuple((name, str(value)) for name, value in labels if value is not None)
 
 
 def _samples(
@@ -138,7 +138,7 @@ def _field_samples(field: str, rows: Sequence[_LabelledSlot], policy: Policy) ->
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
-    """Switches, links and CPUs have labels of their own and no holders."""
+    """Returns the labels of a switch, link or CPU, which has no holders."""
     blanks = policy.replace_blanks_in_model_name
     pairs = [(name, model_name(text, blanks and name == "model_name")) for name, text in entity.labels.items()]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
@@ -151,7 +151,7 @@ Counted = Iterator[tuple[int, Pairs]]
 
 
 def _last_xid(slot: Slot, policy: Policy) -> Counted:
-    """The newest XID, 0 before the first."""
+    """Yields the newest XID, or 0 if there was none."""
     if fields()[XID_FIELD].name not in slot.unsupported:
         xid = slot.last_xid or 0
         yield xid, (("err_code", str(xid)), ("err_msg", xid_text(xid)))
@@ -199,9 +199,9 @@ _COLLECTORS = {
 
 
 def attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """The device's values, with the holder's own use where that is known, and without the device's where it is not.
+    """Replaces the values of the fields in `ATTRIBUTED` by the holder's own use. They are absent if it is unknown.
 
-    dcgm-exporter copies the device's values to every holder instead.
+    dcgm-exporter instead copies the device's values to every holder.
     """
     values = {field: value for field, value in device.items() if field not in ATTRIBUTED}
     own = {} if usage is None else _own_values(device, usage)

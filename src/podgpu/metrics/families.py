@@ -1,4 +1,4 @@
-"""The metric families of podgpu's commands (families.csv: name, type, labels, help). Docs list them, too."""
+"""The metric families of podgpu's commands, read from families.csv. The reference is generated from it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from podgpu.metrics.fields import table_rows
 
 POD_LABELS = ("namespace", "pod", "container")
 OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
-"""Names in dcgm-exporter 1.x (`-o`)."""
+"""Pod labels of dcgm-exporter 1.x, used with `-o`."""
 EXPORTED = {name: f"exported_{name}" for name in POD_LABELS}
 """Prometheus renames a label that the scrape target also has (honor_labels: false)."""
 JOB_LABEL = "hpc_job"
 NAMELESS_LABELS = ("pod_uid", "container_id")
-"""Identify a holder whose pod name is unknown."""
+"""Labels that identify a holder whose pod name is unknown."""
 HOLDER_LABELS = frozenset(
     {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
     | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
     | {"dra_mig_device_uuid", "dra_mig_profile"}
 )
-"""Labels that name the holder of a device, in all versions of dcgm-exporter and podgpu."""
+"""Labels that describe the holder of a device, in all versions of dcgm-exporter and podgpu."""
 CLOCK_EVENTS_FIELD = 112
 CLOCK_EVENTS: dict[int, str] = {
     0x1: "gpu_idle",
@@ -34,7 +34,7 @@ CLOCK_EVENTS: dict[int, str] = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
-"""Bit of field 112 (DCGM_FI_DEV_CLOCKS_EVENT_REASONS) -> dcgm-exporter's name."""
+"""Bit of field 112 (DCGM_FI_DEV_CLOCKS_EVENT_REASONS) -> dcgm-exporter's name of the event."""
 THROTTLE_REASONS: dict[int, str] = {
     240: "power_cap",
     241: "thermal",
@@ -46,7 +46,7 @@ THROTTLE_REASONS: dict[int, str] = {
     1423: "hw_thermal",
     1424: "hw_power_brake",
 }
-"""DCGM field in nanoseconds -> `reason` of podgpu_device_throttled_seconds_total."""
+"""DCGM field id (a time in nanoseconds) -> label `reason` of podgpu_device_throttled_seconds_total."""
 
 
 def clock_events_in_words(mask: int) -> str:
@@ -60,10 +60,10 @@ class FamilySpec:
     help: str
     labels: tuple[str, ...]
     part: str = ""
-    """Part of the document that contains the figure, if its samples are one member of that part."""
+    """Part of the document that contains the value, if each sample is one member of that part."""
     member: str = ""
     factor: int = 0
-    """The sample times this is the member, an integer; 0: both are the same float."""
+    """If not 0, the sample times this factor is the member, an integer. If 0, both are the same float."""
 
     def of(self, samples: list[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -95,7 +95,7 @@ def _all(group: str) -> tuple[FamilySpec, ...]:
 
 OWN_FAMILIES = _all("exporter")
 _exporter = partial(_find, "exporter", "podgpu_")
-DEVICE_COUNT = _exporter("device_count")  # untyped: promtool's lint refuses the suffix _count on a gauge
+DEVICE_COUNT = _exporter("device_count")  # untyped, because promtool rejects gauges with the suffix _count
 DEVICE_HEALTH = _exporter("device_health")
 CONDITION_SINCE = _exporter("device_condition_since_timestamp_seconds")
 LAST_HOLDER = _exporter("device_last_holder_info")
@@ -130,7 +130,7 @@ DROPPED = _exporter("exporter_dropped_values_total")
 
 PROCESS_FAMILIES = _all("process")
 
-# podgpu exporter: tkestack gpu-manager's families, with its names, labels and texts
+# podgpu exporter: tkestack gpu-manager's families, with its names, labels and help texts
 
 GPU_MANAGER_FAMILIES = _all("gpu-manager")
 _gpu_manager = partial(_find, "gpu-manager", "container_")
@@ -139,7 +139,7 @@ GPU_MANAGER_MEMORY = _gpu_manager("gpu_memory_total")
 GPU_MANAGER_REQUESTED = _gpu_manager("request_gpu_utilization")
 GPU_MANAGER_REQUESTED_MEMORY = _gpu_manager("request_gpu_memory")
 
-# podgpu cluster: families of older exporters, with their names, labels and texts
+# podgpu cluster: families of older exporters, with their names, labels and help texts
 
 SEED_FAMILIES = _all("seed")
 _seed = partial(_find, "seed", "")

@@ -1,10 +1,10 @@
-"""DCGM's fields: names, types, units, how NVML provides them (fields.csv), and the conversion of NVML's values.
+"""DCGM's fields (fields.csv): names, types, units, and how to read them from NVML and convert the values.
 
-The column `nvml` is a small language, parsed here and executed in `gpu/nvml/plan.py`:
+The column `nvml` is an expression, parsed here and executed in `gpu/nvml/plan.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
-    nvmlDeviceGetUtilizationRates().gpu        ... of which one member is taken
-    nvmlDeviceGetMigMode()[0]                  ... or one element
+    nvmlDeviceGetUtilizationRates().gpu        one member of the result
+    nvmlDeviceGetMigMode()[0]                  one element of the result
     field 82        field 139+138@all          nvmlDeviceGetFieldValues, summed over ids, with a scope
     gpm 1                                      a GPM metric between two samples
     event xid       window clock_events        recorded by the exporter from events or past samples
@@ -74,19 +74,19 @@ class Field:
     """int, float, text, blob or time."""
     unit: str
     level: str
-    """The entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU."""
+    """Type of the entity: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX or VGPU."""
     recipe: Recipe | None
-    """None: NVML does not provide it."""
+    """None if NVML does not provide the field."""
     convert: str
     """Key of `CONVERSIONS`."""
     once: bool
-    """Constant while the topology is unchanged: read once, not in every turn."""
+    """True for a value that is constant while the topology is unchanged. It is read once, not in every turn."""
     legacy: int | None = None
     """Id of the field with the same value in DCGM's older unit."""
     factor: float = 1.0
-    """The legacy field's value times this is this field's value."""
+    """The value of the legacy field times this factor is the value of this field."""
     seen: str = ""
-    """Where the newest name was found, for names of DCGM 4.6.1 and later; `inferred`: in no document."""
+    """Origin of the newest name, for names of DCGM 4.6.1 and later. `inferred` if no document contains it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Field:
 
     @property
     def per_instance(self) -> bool:
-        """A MIG instance has its own value. Other fields exist once per physical GPU."""
+        """True if each MIG instance has its own value; False if there is one value per physical GPU."""
         return self.level in INSTANCE_LEVELS
 
     @property
@@ -129,7 +129,7 @@ def fields() -> Mapping[int, Field]:
 
 
 def table_text(*names: str) -> str:
-    """Reads a file of this package. `importlib.resources` would load zipfile and more: half a MiB."""
+    """Reads a file of this package. `importlib.resources` would use half a MiB more memory."""
     folder, _, _ = __file__.rpartition("/")
     with open("/".join((folder, *names)), encoding="utf-8") as file:
         return file.read()
@@ -140,7 +140,7 @@ def table_rows(table: str) -> Iterator[dict[str, str]]:
 
 
 def _field(row: Mapping[str, str]) -> Field:
-    """Interns texts that repeat in hundreds of rows, which saves 0.1 MiB."""
+    """Interns strings that occur in hundreds of rows, which saves 0.1 MiB."""
     return Field(
         id=int(row["id"]),
         name=row["name"],
@@ -165,7 +165,7 @@ def _by_name() -> Mapping[str, Field]:
 
 
 def field_named(name: str) -> Field | None:
-    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias."""
+    """Returns the field with exactly this name: of DCGM before 4.6, DCGM 4.6, dcgm-exporter 1.x, or an alias."""
     return _by_name().get(name)
 
 
@@ -175,14 +175,14 @@ def _by_folded_name() -> Mapping[str, str]:
 
 
 def nearest_names(name: str, n: int = 1) -> list[str]:
-    """Names that are similar to a mistyped one, ignoring case."""
+    """Returns names that are similar to a mistyped name, ignoring case."""
     close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
     return [_by_folded_name()[folded] for folded in close]
 
 
 @cache
 def detail_helps() -> Mapping[int, str]:
-    """Additional fields of a GPU's own view (details.csv): field id -> description, in display order."""
+    """Returns the descriptions of the additional fields on a GPU's page (details.csv) by field id, in display order."""
     return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
 
 
@@ -219,7 +219,7 @@ _RATIO_ROUNDING = 1.01  # GPM slightly exceeds 100 % at full load
 
 
 class Blank(ValueError):
-    """The driver returned something that is no value: a sentinel, NaN, or an impossible number."""
+    """The driver returned an invalid value: a sentinel, NaN, or an impossible number."""
 
 
 def _temperature(raw: int) -> int:
@@ -242,7 +242,7 @@ def _used_ratio(memory: Any) -> float:
 
 
 def _fabric_status(info: Any) -> int:
-    """DcgmFMStatus: 0 not supported, 1 not started, 2 in progress, 3 success, 4 failure, 5 unrecognised."""
+    """Returns DcgmFMStatus: 0 not supported, 1 not started, 2 in progress, 3 success, 4 failure, 5 unrecognised."""
     if info.state < _FABRIC_COMPLETED:
         return int(info.state)
     if info.state > _FABRIC_COMPLETED:

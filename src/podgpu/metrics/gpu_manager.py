@@ -1,7 +1,7 @@
-"""Renders tkestack gpu-manager's four families: its names, labels and units, for every container on a GPU.
+"""Renders tkestack gpu-manager's four families for every container on a GPU, with gpu-manager's labels and units.
 
-Cards are gpu0, gpu1 and so on, and `total` is their sum. A MIG instance counts as its part of the card. If the use of
-one card is unknown, that card has no series and the container has no total.
+Cards are gpu0, gpu1 and so on, and `total` is their sum. A MIG instance is counted as a fraction of the card. If the
+usage of a card is unknown, that card has no series and the container has no total.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
 
 
 def _containers(state: NodeState) -> dict[Key, _Container]:
-    """Containers that hold a device, use one, or requested one from gpu-manager. HPC jobs have no pod, so no series."""
+    """Returns the containers that hold, use or requested a device. HPC jobs are omitted, because they have no pod."""
     containers: dict[Key, _Container] = {}
     for _, gpu, slot in all_slots(state):
         for holder in slot.holders:
@@ -86,7 +86,7 @@ def _containers(state: NodeState) -> dict[Key, _Container]:
     return containers
 
 
-# Use
+# Usage
 
 
 def _card_samples(
@@ -105,7 +105,7 @@ def _card_samples(
 
 
 def _by_card(slots: Iterable[_HeldSlot], number: Callable[[_HeldSlot], Number]) -> dict[int, Number]:
-    """Card -> the sum over its instances, in the order of the cards."""
+    """Sums the numbers of each card, ordered by card index."""
     numbers: dict[int, list[Number]] = {}
     for held in slots:
         if held.gpu.index is not None and not held.slot.hidden:
@@ -157,14 +157,14 @@ def _times(ratio: float | None, whole: Number) -> Number:
 
 
 def _add(numbers: Iterable[Number]) -> Number:
-    """None if there is nothing to add, or if one number is unknown."""
-    known: list[int | float] = []
+    """Returns None if there are no numbers, or if one of them is unknown."""
+    addends: list[int | float] = []
     for number in numbers:
         if number is None:
             return None
-        known.append(number)
-    exact = all(isinstance(number, int) for number in known)
-    return (sum(known) if exact else fsum(known)) if known else None  # fsum: the same in any order
+        addends.append(number)
+    exact = all(isinstance(number, int) for number in addends)
+    return (sum(addends) if exact else fsum(addends)) if addends else None  # fsum does not depend on the order
 
 
 def _tidy(number: Number) -> Number:

@@ -19,15 +19,15 @@ _RESERVED = HOLDER_LABELS | {
     *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
     *("peer_gpu", "link_status"),
 }
-"""Label names of dcgm-exporter's and podgpu's families. A pod label with such a name is renamed."""
+"""Label names of dcgm-exporter's and podgpu's families. A pod label with one of these names is renamed."""
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: it is part of the keys of the label caches
+@dataclass(frozen=True, eq=False)  # compared by identity, because it is part of the keys of the label caches
 class Policy:
-    """The user's choice of series and labels."""
+    """The user's settings for series and labels."""
 
     counters: tuple[Counter, ...] = ()
-    hostname: str = ""  # empty: no host label
+    hostname: str = ""  # no host label if empty
     hostname_labels: tuple[str, ...] = ("Hostname",)
     old_namespace: bool = False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
     replace_blanks_in_model_name: bool = False
@@ -35,7 +35,7 @@ class Policy:
     virtual_gpus: bool = False  # one series per holder of a shared device
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
-    process_metrics: str = ""  # path of /proc; empty: no process_* families
+    process_metrics: str = ""  # path of /proc; no process_* families if empty
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 
@@ -46,7 +46,7 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)  # compared by identity, like Policy: `_make_names` returns one object per device
 class DeviceNames:
-    """Names of a GPU or a MIG instance as labels show them."""
+    """Label values that identify a GPU or a MIG instance."""
 
     gpu: str
     uuid: str
@@ -98,7 +98,7 @@ def visible_slots(state: NodeState) -> list[tuple[DeviceNames, DeviceState, Slot
 
 
 def assigned_holders(slot: Slot) -> list[Holder]:
-    """Without workloads that only use the device."""
+    """Returns the holders to which a source assigned the device, without workloads that only use it."""
     return [holder for holder in slot.holders if holder.source]
 
 
@@ -107,7 +107,7 @@ def model_name(model: str, replace_blanks: bool) -> str:
 
 
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
-    """Labels of a holder on dcgm-exporter's and usage series. Unknown names have no label."""
+    """Returns the holder's labels for dcgm-exporter's series and usage series. Empty labels are omitted."""
     if holder.job:
         return [(JOB_LABEL, holder.job)]
     names, (uid, container_id) = OLD_POD_LABELS if policy.old_namespace else POD_LABELS, NAMELESS_LABELS
@@ -118,7 +118,7 @@ def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
 
 
 def holder_names(holder: Workload) -> list[tuple[str, str]]:
-    """Labels of a holder on podgpu's allocation families. Their set does not depend on the policy."""
+    """Returns the holder's labels for podgpu's allocation families. They do not depend on the policy."""
     if holder.job:
         return [(JOB_LABEL, holder.job)]
     nameless = zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
@@ -130,7 +130,7 @@ def holder_names(holder: Workload) -> list[tuple[str, str]]:
 def device_labels(
     names: DeviceNames, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy
 ) -> Labels:
-    """dcgm-exporter's labels in dcgm-exporter's order."""
+    """Builds dcgm-exporter's labels in its order."""
     pairs = [
         ("gpu", names.gpu),
         ("uuid" if policy.old_namespace else "UUID", names.uuid),
@@ -147,7 +147,7 @@ def device_labels(
 
 
 def _rename_pod_labels(taken: frozenset[str], pod_labels: Pairs) -> Iterator[tuple[str, str]]:
-    """A pod label whose name is taken becomes `pod_label_<name>`, as since dcgm-exporter 4.8.3."""
+    """Renames pod labels whose name is taken to `pod_label_<name>`, as dcgm-exporter does since 4.8.3."""
     free = dict(pair for pair in pod_labels if pair[0] not in taken)
     yield from free.items()
     for name, value in pod_labels:
@@ -160,6 +160,6 @@ def _rename_pod_labels(taken: frozenset[str], pod_labels: Pairs) -> Iterator[tup
 
 @lru_cache(maxsize=4096)
 def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
-    """Adds labels in dcgm-exporter's order: it sorts err_code, window_size_in_ms and the like among the pod labels."""
+    """Adds labels such as err_code in dcgm-exporter's order: sorted together with the pod labels."""
     cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
     return Labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

@@ -1,6 +1,6 @@
-"""Size and billing name of MIG instances. Pure.
+"""Computes the size and the billing name of MIG instances.
 
-A GPU has a number of compute slices. A profile such as `1g.10gb` takes some of them.
+A GPU has a fixed number of compute slices. A profile such as `1g.10gb` uses some of them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}  #
 
 
 def billed_name(model: str, profile: str) -> str:
-    """Bills list instances under NVML's name for them, because their hours are not hours of a whole GPU."""
+    """Returns NVML's name of the instance. Bills list instances separately from whole GPUs."""
     return f"{model}{_BILLED}{profile}".rstrip()
 
 
 @lru_cache(maxsize=1024)
 def parent_and_part(billed: str) -> tuple[str, float | None]:
-    """The GPU's model, and the part of a GPU that has this name. None: the profile has no size."""
+    """Returns the GPU model and the fraction of that GPU. The fraction is None if the profile has no size."""
     model, mig, profile = billed.rpartition(_BILLED)
     return (model, part_of_gpu(model, profile)) if mig else (billed, 1.0)
 
 
 @lru_cache(maxsize=1024)
 def part_of_gpu(model: str, profile: str) -> float | None:
-    """The instance's part of the compute slices. None: the profile has no size."""
+    """Returns the instance's fraction of the GPU's compute slices, or None if the profile has no size."""
     slices = slices_of_profile(profile)
     return None if slices is None else min(slices / slices_of_gpu(model), 1.0)
 

@@ -1,4 +1,4 @@
-"""DCGM's names of dcgm-exporter 4.8 and 4.9, and the conversion between their units (fields.csv).
+"""Maps the field names of dcgm-exporter 4.8 and 4.9 to each other and converts between their units (fields.csv).
 
 A unit belongs to a field's id, not to its name: `DCGM_FI_DEV_FB_USED` is field 252 in MiB,
 `DCGM_FI_DEV_FB_USED_BYTES` is field 1627 in bytes.
@@ -19,20 +19,20 @@ NameSet = Literal["4.8", "4.9", "both"]
 HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = MappingProxyType(
     {"4.8": ("Hostname",), "4.9": ("hostname",), "both": ("Hostname", "hostname")}
 )
-_DECIMALS = 9  # of converted numbers: more than dcgm-exporter prints, fewer than binary fractions have
-_CLOSE = 1e-6  # distance to a whole number that is a rounding error
+_DECIMALS = 9  # precision of converted numbers: higher than dcgm-exporter's, low enough to hide floating-point errors
+_CLOSE = 1e-6  # a smaller distance to a whole number is a rounding error
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """One value under 4.8's name and under 4.9's."""
+    """The names and units of one value in 4.8 and 4.9."""
 
     old: Field
     new: Field
-    """The same field if only the name changed."""
+    """Same as `old` if only the name changed."""
     new_name: str
     factor: float
-    """The old value times this is the new one."""
+    """The old value times this factor is the new value."""
 
     @property
     def old_name(self) -> str:
@@ -40,31 +40,31 @@ class Rename:
 
     @property
     def old_names(self) -> tuple[str, ...]:
-        """Without the names of 1.x."""
+        """All old names except those of 1.x."""
         return tuple(name for name in self.old.names if name not in (self.new_name, self.old.name_1x))
 
 
 @cache
 def renames() -> tuple[Rename, ...]:
-    """All renames, ordered by the old field's id. Fields of type text are label names."""
-    found = []
+    """Returns all renames, ordered by the id of the old field. Fields of type text are label names."""
+    all_renames = []
     for old in fields().values():
         new = successors().get(old.id)
         if new is not None:
-            found.append(Rename(old, new, new.name, new.factor))
+            all_renames.append(Rename(old, new, new.name, new.factor))
         elif old.name_since_4_6:
-            found.append(Rename(old, old, old.name_since_4_6, 1.0))
-    return tuple(found)
+            all_renames.append(Rename(old, old, old.name_since_4_6, 1.0))
+    return tuple(all_renames)
 
 
 @cache
 def successors() -> Mapping[int, Field]:
-    """Id of a field in an older unit -> the field with the same value in a base unit (DCGM 4.6.1 and later)."""
+    """Maps ids of fields in older units to the fields with the same value in a base unit (DCGM 4.6.1 and later)."""
     return {field.legacy: field for field in fields().values() if field.legacy is not None}
 
 
 def counterpart(field: Field) -> tuple[Field, float] | None:
-    """The field with the same value in the other unit, and the factor from its value to this field's."""
+    """Returns the field with the same value in the other unit, and the factor that converts its value to this unit."""
     if field.legacy is not None:
         return fields()[field.legacy], field.factor
     new = successors().get(field.id)
@@ -72,7 +72,7 @@ def counterpart(field: Field) -> tuple[Field, float] | None:
 
 
 def rename_of(name: str) -> Rename | None:
-    """The rename of a name of either generation."""
+    """Finds the rename by an old or a new name."""
     return _renames_by_name().get(name)
 
 
@@ -82,11 +82,11 @@ def _renames_by_name() -> Mapping[str, Rename]:
 
 
 class Meaning(NamedTuple):
-    """The field of a series, in the older unit if there are two."""
+    """The field that a metric name stands for. If the value exists in two units, the field with the older unit."""
 
     field: Field
     factor: float
-    """The printed value divided by this is in the field's unit."""
+    """Divide a printed value by this factor to convert it to the field's unit."""
 
     def value(self, printed: float) -> float:
         return printed if self.factor == 1.0 else round(printed / self.factor, _DECIMALS)
@@ -94,7 +94,7 @@ class Meaning(NamedTuple):
 
 @cache
 def meaning(name: str) -> Meaning | None:
-    """The meaning of a metric name of any generation; None: no field has it."""
+    """Returns the meaning of a metric name of any generation, or None if no field has this name."""
     field = field_named(name)
     if field is None:
         return None
@@ -102,7 +102,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:
-    """The number times the factor, in the field's type. Integers are truncated, as DCGM does."""
+    """Multiplies the number by the factor and converts it to the field's type. Integers are truncated, as in DCGM."""
     exact = number * factor
     if field.type != "int":
         return round(exact, _DECIMALS)
@@ -110,18 +110,18 @@ def converted(field: Field, number: int | float, factor: float) -> int | float:
 
 
 def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
-    """Adds the older field of every value that is present in a base unit only."""
-    found = dict(values)
+    """Adds the field in the older unit for every value that is present only in a base unit."""
+    completed = dict(values)
     for number, value in values.items():
         legacy = fields()[number].legacy
         if legacy is not None:
-            found.setdefault(legacy, round(value / fields()[number].factor, _DECIMALS))
-    return found
+            completed.setdefault(legacy, round(value / fields()[number].factor, _DECIMALS))
+    return completed
 
 
 @cache
 def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a field: 4.8's and earlier ones, and 4.9's."""
+    """Returns the names of a field in 4.8 and earlier, and its names in 4.9."""
     rename = rename_of(fields()[field_id].name)
     new = () if rename is None else (rename.new_name,)
     return tuple(name for name in names_of(field_id) if name not in new), new
@@ -129,24 +129,24 @@ def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @cache
 def names_of(field_id: int) -> tuple[str, ...]:
-    """Every metric name of a field's value, in either unit, 4.8's first."""
+    """Returns all metric names of a field's value in both units, 4.8's names first."""
     field = fields()[field_id]
     other = counterpart(field)
-    both = (field,) if other is None else sorted((field, other[0]), key=lambda known: known.id)
-    return tuple(name for known in both for name in known.names)
+    both = (field,) if other is None else sorted((field, other[0]), key=lambda one: one.id)
+    return tuple(name for one in both for name in one.names)
 
 
-# Typed figures of the document
+# Values that have their own member in the document
 
 UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
-_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
+_MAX_RATIO = 1.01  # a counter that is read slightly late results in slightly more than 1
 _MIB = 1024 * 1024
 
 
 def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Members of a `DeviceState`, from fields in 4.8's units."""
+    """Computes members of `DeviceState` from fields in 4.8's units."""
     power = values.get(POWER)
     return {
         "power_mw": None if power is None else round(power * 1000),
@@ -155,7 +155,7 @@ def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def slot_figures(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Members of a `Slot`, from fields in 4.8's units. MIG instances have no GPU_UTIL."""
+    """Computes members of `Slot` from fields in 4.8's units. MIG instances have no GPU_UTIL."""
     used, total = values.get(FB_USED), values.get(FB_TOTAL)
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)

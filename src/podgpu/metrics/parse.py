@@ -1,8 +1,8 @@
-"""Parses and writes families of any exporter in text format 0.0.4. Pure.
+"""Parses and writes metric families of any exporter in Prometheus text format 0.0.4.
 
-A text that breaks the format is refused with the line and the reason. Three violations are accepted, because exporters
-commit them and Prometheus accepts them: a family whose samples are not in one group, a series that occurs twice, and
-a backslash that escapes nothing (dcgm-exporter does not escape label values).
+Malformed text is rejected with the line number and the reason. Three violations are accepted, because they occur in
+practice and Prometheus accepts them: samples of a family that are not adjacent, duplicate series, and invalid escape
+sequences (dcgm-exporter does not escape label values).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 _CACHED_LENGTH = 1024  # longer comments and label forms are not cached
 _BLANKS_TO_FLOAT = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f"  # ASCII characters that float() skips around a number
-_LARGEST_PLAIN = 2.0**53  # up to here every whole number is a float of its own
+_LARGEST_PLAIN = 2.0**53  # floats represent all whole numbers up to this one exactly
 
 
 class BadExposition(SourceError):
@@ -47,10 +47,10 @@ class BadExposition(SourceError):
         self.why = why
 
 
-class ParsedSample(NamedTuple):  # a tuple: a frozen dataclass takes four times as long to create
+class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a frozen dataclass
     name: str
     labels: Mapping[str, str]
-    """Read-only: samples with the same label text share it."""
+    """Read-only, because samples with the same label text share it."""
     value: float
     timestamp: int | None = None
     """Milliseconds since 1970."""
@@ -65,7 +65,7 @@ class ParsedFamily:
 
 
 def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
-    """The families in the order of their first line, samples in the order of the text. Raises BadExposition."""
+    """Returns the families, ordered by their first line. Samples keep their order. Raises BadExposition."""
     lines = text.split("\n")
     if lines.pop():
         raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")
@@ -89,7 +89,7 @@ class _OpenFamily:
 
 
 class _LineError(Exception):
-    """The reason why a line is refused."""
+    """The reason why a line is rejected."""
 
 
 class _Parser:
@@ -97,13 +97,13 @@ class _Parser:
         self._families: dict[str, _OpenFamily] = {}
         self._by_sample_name: dict[str, _OpenFamily] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
-        """By their text with the closing brace."""
+        """Parsed labels by their text, including the closing brace."""
 
     def read_quickly(self, lines: Iterable[str]) -> None:
-        """Same result as `read_line` for each line, ten times as fast.
+        """Does the same as `read_line` for each line, ten times as fast.
 
-        Handles `name{labels} number` with a known name. Everything else goes to `read_line`. The caller guarantees
-        ASCII text without blanks that float() ignores.
+        Handles `name{labels} number` with a known name, and calls `read_line` for all other lines. The caller
+        guarantees ASCII text without blanks that float() ignores.
         """
         labels_of, family_of, new = self._labels, self._by_sample_name, tuple.__new__
         last_name, append = "", list[ParsedSample]().append
@@ -123,7 +123,7 @@ class _Parser:
                 except (KeyError, ValueError):
                     pass
                 else:
-                    # Python accepts 1_000, and 1e999 as infinity.
+                    # Rejects 1_000 and 1e999 (infinity), which Python accepts.
                     if value - value == 0.0 and "_" not in value_text:
                         append(new(ParsedSample, (name, labels, value, None)))
                         continue
@@ -142,8 +142,8 @@ class _Parser:
             raise BadExposition(number, str(error)) from None
 
     def families(self) -> list[ParsedFamily]:
-        found = self._families.values()
-        return [ParsedFamily(f.name, f.type or "untyped", f.help or "", tuple(f.samples)) for f in found]
+        parsed = self._families.values()
+        return [ParsedFamily(f.name, f.type or "untyped", f.help or "", tuple(f.samples)) for f in parsed]
 
     def _add_sample(self, name: str, label_text: str | None, value: str, timestamp: str | None) -> None:
         closed = f"{label_text or ''}}}"
@@ -154,7 +154,7 @@ class _Parser:
         family.samples.append(ParsedSample(name, labels, _parse_number(value), _parse_timestamp(timestamp)))
 
     def _family_of_sample(self, name: str) -> _OpenFamily:
-        """Series of histograms and summaries have the name of their family with a suffix."""
+        """Returns the family of a sample. Samples of histograms and summaries have a suffix after the family's name."""
         stem, underscore, part = name.rpartition("_")
         owner = self._families.get(stem) if underscore else None
         family = owner if owner and part in _PARTS.get(owner.type or "", ()) else self._family(name)
@@ -192,7 +192,7 @@ class _Parser:
 
 
 def _parse_comment(line: str) -> tuple[str | None, str | None, str] | None:
-    """HELP or TYPE, the name of the metric, the rest; None: not a comment."""
+    """Returns HELP or TYPE, the name of the metric, and the rest of the line, or None if this is not a comment."""
     match = _COMMENT.match(line)
     return (match[1], match[2], match[3].rstrip(" \t")) if match else None
 
@@ -221,14 +221,14 @@ def _parse_labels(text: str) -> dict[str, str]:
 def _labels_by_form(closed: str) -> Mapping[str, str] | None:
     """Parses labels up to the closing brace by their form, which is the text without the values.
 
-    An exporter has a few dozen forms. None: the text needs `_parse_labels`.
+    An exporter has a few dozen forms, so they are cached. Returns None if the text needs `_parse_labels`.
     """
     if "\\" in closed:
         return None
     pieces = closed.split('"')
     form = '"'.join(pieces[::2])
     names = _names_in_form(form) if len(form) <= _CACHED_LENGTH else None
-    # Unless there is one value per name, a quote is open.
+    # If there is not exactly one value per name, a quote is not closed.
     return None if names is None or len(pieces) != 2 * len(names) + 1 else dict(zip(names, pieces[1::2], strict=True))
 
 
@@ -245,7 +245,7 @@ def _unescape(text: str) -> str:
 
 
 def _parse_number(text: str) -> float:
-    """As Go parses it: no 1_000, no hexadecimal, no overflow to infinity."""
+    """Parses a number as Prometheus does: rejects 1_000, hexadecimal numbers and overflow to infinity."""
     if _NUMBER.fullmatch(text):
         value = float(text)
         if math.isfinite(value):
@@ -264,12 +264,12 @@ def _parse_timestamp(text: str | None) -> int | None:
 
 
 def _shorten(text: str) -> str:
-    """For messages: short, and without control characters."""
+    """Shortens a text for messages and escapes control characters."""
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
-    """Writes parsed families. Timestamps are left out, because node_exporter's textfile collector refuses them."""
+    """Writes parsed families. Timestamps are omitted, because node_exporter's textfile collector rejects them."""
     texts: dict[int, str] = {}
     lines: list[str] = []
     for family in families:

@@ -1,4 +1,4 @@
-"""Renders a `NodeState` as metric families. Pure."""
+"""Renders a `NodeState` as metric families."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _NS = 1_000_000_000
 
 
 def render_node(state: NodeState, policy: Policy) -> list[Family]:
-    """All families of `/metrics` but gpu-manager's and process_*."""
+    """Renders all families of `/metrics` except gpu-manager's and process_*."""
     return [*render_dcgm(state, policy), *render_podgpu(state, policy), *render_self(state)]
 
 
 def render_podgpu(state: NodeState, policy: Policy) -> list[Family]:
-    """podgpu's families about devices, holders and namespaces."""
+    """Renders podgpu's families about devices, holders and namespaces."""
     return [*_usage(state, policy), *_health(state, policy), *_devices(state, policy)]
 
 
 def render_self(state: NodeState) -> list[Family]:
-    """podgpu's families about the exporter. They are served even if the figures are too old."""
+    """Renders podgpu's families about the exporter itself. They are served even if the GPU readings are stale."""
     last = [source for source in state.sources if source.up is not None]
     errors = sorted((s.name, reason, count) for s in state.sources for reason, count in s.errors.items())
     unmapped = sorted((s.name, reason, count) for s in state.sources for reason, count in s.unmapped.items())
@@ -81,11 +81,11 @@ def _unsupported_labels(names: DeviceNames, field: str) -> Labels:
     return Labels([("gpu", names.gpu), ("UUID", names.uuid), *names.instance_id, ("field", field)])
 
 
-# Usage: device and holder labels as on dcgm-exporter's series, base units
+# Usage, in base units. Labels of devices and holders are the same as on dcgm-exporter's series.
 
 
 def _figures(part: str, rows: Sequence[tuple[Labels, Document]]) -> list[Family]:
-    """The families that show one member of this part of the document."""
+    """Renders the families whose samples are members of this part of the document."""
     families = []
     for spec in f.OWN_FAMILIES:
         if spec.part == part:
@@ -187,13 +187,13 @@ def _devices(state: NodeState, policy: Policy) -> list[Family]:
 
 
 def _count_xids(gpu: DeviceState) -> int:
-    """Starts at 0 for every GPU, so that increase() sees the first event."""
+    """Returns the number of XIDs. It is 0 before the first event, so that increase() includes that event."""
     return sum(xid.total for slot in (gpu, *gpu.instances) for xid in slot.xids)
 
 
 @lru_cache(maxsize=1024)
 def _device_labels(names: DeviceNames, policy: Policy, *more: tuple[str, str]) -> Labels:
-    """Without model name and label-type fields: a driver upgrade must not start a new counter."""
+    """Omits the model name and label-type fields, because a driver upgrade must not start a new series."""
     return Labels([*names.gpu_labels, *names.instance_labels, *policy.host, *more])
 
 
