@@ -271,7 +271,7 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
         for _ in range(3):
             bench.turn(0)
             assert bench.shown(1)
-        assert f"usage: hung: the usage of {bench.uuid(1)} by containers is unknown" in bench.client.ask("/health").text
+        assert f"usage: hung: container usage of {bench.uuid(1)} is unknown" in bench.client.ask("/health").text
         assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.scraped
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")

@@ -60,7 +60,7 @@ def build_exporter_agent(
     configmap = options["configmap_data"]
     if configmap != "none" and (text := open_if_api("configmap-data", lambda: api.configmap(configmap))):
         read_counters = counters_in_configmap(configmap, text, naming)
-    pod_labels = _pod_labels(options, api)
+    pod_labels = _make_label_reader(options, api)
     chosen_label = options["hostname_label"]
     settings = Settings(
         interval=options["collect_interval"],
@@ -72,7 +72,7 @@ def build_exporter_agent(
         selection=selection,
         policy=Policy(
             counters=counters,
-            hostname="" if options["no_hostname"] else _hostname(options),
+            hostname="" if options["no_hostname"] else _choose_hostname(options),
             hostname_labels=naming.host_labels if chosen_label == "auto" else (chosen_label,),
             old_namespace=options["use_old_namespace"],
             replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
@@ -116,7 +116,7 @@ def assemble_agent(
     )
 
 
-def _pod_labels(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
+def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
     label_filter = LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     if not options["kubernetes_enable_pod_labels"]:
         return dict
@@ -124,7 +124,7 @@ def _pod_labels(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
     return dict if pods is None else lambda: label_filter.select(pods.items())
 
 
-def _hostname(options: Options) -> str:
+def _choose_hostname(options: Options) -> str:
     """Returns NODE_NAME, else the host of a remote DCGM host engine, else the name of this machine."""
     engine = options["host_engine"]
     is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
@@ -179,22 +179,22 @@ def _log_directories(options: Mapping[str, Any]) -> tuple[str, str]:
 # Telemetry
 
 
-def _nvml(argument: str, options: Options) -> Telemetry:
+def _open_nvml(argument: str, options: Options) -> Telemetry:
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, but {redact_url(argument)} was given")
     return NvmlTelemetry(
-        count_expected=_pci_counter(options),
+        count_expected=_make_pci_counter(options),
         sees_processes=in_host_pid_namespace() is True,
-        switch_logs=_switch_logs(options),
+        switch_logs=_make_switch_logs(options),
     )
 
 
-def _pci_counter(options: Options) -> Callable[[], int | None]:
+def _make_pci_counter(options: Options) -> Callable[[], int | None]:
     """Returns a function that counts the GPUs on the PCI bus of this machine."""
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
+def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
     """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
     wanted = options.get("usage_from", "samples")
     if wanted == "samples" and not how:
@@ -209,19 +209,19 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
     return SimulatedNvml(spec or DEFAULT_SPEC, node=node_name())
 
 
-def _simulated(argument: str, options: Options) -> Telemetry:
+def _open_simulated(argument: str, options: Options) -> Telemetry:
     from podgpu.simulate.node import place_loads, tenants
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.gpus)
-    switch_logs = _switch_logs(
+    switch_logs = _make_switch_logs(
         options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
     )
     return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=switch_logs)
 
 
-def _dcgm(argument: str, options: Options) -> Telemetry:
+def _open_dcgm(argument: str, options: Options) -> Telemetry:
     from podgpu.gpu.dcgm import DcgmSettings, DcgmTelemetry
 
     engine = options.get("host_engine")
@@ -235,22 +235,22 @@ def _dcgm(argument: str, options: Options) -> Telemetry:
     )
     if engine is not None and not engine.is_local:  # the GPUs are in another machine
         return DcgmTelemetry(settings)
-    return DcgmTelemetry(settings, _nvml("", options), _pci_counter(options))
+    return DcgmTelemetry(settings, _open_nvml("", options), _make_pci_counter(options))
 
 
-def _exporter(argument: str, options: Options) -> Telemetry:
+def _open_exporter(argument: str, options: Options) -> Telemetry:
     if not argument:
         raise UsageError("--telemetry exporter needs an address, such as exporter:localhost:9400")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
-    return ExporterTelemetry(open_exposition(argument, options), _nvml("", options), device_name_ids=by_name)
+    return ExporterTelemetry(open_exposition(argument, options), _open_nvml("", options), device_name_ids=by_name)
 
 
 TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
-    "auto": _nvml,
-    "nvml": _nvml,
-    "dcgm": _dcgm,
-    "exporter": _exporter,
-    "simulated": _simulated,
+    "auto": _open_nvml,
+    "nvml": _open_nvml,
+    "dcgm": _open_dcgm,
+    "exporter": _open_exporter,
+    "simulated": _open_simulated,
 }
 
 

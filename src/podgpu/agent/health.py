@@ -45,15 +45,15 @@ class _ThrottleKind:
     bits: int  # clock event bits, for drivers without these counters
 
 
-def _throttle_kind(*reasons: str) -> _ThrottleKind:
+def _make_throttle_kind(*reasons: str) -> _ThrottleKind:
     counters = {reason: field_id for field_id, reason in THROTTLE_REASONS.items()}
     bits = sum(bit for bit, event in CLOCK_EVENTS.items() if event in reasons)
     return _ThrottleKind(tuple(counters[reason] for reason in reasons), bits)
 
 
 _THROTTLE_KINDS: Mapping[str, _ThrottleKind] = {
-    THERMAL: _throttle_kind("sw_thermal", "hw_thermal", "thermal"),
-    POWER_BRAKE: _throttle_kind("hw_power_brake"),
+    THERMAL: _make_throttle_kind("sw_thermal", "hw_thermal", "thermal"),
+    POWER_BRAKE: _make_throttle_kind("hw_power_brake"),
 }
 _THROTTLE_FIELDS = {i for kind in _THROTTLE_KINDS.values() for i in kind.counters} | {CLOCK_EVENTS_FIELD}
 

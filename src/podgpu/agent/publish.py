@@ -212,14 +212,14 @@ def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
     uids = parts.allocation.api_uids
     holders: dict[str, list[Holder]] = {}
     by_device = sorted(parts.usage.usage.holders.items())
-    usages = {key: {workload.key: (workload, usage) for workload, usage in those} for key, those in by_device}
+    usages = {key: {workload.key: (workload, usage) for workload, usage in entries} for key, entries in by_device}
     for a in parts.allocation.assignments:
         _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
         given: dict[str, Any] = {"source": a.source, "share_ratio": a.share, "replica": a.replica}
         holder = Holder(**_members(a.holder, uids), **given, labels=dict(a.attributes), usage=usage)
         holders.setdefault(a.device, []).append(holder)
-    for key, those in usages.items():
-        for workload, usage in those.values():
+    for key, entries in usages.items():
+        for workload, usage in entries.values():
             holders.setdefault(key, []).append(Holder(**_members(workload, uids), usage=usage))
     return holders
 
@@ -250,7 +250,7 @@ def _remove_device_figures(gpu: DeviceState) -> DeviceState:
     return DeviceState(instances=instances, **{member: getattr(gpu, member) for member in _NO_FIGURES})
 
 
-# -- what is served ------------------------------------------------------------------------------------------------
+# -- published data ------------------------------------------------------------------------------------------------
 
 
 class Published:
@@ -383,17 +383,17 @@ class ChangeLog:
         for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, describe(a))):
             new[assignment.source, assignment.reason].append(assignment)
         self._unmapped = unmapped
-        for (source, reason), those in sorted(new.items()):
-            explanation = explain(those[0])
+        for (source, reason), entries in sorted(new.items()):
+            explanation = explain(entries[0])
             level = logging.INFO if explanation.harmless else logging.WARNING
-            for assignment in those[:MAX_LINES]:
+            for assignment in entries[:MAX_LINES]:
                 _log.log(
                     level,
                     "%s: %s: %s (%s); %s",
                     *(source, describe(assignment), explanation.reason, reason, explanation.advice),
                 )
-            if len(those) > MAX_LINES:
-                more = len(those) - MAX_LINES
+            if len(entries) > MAX_LINES:
+                more = len(entries) - MAX_LINES
                 _log.log(
                     level, "%s: %d more with the same reason (%s); run podgpu doctor to list all", source, more, reason
                 )

@@ -25,7 +25,7 @@ NO_NAME = "no_pod_name"
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is in no pod."""
+    """Owners of processes by pid. A process that is neither in `workloads` nor in `unknown` is not in a pod."""
 
     workloads: Mapping[int, Workload] = field(default_factory=dict)
     unknown: Mapping[int, str] = field(default_factory=dict)  # reason, if the owner cannot be determined
@@ -47,16 +47,16 @@ class ProcessOwners:
         has no name, because a short job could end before the next regular reading.
         """
         self._lookups = self._finder.find_all(pids)
-        places = {pid: self._correct(pid, place) for pid, place in self._lookups.items()}
-        inside = {pid: place.workload for pid, place in places.items() if place.outcome == "found"}
+        lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
+        inside = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.outcome == "found"}
         named, unknown, nameless = _name(inside, complete)
         if not self._nameless.issuperset(nameless.values()):
             more, conflicts, nameless = _name(nameless, learn())
             named, unknown = named | more, unknown | conflicts
         self._nameless = frozenset(nameless.values())
-        unknown |= {pid: place.outcome for pid, place in places.items() if place.outcome in FAILED_LOOKUPS}
-        unknown |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # no UID: not in a pod
-        servers = frozenset(pid for pid, place in self._lookups.items() if place.is_mps_server)
+        unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
+        unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
+        servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
         self._last = Owners(named, unknown, servers, nameless)
         return self._last
 
@@ -79,13 +79,13 @@ class ProcessOwners:
 
 
 def _name(
-    places: Mapping[int, Workload], complete: Complete
+    workloads: Mapping[int, Workload], complete: Complete
 ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
     """Returns, by pid: workloads with a name, errors of conflicting names, and workloads without a name."""
     named: dict[int, Workload] = {}
     conflicts: dict[int, str] = {}
     nameless: dict[int, Workload] = {}
-    for pid, workload in places.items():
+    for pid, workload in workloads.items():
         try:
             completed = complete(workload)
         except SourceError as e:
