@@ -196,7 +196,7 @@ def test_what_is_set_to_its_default_is_not_warned_about(all_defaults: Ran) -> No
     assert all_defaults.code == 0, all_defaults.err
     assert all_defaults.warned == []
     # A remote host engine that is named is meant, even by the address that is its default.
-    assert "-r localhost:5555: not used" in all_defaults.err
+    assert "-r localhost:5555 is ignored" in all_defaults.err
 
 
 # --- Go's habits
