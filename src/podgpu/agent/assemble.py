@@ -144,7 +144,8 @@ class Holders:
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Holders:
-    """Builds the allocation sources. Call it after all watches are opened, because it adds their health.
+    """Builds the allocation sources. Call it after all watches are opened: it also adds a source that
+    reports their health.
 
     Raises UsageError.
     """

@@ -361,7 +361,7 @@ def describe_default(option: click.Option) -> str:
 # Spelling
 
 _MAX_SIMILAR = 3
-_MIN_WORD = 4  # fewer letters after a single dash are short options
+_MIN_WORD = 4  # letters of a misspelt long option with a single dash; fewer are short options
 _SIMILAR = 0.85
 
 

@@ -67,7 +67,8 @@ class PrometheusServer:
         """Raises UsageError."""
         for name in self.node_labels or ("",):
             if not _LABEL.fullmatch(name):
-                raise UsageError(f"--node-label: {name!r} is not the name of a label; write {','.join(NODE_LABELS)}")
+                default = ",".join(NODE_LABELS)
+                raise UsageError(f"--node-label: {name!r} is not a valid label name; the default is {default}")
 
 
 class RangeSeries(NamedTuple):

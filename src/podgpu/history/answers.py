@@ -15,7 +15,7 @@ NO_DATA = 255
 """The byte for a sparkline point without data."""
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
 JSON = dict[str, Any]
-_SERIES = {  # name in the store -> name in the JSON, digits
+_SERIES = {  # name in the store -> (name in the JSON, decimal places)
     "utilization": ("utilization_ratio", 4),
     "memory": ("memory_used_bytes", 0),
     "power": ("power_watts", 1),

@@ -90,9 +90,9 @@ class HistoryRecorder:
         old = sorted(path.name for pattern in _OLD_FILES for path in self._path.parent.glob(pattern))
         if old:
             _log.warning(
-                "%s contains files of an older podgpu, which are ignored (%s and %d more): history starts again; delete"
-                " them if you do not need to downgrade",
-                *(self._path.parent, old[0], len(old) - 1),
+                "%s contains history files of an older podgpu (such as %s). They are ignored, and a new history is"
+                " started. Delete these files unless you may downgrade",
+                *(self._path.parent, old[0]),
             )
 
     def _report(self, problem: str) -> None:

@@ -34,7 +34,8 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
 """Directory in which NVIDIA's device plugin mounts one file per GPU (volume-mounts strategy)."""
 MAX_IDS = 512
-"""Maximum number of ids per container, so that users cannot fill the file. No node has more GPUs and MIG instances."""
+"""Maximum number of ids per container, so that a user cannot make podlist.json arbitrarily large. Nodes have fewer
+GPUs and MIG instances than this."""
 DISAGREEMENT = "disagreement"
 """NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator assigned."""
 _MAX_ID_LENGTH = 128

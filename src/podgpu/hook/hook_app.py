@@ -15,7 +15,7 @@ def hook_application(hook: Hook) -> web.Application:
         return await metrics_response(request, Exposition.of(encode(hook.families())))
 
     def live() -> tuple[bool, str]:
-        """Fails only if a thread has ended, because a restart does not help while the runtime is unavailable."""
+        """Fails only if a thread has ended. An unavailable runtime is not a failure: a restart would not help."""
         return (True, "OK\n") if hook.is_alive else (False, "a thread of the hook has ended\n")
 
     def ready() -> tuple[bool, str]:

@@ -76,7 +76,7 @@ class Credentials:
         except SourceError as error:
             if self._current is None:
                 raise
-            # The files may be about to be replaced.
+            # Not fatal: the files may be in the middle of a rotation.
             _log.warning("%s; the previous credentials are still used", error)
         self._max_age, self._renewed_at = max_age, self._clock()
 

@@ -136,7 +136,7 @@ def names_of(field_id: int) -> tuple[str, ...]:
     return tuple(name for one in both for name in one.names)
 
 
-# Values that have their own member in the document
+# Fields that are also attributes of DeviceState or Slot
 
 UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)

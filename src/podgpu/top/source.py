@@ -160,7 +160,7 @@ def _decode_points(text: str) -> bytes:
 class ClusterSource:
     """Reads the view of `podgpu cluster`, or of any other server with podgpu's API."""
 
-    deadline = CLUSTER_TIMEOUT + 1.0  # longer than the request's timeout, whose message has more details
+    deadline = CLUSTER_TIMEOUT + 1.0  # longer than the request's timeout, so that its more detailed error is shown
     has_rates = False
 
     def __init__(self, url: str) -> None:
@@ -178,7 +178,8 @@ class ExporterSource:
     """Reads the view of a podgpu exporter, or the metrics of any other GPU exporter."""
 
     has_rates = False
-    deadline = 2 * EXPORTER_TIMEOUT + 0.5  # longer than two requests, whose messages have more details
+    # Longer than the timeouts of two requests, so that their more detailed errors are shown.
+    deadline = 2 * EXPORTER_TIMEOUT + 0.5
 
     def __init__(self, url: str) -> None:
         """If the URL has no path, /metrics is used. Raises UsageError."""

@@ -30,7 +30,10 @@ Forget = Callable[[str], tuple[int, str]]
 
 
 def explain_refusal(request: web.Request, action: str) -> str:
-    """Returns why the request is rejected, or an empty string if an operator on this machine sent it for `action`."""
+    """Returns why the request is rejected, or an empty string if it is allowed.
+
+    It must come from this machine, not through a proxy, and with the header that confirms `action`.
+    """
     if not is_loopback(request.remote):
         return "allowed only from this machine (127.0.0.1 or ::1)"
     if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via")):

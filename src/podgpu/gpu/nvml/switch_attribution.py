@@ -86,7 +86,7 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The stays in one window. Their durations, `switching` and `unknown` add up to the window."""
+    """All `Stay`s within one window. Their durations plus `switching` and `unknown` add up to the window's length."""
 
     since: int
     until: int
