@@ -283,7 +283,7 @@ def test_vcuda_requests_do_not_depend_on_the_annotations() -> None:
         *((key, A, "must be an id, a type, a memory size and a percentage") for key in (HAMI, HAMI_1, VOLCANO)),
         (HAMI, f"{A},NVIDIA,x,3:;", "memory size 'x' is not a number"),
         (HAMI, f"{A},NVIDIA,{'9' * 5000},3:;", "is not a number"),
-        (HAMI, f";;{A},NVIDIA,500,3:;", "place 3 is filled, but the pod has 1 containers"),
+        (HAMI, f";;{A},NVIDIA,500,3:;", "devices to container number 3, but the pod has 1 containers"),
         (f"{CARDS}1", "0", "there is no container 1: the pod has 1"),
         (f"{CARDS}0", "0,", "card '' is not a number"),
     ],

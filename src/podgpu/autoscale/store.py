@@ -96,7 +96,10 @@ class MetricsSnapshot:
         return pod.started_at > self.ends_at - 2 * self.interval - _STARTING_SECONDS
 
     def rounds_of(self, pod: PodSeen, window: float) -> int:
-        """Returns the number of rounds in the window since the pod started. Earlier samples are of another pod."""
+        """Returns the number of rounds in the window since the pod started.
+
+        Earlier samples belong to a previous pod of the same name.
+        """
         if pod.started_at <= self.ends_at - window - self.interval:
             return self.rounds_in(window)
         lived = math.floor(self.ends_at / self.interval - pod.started_at / self.interval) + 1

@@ -217,8 +217,8 @@ def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Calla
     if not _is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by other machines, "
-            "and any client can claim any namespace: give --keda-cert-file, --keda-key-file and --keda-client-ca-file, "
-            "listen on 127.0.0.1, or set it to none"
+            "and any client could read any namespace: set --keda-cert-file, --keda-key-file and --keda-client-ca-file, "
+            f"listen on 127.0.0.1, or disable it with {KEDA_OPTION} none"
         )
     if not namespaces:
         _log.warning("%s: no namespace is served: give client certificates or --keda-namespaces", KEDA_OPTION)

@@ -42,11 +42,11 @@ EXPORTER_OPTIONS = _read_options()
 _BY_FLAG = {option.flag: option for option in EXPORTER_OPTIONS}
 PRICES_HELP = _BY_FLAG["prices"].help
 EXPORTER_ACCESS_OPTIONS = tuple(option for option in EXPORTER_OPTIONS if option.flag.startswith("exporter-"))
-"""Options for reading another exporter: --telemetry exporter:, enrich, cluster."""
+"""Options for reading another exporter. Used by --telemetry exporter:URL, podgpu enrich and podgpu cluster."""
 
 
 def pick_options(flags: Iterable[str], changes: Mapping[str, Mapping[str, object]] | None = None) -> list[Option]:
-    """Returns options of the exporter for another command. `changes` replaces members of the option with that flag."""
+    """Returns exporter options for use in another command. `changes` maps a flag to the attributes to override."""
     return [replace(_BY_FLAG[flag], **(changes or {}).get(flag, {})) for flag in flags]  # type: ignore[arg-type]
 
 

@@ -176,7 +176,7 @@ _MAX_WIDTH = 110
 _INDENT = "  "
 _NAMES_WIDTH = 28
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_SWITCHES = "Switches can be written --NAME, --NAME=true or --NAME=false."
+_SWITCHES = "Boolean options can be written --NAME, --NAME=true or --NAME=false."
 _METAVARS = {"bool": "[true|false]", "duration": "DURATION", "milliseconds": "DURATION", "age": "DURATION"}
 _TEXT_METAVARS = {  # by flag, or by the last word of a flag
     **dict.fromkeys(("url", "cluster", "prometheus"), "URL"),

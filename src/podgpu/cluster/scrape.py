@@ -28,7 +28,7 @@ from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, dec
 
 MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
 _CONCURRENCY = 256  # more than usually fail together, because each failed target waits for its timeout
-_ROUNDS_UNTIL_PROBE = 40  # interval of requesting JSON from a text target, in case it was upgraded to podgpu
+_ROUNDS_UNTIL_PROBE = 40  # then JSON is requested again from a target that returned text
 _MAX_FILES = 65_536
 _PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 S = TypeVar("S", DeviceState, MigInstance)

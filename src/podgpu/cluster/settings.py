@@ -1,4 +1,4 @@
-"""Settings of the cluster view: age limits of figures, the field that measures use, and time windows."""
+"""Settings of the cluster view: maximum age of data, the utilisation field (--used-field), and time windows."""
 
 from __future__ import annotations
 

@@ -345,7 +345,9 @@ def _choose_order(
             return order
     fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
     if needed > len(fallback):
-        raise ValueError(f"place {needed} is filled, but the pod has {len(fallback)} containers")
+        raise ValueError(
+            f"the annotation assigns devices to container number {needed}, but the pod has {len(fallback)} containers"
+        )
     return fallback
 
 

@@ -252,8 +252,11 @@ def _gpu_manager_nodes(container: ContainerFacts, cards: Cards) -> Iterator[str]
 
 
 def _chosen_by_variable(sandbox: Sandbox, grants: Sequence[Grant]) -> dict[str, tuple[str, ...]]:
-    """Finds the devices that HAMi set in NVIDIA_VISIBLE_DEVICES. They are more reliable than positions, which are wrong
-    if the hook started after an init container ended."""
+    """Returns each container's devices that HAMi listed in NVIDIA_VISIBLE_DEVICES.
+
+    This is more reliable than a container's position in the annotation, which is wrong if the hook started after an
+    init container ended.
+    """
     granted = {grant.device.lower(): grant.device for grant in grants if isinstance(grant.device, str)}
     chosen: dict[str, tuple[str, ...]] = {}
     for container in sandbox.containers:

@@ -199,7 +199,7 @@ def _parse_object(body: bytes, path: str) -> Object:
 def explain_status(
     status: int, body: bytes, path: str, origin: str, verbs: Sequence[str], retry_after: float = 0.0
 ) -> ApiError:
-    """Explains a response other than 200 and 201. A 403 names the missing RBAC rule."""
+    """Returns an error that explains a response other than 200 or 201. For a 403, it names the missing RBAC rule."""
     message = status_message(body) or "no message"
     reason, advice = _STATUSES.get(status, ("server_error" if status >= 500 else "bad_answer", ""))
     if status == 403:

@@ -46,7 +46,7 @@ class Rename:
 
 @cache
 def renames() -> tuple[Rename, ...]:
-    """Returns all renames, ordered by the id of the old field. Fields of type text are label names."""
+    """Returns all renames, ordered by the id of the old field. A field of type text is a label, not a metric."""
     all_renames = []
     for old in fields().values():
         new = successors().get(old.id)

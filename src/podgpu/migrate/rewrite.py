@@ -380,7 +380,10 @@ class _Rewriter:
         return any(self.direction.metric(name_of(s)) for s in find_selectors(node))
 
     def _remove_conversion(self, node: Node, whole: Node) -> bool:
-        """Rewrites `X * 1000000` to `Y` if Y has that unit. This also reverts conversions added by this module."""
+        """Rewrites `OLD * 1000000` to `NEW` if the renamed metric is already in the converted unit.
+
+        This also reverts conversions added by this module.
+        """
         if not isinstance(node, Binary) or node.operator not in "*/" or node.labels:
             return False
         operand, number = node.left, node.right

@@ -139,10 +139,11 @@ class _Charged:
 
 @dataclass(slots=True)
 class EnergyWindow:
-    """Collects the weights by which the energy between two readings of a GPU's energy counter is divided.
+    """Collects the weights used to split the energy between two readings of a GPU's energy counter.
 
-    The weight of a turn is power × time. It is divided by busy time × compute slices, or by the holders' shares if the
-    GPU was idle. An account that was closed within the window, and its namespace, still get their part.
+    Each turn has the weight power × time. It is split among accounts in proportion to busy time × compute slices or, if
+    the GPU was idle, in proportion to the holders' shares. An account that was closed within the window, and its
+    namespace, still receive their share.
     """
 
     weights: Counter[Account] = field(default_factory=Counter)

@@ -92,7 +92,7 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         if not self.is_enabled:
             return
         if not (self.cert_file or self.cert) or not (self.key_file or self.key):
-            raise ValueError("needs cert_file or cert, and key_file or key: one of them is missing")
+            raise ValueError("needs a certificate (cert_file or cert) and a key (key_file or key)")
         if self.verify_mode is ssl.CERT_NONE and (self.client_ca_file or self.client_ca or self.client_allowed_sans):
             raise ValueError("client_ca and client_allowed_sans have no effect without client_auth_type")
 
