@@ -81,7 +81,9 @@ def test_without_a_history_the_rest_is_there_and_says_so(tab: Tab, url: str, sho
     opened(tab, url)
     for view in (f"#gpu={ILL}", "#pod=serving/rerank"):
         went(tab, view)
-        tab.wait_for("document.querySelector('.timeline').innerText.includes('no history')", f"{view} says why")
+        tab.wait_for(
+            "document.querySelector('.timeline').innerText.includes('does not store a history')", f"{view} says why"
+        )
         assert tab.count(".facts > div") > 3, view
         assert not tab.evaluate("document.querySelector('.plot').checkVisibility()"), view
 

@@ -119,4 +119,4 @@ def test_an_exporter_that_never_read_a_driver(tab: Tab, folder: Path) -> None:
         tab.open(client.address.url)
         tab.wait_for(f"{STATE} === 'old'", "the state is old")
         assert (tab.text("#status-text"), tab.text("#updated")) == ("1 alert. No figures yet", "No figures yet")
-        assert "no figures yet" in tab.text("#alerts-list")
+        assert "no readings yet" in tab.text("#alerts-list")

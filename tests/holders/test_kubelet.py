@@ -141,7 +141,6 @@ def test_a_hanging_kubelet_times_out(kubelet: SimulatedKubelet, make_source: Mak
     kubelet.hang()
     error = failure(source)
     assert error.reason == "deadline"
-    assert "0.2 s" in str(error)
     kubelet.resume()
     kubelet.pods = (pod("a", UUID),)
     source.deadline = 10

@@ -73,7 +73,9 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
 def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: Path) -> None:
     with running(*options(folder), "-a", "127.0.0.1:0") as hook:
         assert hook.stderr is not None
-        url = next(found[1] for line in hook.stderr if (found := re.search(r"metrics on (http://\S+)/metrics", line)))
+        url = next(
+            found[1] for line in hook.stderr if (found := re.search(r"metrics are at (http://\S+)/metrics", line))
+        )
         assert _status(f"{url}/livez") == 200
         assert _status(f"{url}/ready") == 503
         runtime.accept()
@@ -123,14 +125,14 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
     (folder / "self").mkdir()
     (folder / "self/mountinfo").write_text(f"36 35 98:0 /a {podlist} rw - ext4 /dev/sda rw\n")
     podlist.write_text("[]")
-    assert f"--podlist {podlist}: is a mount point" in _refused(*options(folder))
+    assert f"--podlist {podlist} is a mount point" in _refused(*options(folder))
 
 
 @pytest.mark.parametrize(
     ("more", "environment", "said"),
     [
         (["--podlist", "/nowhere/podlist.json"], {}, "the directory /nowhere does not exist; create or mount it"),
-        ([], {"NRI_PLUGIN_IDX": "7"}, "NRI_PLUGIN_IDX '7': write two digits, such as 90"),
+        ([], {"NRI_PLUGIN_IDX": "7"}, "NRI_PLUGIN_IDX '7': must be two digits, such as 90"),
         ([], {"NRI_PLUGIN_SOCKET": "three"}, "NRI_PLUGIN_SOCKET 'three'"),
     ],
 )
