@@ -92,7 +92,7 @@ HTTP = "http_server_config"
     [
         ({"tls_config": {}}, ["tls_config", "unknown field"]),
         ({TLS: {"cert_flie": "x"}}, [TLS, "cert_flie", "unknown field"]),
-        ({TLS: {"cert_file": "tls.crt"}}, [TLS, "key_file", "missing"]),
+        ({TLS: {"cert_file": "tls.crt"}}, [TLS, "key_file"]),
         ({TLS: PAIR | {"client_ca_file": "ca.crt"}}, [TLS, "client_ca", "client_auth_type"]),
         ({TLS: PAIR | {"client_allowed_sans": ["x"]}}, [TLS, "client_allowed_sans", "client_auth_type"]),
         ({TLS: PAIR | {"client_auth_type": "require"}}, [TLS, "client_auth_type", "'require'"]),
