@@ -1,4 +1,4 @@
-"""An API server with reviews and APIServices, over real HTTP, on the event loop of the caller."""
+"""Test API server for reviews (tokens, access) and APIServices, over real HTTP, in the caller's event loop."""
 
 from __future__ import annotations
 

@@ -75,12 +75,12 @@ class Ran:
 
     @property
     def warned(self) -> list[str]:
-        """The warnings about options, whichever way lines are logged."""
+        """Warnings about options without effect, in text or JSON logs."""
         return [line for line in map(_message, self.err.splitlines()) if " has no effect: " in line]
 
     @property
     def complaint(self) -> str:
-        """The one line an error is."""
+        """The error message, which must be a single line without a traceback."""
         (line,) = (line for line in self.err.splitlines() if line.startswith("podgpu: "))
         assert "Traceback" not in self.err
         return line

@@ -45,7 +45,7 @@ Options = Mapping[str, Any]
 
 
 def node_name(default: str = "") -> str:
-    """Returns NODE_NAME, else `default`, else the name of this machine."""
+    """Returns the variable NODE_NAME if it is set, otherwise `default`, or the host name if that is empty."""
     return os.environ.get("NODE_NAME") or default or socket.gethostname()
 
 

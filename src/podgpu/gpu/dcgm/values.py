@@ -44,7 +44,7 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Fields and entities that the engine reads periodically."""
+    """A set of fields that the host engine reads periodically from a set of entities (GPUs, links, CPUs)."""
 
     entities: tuple[Entity, ...]
     fields: tuple[Field, ...]

@@ -192,7 +192,7 @@ class DevicePlan:
             self._accept(values, field, rate)
 
     def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
-        """Returns the increase per second, None in the first call and after a counter was reset."""
+        """Returns the increase per second. Returns None on the first call and after the counter was reset."""
         before = self._totals.get(field_id)
         self._totals[field_id] = (now, total)
         if before is None or now <= before[0] or total < before[1]:
