@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
-from podgpu.metrics import families
 
 PLUGIN_SERVICE = 1  # stream of the runtime's requests
 RUNTIME_SERVICE = 2  # stream of the plugin's requests
@@ -218,8 +217,8 @@ class Session:
         return response
 
     def _count_request(self, method: str, started: float) -> None:
-        self._counters.add(families.HOOK_REQUESTS, method)
-        self._counters.add(families.HOOK_REQUEST_SECONDS, method, time.monotonic() - started)
+        self._counters.add("podgpu_hook_requests_total", method)
+        self._counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
         """Counts every failure. Logs each reason as a warning only once."""
