@@ -19,7 +19,7 @@ from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
-from podgpu.metrics.counters import Counter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
 from podgpu.top.feed import Feed
@@ -112,7 +112,7 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
         return ClusterSource(options["cluster"])
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
-    counters = tuple(Counter(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
+    counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
     settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
