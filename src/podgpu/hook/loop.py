@@ -20,8 +20,8 @@ from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.podlist import PodlistWriter
-from podgpu.metrics import families
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
+from podgpu.metrics.families import make_families
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
@@ -62,17 +62,15 @@ class Hook:
     def families(self) -> list[Family]:
         plugin = self._plugin
         build = Labels((("version", __version__), ("python_version", platform.python_version())))
-        gauges = (
-            (families.HOOK_SYNCHRONISED, int(self.is_synchronised)),
-            (families.HOOK_CONTAINERS, plugin.containers if plugin is not None else 0),
-            (families.HOOK_GPU_CONTAINERS, self._writer.gpu_containers),
-            (families.HOOK_UP_TO_DATE, int(self.is_up_to_date)),
-        )
-        return [
-            families.HOOK_BUILD_INFO.of([Sample(build, 1)]),
-            *(spec.of([Sample(NO_LABELS, value)]) for spec, value in gauges),
-            *self._counters.families(),
-        ]
+        gauges = {
+            "podgpu_hook_synchronised": int(self.is_synchronised),
+            "podgpu_hook_containers": plugin.containers if plugin is not None else 0,
+            "podgpu_hook_gpu_containers": self._writer.gpu_containers,
+            "podgpu_hook_podlist_up_to_date": int(self.is_up_to_date),
+        }
+        samples = {name: [Sample(NO_LABELS, value)] for name, value in gauges.items()}
+        samples["podgpu_hook_build_info"] = [Sample(build, 1)]
+        return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Calls `on_fatal` when an inherited connection ends. The runtime then starts another hook."""

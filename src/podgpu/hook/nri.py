@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
-from podgpu.metrics import families
 
 PLUGIN_SERVICE = 1  # stream of the runtime's requests
 RUNTIME_SERVICE = 2  # stream of the plugin's requests
@@ -196,8 +195,8 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
             self._failed(method, "bug", f"{type(error).__name__}: {error}")
-        self._counters.add(families.HOOK_REQUESTS, method)
-        self._counters.add(families.HOOK_REQUEST_SECONDS, method, time.monotonic() - started)
+        self._counters.add("podgpu_hook_requests_total", method)
+        self._counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
         encoded: bytes = response.SerializeToString()
         return encoded
 

@@ -16,7 +16,6 @@ from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import MOUNTED_DEVICES, Cards, ContainerFacts, Sandbox, find_assigned
 from podgpu.hook.nri import NoSuchMethod
-from podgpu.metrics import families
 
 _RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
 _EVENT_OF_METHOD = {
@@ -184,7 +183,7 @@ class Plugin:
         self._sandboxes = Sandboxes(self._reported_pods, self._reported_containers)
         self._reported_pods, self._reported_containers = [], []
         self.is_synchronised = True
-        self._counters.add(families.HOOK_SYNCHRONISATIONS)
+        self._counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
         self._publish()
         return b""
@@ -198,7 +197,7 @@ class Plugin:
         value = ",".join(find_assigned(sandbox, self._cards()))
         if not value or value == read_container(subject.container).visible:
             return b""
-        self._counters.add(families.HOOK_ADJUSTMENTS)
+        self._counters.add("podgpu_hook_adjustments_total")
         env = [nri_pb2.KeyValue(key=_VISIBLE_DEVICES, value=value)]
         if any(variable.startswith(f"{_VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
             # Another plugin may have set the variable. Without removal, the runtime would reject the container.

@@ -18,7 +18,6 @@ from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bo
 from podgpu.holders.podlist import MAX_BYTES
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, PodlistEntry, Sandbox, find_gpus
-from podgpu.metrics import families
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
@@ -133,7 +132,7 @@ class PodlistWriter:
             return
         self.is_up_to_date = False
         self._file.write(content)
-        self._counters.add(families.HOOK_WRITES)
+        self._counters.add("podgpu_hook_podlist_writes_total")
         self._content, self._identity = content, self._look()
         if self._failure:
             _log.info("%s: writing works again", self._file.path)
