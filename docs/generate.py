@@ -15,15 +15,7 @@ from pathlib import Path
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, Counter, shipped_counters
-from podgpu.metrics.families import (
-    AUTOSCALE_FAMILIES,
-    CLUSTER_FAMILIES,
-    GPU_MANAGER_FAMILIES,
-    HOOK_FAMILIES,
-    OWN_FAMILIES,
-    SEED_FAMILIES,
-    FamilySpec,
-)
+from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import Gpm
 from podgpu.metrics.names import Rename, renames
 
@@ -71,8 +63,8 @@ def _first_difference(old: str, new: str) -> str:
     return " -> ".join(changed[:2])
 
 
-def _metrics(families: Iterable[FamilySpec], note: str = "") -> Iterator[tuple[str, ...]]:
-    for family in families:
+def _metrics(group: str, note: str = "") -> Iterator[tuple[str, ...]]:
+    for family in families_in(group).values():
         labels = ", ".join(map(code, family.labels))
         yield code(family.name), family.type, labels, prose(f"{note}{family.help}")
 
@@ -83,7 +75,7 @@ def _metrics_table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _exporter_metrics() -> Iterator[str]:
     note = "With --gpu-manager-metrics: "
-    return _metrics_table((*_metrics(OWN_FAMILIES), *_metrics(GPU_MANAGER_FAMILIES, note)))
+    return _metrics_table((*_metrics("exporter"), *_metrics("gpu-manager", note)))
 
 
 def _conditions() -> Iterator[str]:
@@ -129,9 +121,9 @@ def _rename_row(rename: Rename) -> tuple[str, ...]:
 BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     **OPTION_BLOCKS,
     "metrics": _exporter_metrics,
-    "cluster-metrics": lambda: _metrics_table(_metrics((*SEED_FAMILIES, *CLUSTER_FAMILIES))),
-    "hook-metrics": lambda: _metrics_table(_metrics(HOOK_FAMILIES)),
-    "autoscale-metrics": lambda: _metrics_table(_metrics(AUTOSCALE_FAMILIES)),
+    "cluster-metrics": lambda: _metrics_table((*_metrics("seed"), *_metrics("cluster"))),
+    "hook-metrics": lambda: _metrics_table(_metrics("hook")),
+    "autoscale-metrics": lambda: _metrics_table(_metrics("autoscale")),
     "conditions": _conditions,
     "counters": _counters,
     "renames-default": _renames,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum
 
-from podgpu.metrics import families as f
 from podgpu.metrics.encode import Family, Labels, Sample
+from podgpu.metrics.families import make_families
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import part_of_gpu
 from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
@@ -65,12 +65,13 @@ Containers = Sequence[tuple[Key, _Container]]
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     containers, node = sorted(_containers(state).items(), key=lambda item: item[0]), policy.hostname
-    return [
-        f.GPU_MANAGER_UTILIZATION.of(_card_samples(containers, node, "gpu", _utilization, _percent)),
-        f.GPU_MANAGER_MEMORY.of(_card_samples(containers, node, "gpu_memory", _memory, _whole_mib)),
-        f.GPU_MANAGER_REQUESTED.of(_request_samples(containers, node, "req_of_gpu", _requested_cards)),
-        f.GPU_MANAGER_REQUESTED_MEMORY.of(_request_samples(containers, node, "req_of_gpu_memory", _requested_mib)),
-    ]
+    samples = {
+        "container_gpu_utilization": _card_samples(containers, node, "gpu", _utilization, _percent),
+        "container_gpu_memory_total": _card_samples(containers, node, "gpu_memory", _memory, _whole_mib),
+        "container_request_gpu_utilization": _request_samples(containers, node, "req_of_gpu", _requested_cards),
+        "container_request_gpu_memory": _request_samples(containers, node, "req_of_gpu_memory", _requested_mib),
+    }
+    return make_families("gpu-manager", samples)
 
 
 def _containers(state: NodeState) -> dict[Key, _Container]:
