@@ -31,7 +31,7 @@ from podgpu.history.answers import (
     sparklines_json,
     utilization_byte,
 )
-from podgpu.metrics.adapter import POD_LABEL_VARIANTS, Labels, Pod, read_workload
+from podgpu.metrics.adapter import POD_LABEL_VARIANTS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
@@ -123,7 +123,7 @@ class PrometheusHistory:
             devices = await reader.read_devices([device[0]])
         return gpu_json(devices[device].history()) if device in devices else None
 
-    async def _read_pod(self, pod: Pod, seconds: int) -> JSON | None:
+    async def _read_pod(self, pod: PodName, seconds: int) -> JSON | None:
         async with self._open() as client:
             reader = await self._make_reader(client, seconds)
             uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
@@ -165,12 +165,14 @@ class _RangeReader:
             self.read(self._health(uuids)),
             *(self.read(query) for query in figures.values()),
         )
-        exporter_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # Prometheus may add their names to series
+        exporter_pods: dict[tuple[str, str], set[PodName]] = defaultdict(
+            set
+        )  # Prometheus may add their names to series
         for labels in (line.labels for line in own_pods if line.labels.get("pod")):
             exporter_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}
 
-        def read(lines: Iterable[RangeSeries]) -> Iterator[tuple[_DeviceLines, Labels, Values, Workload | None]]:
+        def read(lines: Iterable[RangeSeries]) -> Iterator[tuple[_DeviceLines, LabelMap, Values, Workload | None]]:
             for labels, points in lines:
                 device = _read_device(labels)
                 if device[0]:
@@ -204,7 +206,7 @@ class _RangeReader:
         }
         return {name: self._over_steps("avg", query) for name, query in queries.items()}
 
-    def held_by(self, pod: Pod) -> str:
+    def held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
@@ -267,7 +269,9 @@ class _DeviceLines:
         self._holder_figures: dict[tuple[Workload, str], Values] = {}
         self._conditions: dict[str, set[int]] = defaultdict(set)
 
-    def add_presence(self, labels: Labels, values: Values, holder: Workload | None, node_labels: Sequence[str]) -> None:
+    def add_presence(
+        self, labels: LabelMap, values: Values, holder: Workload | None, node_labels: Sequence[str]
+    ) -> None:
         steps = _known_steps(values)
         self._known |= steps
         rank = next((rank for rank, name in enumerate(node_labels) if labels.get(name)), self._node_rank)
@@ -292,7 +296,7 @@ class _DeviceLines:
     def history(self) -> GpuHistory:
         return self._make_history(self._figures)
 
-    def history_of_pod(self, pod: Pod) -> GpuHistory | None:
+    def history_of_pod(self, pod: PodName) -> GpuHistory | None:
         """Returns the figures of the time in which the pod held the device. None if it never did.
 
         Uses the pod's own figures, or those of the device if no other pod held it.
