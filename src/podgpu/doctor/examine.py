@@ -147,7 +147,7 @@ class NodeExamination:
             pods=self._api.watched_pods,
             identities=make_identities(options, self._api),
             no_hostname=options["no_hostname"],
-            container_usage=options["container_usage"],
+            container_usage=options["usage_from"] != "none",
             usage_from=options["usage_from"],
             proc=options["path_proc"],
             sysfs=options["path_sysfs"],
