@@ -12,7 +12,7 @@ from contextlib import closing, redirect_stdout
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cli.terminal import has_letters, quiet_logs
+from podgpu.cli.terminal import quiet_logs
 from tests.cli.test_doctor import Tree, _no_variables, socket, tree
 
 __all__ = ["_no_variables", "socket", "tree"]
@@ -60,12 +60,6 @@ def test_the_doctor_has_colours_for_a_terminal_that_understands_them(
         assert run(["doctor", *where]) == 0
     assert b"no problems" in terminal.output
     assert (b"\x1b[" in terminal.output) is coloured
-
-
-@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", True), ("ascii", False), ("latin-1", False)])
-def test_letters_that_it_has(encoding: str, shown: bool) -> None:
-    with closing(Terminal(encoding)) as terminal, redirect_stdout(terminal.stdout):
-        assert has_letters("–█") is shown
 
 
 def test_no_line_of_log_comes_between_and_afterwards_all_do(caplog: pytest.LogCaptureFixture) -> None:

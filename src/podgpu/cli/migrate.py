@@ -75,7 +75,7 @@ def _list_renames(patterns: tuple[str, ...]) -> str:
     head = ("4.8", "unit", "4.9", "unit", "factor", "seen in")
     rows = [
         (
-            rename.old_name,
+            rename.old.name,
             rename.old.unit,
             rename.new_name,
             rename.new.unit,
@@ -83,7 +83,7 @@ def _list_renames(patterns: tuple[str, ...]) -> str:
             rename.new.seen or "DCGM 4.6 header",
         )
         for rename in renames()
-        if all(pattern.lower() in f"{rename.old_name} {rename.new_name}".lower() for pattern in patterns)
+        if all(pattern.lower() in f"{rename.old.name} {rename.new_name}".lower() for pattern in patterns)
     ]
     return format_table(head, rows)
 

@@ -1,4 +1,4 @@
-"""Writes to standard output, and detects its encoding and terminal features."""
+"""Writes to standard output, and detects its terminal features."""
 
 from __future__ import annotations
 
@@ -23,15 +23,6 @@ def print_out(text: str | bytes) -> None:
         raise  # click exits without a message
     except OSError as error:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
-
-
-def has_letters(text: str) -> bool:
-    """Returns True if standard output can encode the text."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def is_screen() -> bool:
