@@ -19,7 +19,7 @@ import yaml
 
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.options import normalize_arguments
-from podgpu.metrics.families import AUTOSCALE_FAMILIES, CLUSTER_FAMILIES, HOOK_FAMILIES, OWN_FAMILIES
+from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import field_named, fields
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def test_relative_links_resolve() -> None:
 
 
 def test_every_metric_named_exists() -> None:
-    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES, *HOOK_FAMILIES, *AUTOSCALE_FAMILIES)}
+    own = {name for group in ("exporter", "cluster", "hook", "autoscale") for name in families_in(group)}
     known = own | {name for field in fields().values() for name in field.names}
     for page in PAGES:
         for match in _NAME.finditer(page.read_text(encoding="utf-8")):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.process_metrics import process_families
-from podgpu.metrics.families import PROCESS_FAMILIES
+from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
 from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
@@ -134,7 +134,7 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
     for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
         exposition = {f.name: f for f in parse_text(ran.out)}
-        for spec in PROCESS_FAMILIES:
+        for spec in families_in("process").values():
             assert exposition[spec.name].type == spec.type
         values = {f.name: f.samples[0].value for f in exposition.values() if f.name.startswith("process_")}
         assert values["process_cpu_seconds_total"] > 0

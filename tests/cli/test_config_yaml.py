@@ -10,7 +10,7 @@ from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention, collecti
 from podgpu.cli.config_file import parse_config_file
 from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
-from podgpu.metrics.counters import Counter, parse_counters
+from podgpu.metrics.counters import CounterSpec, parse_counters
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "config_file.yaml"
 COUNTERS = parse_counters(
@@ -125,7 +125,7 @@ def test_durations_as_go_writes_them(text: str, seconds: float | None) -> None:
 # Which field belongs where
 
 
-def chosen(*collections: tuple[str, ...], counters: tuple[Counter, ...] = COUNTERS) -> dict[str, str]:
+def chosen(*collections: tuple[str, ...], counters: tuple[CounterSpec, ...] = COUNTERS) -> dict[str, str]:
     made = [Collection(f"c{n}", 1.0, patterns, place="c.yaml:1:1") for n, patterns in enumerate(collections)]
     found = collection_of_fields(counters, made)
     return {counter.name: found[counter.field.id].name for counter in counters if counter.field.id in found}

@@ -14,7 +14,7 @@ import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
 from podgpu.cli.main import run
-from podgpu.cli.terminal import configure_logging, has_letters
+from podgpu.cli.terminal import configure_logging
 from tests.cli.test_doctor import Tree, _no_variables, socket, tree
 
 __all__ = ["_no_variables", "socket", "tree"]
@@ -61,12 +61,6 @@ def test_colours_depend_on_the_terminal(
         assert run(["doctor", *where]) == 0
     assert b"no problems" in terminal.output
     assert (b"\x1b[" in terminal.output) is coloured
-
-
-@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", True), ("latin-1", False)])
-def test_letters_of_the_encoding(encoding: str, shown: bool) -> None:
-    with closing(Terminal(encoding)) as terminal, redirect_stdout(terminal.stdout):
-        assert has_letters("–█") is shown
 
 
 # Log lines

@@ -16,7 +16,7 @@ from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention
 from podgpu.cli.options import FROM_FILE, is_set, parse_go_duration
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
-from podgpu.metrics.counters import Counter, make_counter
+from podgpu.metrics.counters import CounterSpec, make_counter
 from podgpu.yaml_file import decode_yaml
 
 _MAX_BYTES = 256 * 1024
@@ -204,9 +204,9 @@ def _read_retention(sources: _Sources | None) -> SampleRetention:
     return SampleRetention(watch.max_keep_age.seconds if watch.max_keep_age else None, watch.max_keep_samples)
 
 
-def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[Counter, ...]:
+def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:
     """Returns the counters. If two rows have the same field, the first one is used, as in a counter file."""
-    first: dict[int, Counter] = {}
+    first: dict[int, CounterSpec] = {}
     for number, row in enumerate(fields):
         try:
             counter = make_counter(row.name, row.prometheus_type, " ".join(row.help.split()))

@@ -13,7 +13,6 @@ from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
-from podgpu.holders.podlist import is_mount_point
 from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def command(**options: Any) -> None:
     Containers are not changed, unless --inject is given.
     """
     configure_logging(options["log_format"], options["debug"])
-    file = _podlist(options["podlist"], options["path_proc"])
+    file = _podlist(options["podlist"])
     address = _address(options["address"])
     _run(_settings(options, os.environ), file, address)
 
@@ -52,8 +51,8 @@ def _address(text: str) -> Address | None:
     return parse_address(text)
 
 
-def _podlist(path: str, proc: str) -> AtomicFile:
-    if is_mount_point(path, os.path.join(proc, "self", "mountinfo")):
+def _podlist(path: str) -> AtomicFile:
+    if os.path.ismount(path):
         raise UsageError(f"--podlist {path} is a mount point and cannot be replaced: mount its directory")
     return AtomicFile(os.path.abspath(path), option="--podlist")
 

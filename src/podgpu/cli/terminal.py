@@ -28,15 +28,6 @@ def print_out(text: str | bytes) -> None:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def has_letters(text: str) -> bool:
-    """Returns True if standard output can encode the text."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def is_screen() -> bool:
     """Returns True for a terminal that supports control sequences. If TERM is not set, `dumb` is assumed."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
