@@ -21,8 +21,8 @@ from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.requests import CUSTOM_GROUP
 from podgpu.autoscale.store import SampleStore
 from podgpu.cluster.loop import Cluster
-from podgpu.metrics import families as f
 from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
+from podgpu.metrics.families import make_families
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.connections import MakeTlsContext
 from podgpu.web.responses import metrics_response, probe_routes
@@ -102,24 +102,25 @@ class AutoscaleServer:
             Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in sorted(calls.items())
         ]
         version = Labels((("version", __version__), ("python_version", platform.python_version())))
-        return [
-            f.AUTOSCALE_BUILD_INFO.of([Sample(version, 1.0)]),
-            f.AUTOSCALE_REQUESTS.of(requests),
-            *self._snapshot_families(),
-        ]
+        samples = {
+            "podgpu_autoscale_build_info": [Sample(version, 1.0)],
+            "podgpu_autoscale_requests_total": requests,
+            **self._snapshot_samples(),
+        }
+        return make_families("autoscale", samples)
 
-    def _snapshot_families(self) -> list[Family]:
+    def _snapshot_samples(self) -> dict[str, list[Sample]]:
         try:
             snapshot = self.store.snapshot()
         except Refusal:
-            return []
+            return {}
         values = {
-            f.AUTOSCALE_ROUND_TIMESTAMP: snapshot.ends_at,
-            f.AUTOSCALE_PODS: len(snapshot.holding),
-            f.AUTOSCALE_OLD_NODES: len(snapshot.stale_nodes),
-            f.AUTOSCALE_PODS_SYNCED: 0 if snapshot.pods.trouble else 1,
+            "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
+            "podgpu_autoscale_pods": len(snapshot.holding),
+            "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
+            "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
         }
-        return [spec.of([Sample(NO_LABELS, float(value))]) for spec, value in values.items()]
+        return {name: [Sample(NO_LABELS, float(value))] for name, value in values.items()}
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -56,7 +56,6 @@ def check_watches(
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    version: str  # version of the pod-resources API
     pods: frozenset[tuple[str, str]]  # namespace and name of every pod
     resources: frozenset[str]  # names of all resources whose devices are held by containers
     allocation: Allocation
@@ -118,7 +117,6 @@ def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> Ku
     response = kubelet.client.list()
     containers = (container for pod in response.pod_resources for container in pod.containers)
     return KubeletAnswer(
-        kubelet.client.version or "",
         frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
         frozenset(entry.resource_name for container in containers for entry in container.devices),
         kubelet.map(response, devices),
@@ -130,7 +128,7 @@ def _describe_kubelet(socket: str, answer: KubeletAnswer) -> str:
     workloads = [entry.holder for entry in allocation.assignments] + [entry.holder for entry in allocation.unmapped]
     holders = {(workload.namespace, workload.pod) for workload in workloads}
     return (
-        f"{socket} responds ({answer.version}): {plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs,"
+        f"{socket} responds: {plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs,"
         f" {plural(len(workloads), 'assignment')}"
     )
 
