@@ -192,7 +192,7 @@ def test_no_problems(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.Captu
         "ok    privileges  running as uid 0; only the kubelet socket needs root; capabilities needed: none\n"
         "ok    sharing     busy time of shared GPUs is split by driver samples, each credited to one process;"
         " --usage-from switches or exact are more accurate\n"
-        f"ok    kubelet     {kubelet.socket} responds (v1): 2 pods, 1 with GPUs, 2 assignments\n"
+        f"ok    kubelet     {kubelet.socket} responds: 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
         "ok    mapping     2 assignments, all to devices of this node\n"
         f"ok    host name   {sockets.gethostname()}\n"
@@ -430,9 +430,8 @@ def test_without_a_driver_the_mapping_is_unknown(
 ) -> None:
     driver.faults.unload_driver()
     kubelet.pods = (pod(STRANGER),)
-    kubelet.versions = frozenset({"v1alpha1"})
     findings = examined(driver, *only_kubelet(kubelet))
-    assert "responds (v1alpha1): 1 pod" in only(findings, "kubelet").text
+    assert "responds: 1 pod" in only(findings, "kubelet").text
     assert only(findings, "mapping").level is Level.NOTE
 
 

@@ -18,7 +18,7 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.counters import Counter, Naming, shipped_counters
+from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
 
@@ -58,7 +58,7 @@ class NodeExamination:
             whole = [
                 device for device in readings.devices if not device.is_instance and device not in readings.failures
             ]
-            if options["container_usage"] and whole:
+            if options["usage_from"] != "none" and whole:
                 findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
             findings += check_watches(self._api.feeds, deadline)
             findings += check_holders(sources, readings, self._selection, options, self._api, workers, deadline)
@@ -70,17 +70,17 @@ class NodeExamination:
             self._api.close()
             workers.close()
 
-    def _read_counters(self) -> tuple[tuple[Counter, ...], list[Finding]]:
-        findings, naming = [], Naming(self._options["dcgm_names"])
+    def _read_counters(self) -> tuple[tuple[CounterSpec, ...], list[Finding]]:
+        findings, names = [], self._options["dcgm_names"]
         try:
-            counters = choose_counters(self._options, naming)[0]
+            counters = choose_counters(self._options, names)[0]
         except UsageError as error:
             counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
         name = self._options["configmap_data"]
         if name == "none":
             return counters, findings
         try:
-            counters = counters_in_configmap(name, self._api.configmap(name), naming)()
+            counters = counters_in_configmap(name, self._api.configmap(name), names)()
             findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
         except NoApi as error:
             findings.append(wrong("counters", f"-m {name}: {error}"))
@@ -89,7 +89,7 @@ class NodeExamination:
             findings.append(wrong("counters", text, _CONFIGMAP))
         return counters, findings
 
-    def _check_collections(self, counters: tuple[Counter, ...]) -> list[Finding]:
+    def _check_collections(self, counters: tuple[CounterSpec, ...]) -> list[Finding]:
         config = self._options["config"]
         if not config.path:
             return []
@@ -142,7 +142,7 @@ class NodeExamination:
         findings = check_privileges(options["path_proc"], options["usage_from"] == "exact")
         if name == "nvml":
             findings += check_device_files(dev)
-        if name != SIMULATED and options["container_usage"]:
+        if name != SIMULATED and options["usage_from"] != "none":
             findings.append(check_pid_namespace(options["path_proc"]))
         return findings
 

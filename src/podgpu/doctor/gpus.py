@@ -19,7 +19,7 @@ from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
 from podgpu.gpu.nvml.switch_splitter import Capability
 from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
-from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.model import Device, UsageMethod
 from podgpu.workers import Workers
@@ -57,7 +57,7 @@ class GpuReadings:
 
 def read_gpus(
     telemetry: Telemetry,
-    counters: Sequence[MetricCounter],
+    counters: Sequence[CounterSpec],
     workers: Workers,
     deadline: float,
     pause: Callable[[float], object],
@@ -86,7 +86,7 @@ def read_gpus(
 
 
 def check_gpus(
-    readings: GpuReadings, telemetry: Telemetry, counters: Sequence[MetricCounter], proc: str, sysfs: str
+    readings: GpuReadings, telemetry: Telemetry, counters: Sequence[CounterSpec], proc: str, sysfs: str
 ) -> list[Finding]:
     """Checks the source of GPU figures. Does not compare simulated GPUs and other exporters with the PCI bus."""
     if isinstance(telemetry, ExporterTelemetry):
@@ -222,7 +222,7 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
 # Counters
 
 
-def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], provider: str) -> list[Finding]:
+def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str) -> list[Finding]:
     """`provider` is the program that supplies the figures instead of the driver, if any."""
     unsupported: dict[str, set[int]] = defaultdict(set)
     for gpu, answer in readings.answers.items():

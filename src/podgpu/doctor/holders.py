@@ -51,7 +51,6 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Find
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    version: str = ""  # version of the pod-resources API
     pods: frozenset[tuple[str, str]] = frozenset()  # namespace and name of every pod
     resources: frozenset[str] = frozenset()  # names of all resources whose devices are held by containers
     allocation: Allocation = field(default_factory=Allocation)
@@ -102,7 +101,6 @@ def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> Ku
     response = kubelet.client.list()
     containers = (container for pod in response.pod_resources for container in pod.containers)
     return KubeletAnswer(
-        kubelet.client.version or "",
         frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
         frozenset(entry.resource_name for container in containers for entry in container.devices),
         kubelet.map(response, devices),
@@ -110,7 +108,7 @@ def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> Ku
 
 
 def _check_kubelet(socket: str, answer: KubeletAnswer, api: ApiAccess) -> list[Finding]:
-    responds = f"{socket} responds ({answer.version})"
+    responds = f"{socket} responds"
     watched = api.watched_pods
     is_read = watched is not None and watched.synced and watched.error is None
     api_pods = frozenset((pod.namespace, pod.name) for pod in api.known_pods()) if is_read else frozenset()
