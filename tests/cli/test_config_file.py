@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.process_metrics import process_families
+from podgpu.agent.publish import process_families
 from podgpu.metrics.families import PROCESS_FAMILIES
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
@@ -114,9 +114,6 @@ def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--watch-max-keep-age", "0s"], "kept without limit"),
-        (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
-        (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
         (["--max-concurrent-scrapes", "0"], "from 1 to"),
         (["--web-read-timeout", "0s"], "must be from 100"),
         (["--web-write-timeout", "soon"], "not a duration"),

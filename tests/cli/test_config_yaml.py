@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention, collection_of_fields
-from podgpu.cli.config_file import parse_config_file
+from podgpu.agent.lanes import Collection, collection_of_fields
+from podgpu.cli.config_file import ConfigFile, parse_config_file
 from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter, parse_counters
@@ -37,10 +37,9 @@ def test_version_2_whole() -> None:
         "DCGM_FI_DEV_SM_CLOCK",
     ]
     assert (config.exporter_metrics, config.interval, config.max_concurrent_scrapes) == (True, 30.0, 8)
-    assert config.bind_unbind is False
-    assert config.retention == SampleRetention(600.0, 0)
+    assert not config.ignored
     (quick,) = config.collections
-    assert (quick.name, quick.every, quick.retention) == ("quick-power", 2.0, SampleRetention(0.0, 2))
+    assert (quick.name, quick.every) == ("quick-power", 2.0)
 
 
 def test_version_1_whole() -> None:
@@ -55,21 +54,9 @@ def test_version_1_whole() -> None:
         "server: {maxConcurrentScrapes: 4}\n"
     )
     assert (config.counters_file, config.counters, config.exporter_metrics) == ("/etc/podgpu/counters.csv", None, False)
-    assert (config.interval, config.retention) == (90.0, SampleRetention(300.0, None))
+    assert config.interval == 90.0
     (quick,) = config.collections
-    assert (quick.every, quick.retention.fill_from(config.retention)) == (0.5, SampleRetention(300.0, 3))
-
-
-def test_retention_is_inherited_part_by_part() -> None:
-    config = parsed(
-        "version: 2\n"
-        "sources: {dcgm: {watch: {maxKeepAge: 1m, maxKeepSamples: 7}}}\n"
-        "collections:\n"
-        "- {name: all, every: 5s, metrics: {include: ['*']}, sources: {dcgm: {watch: {maxKeepAge: 2m}}}}\n"
-        "- {name: some, every: 1s, metrics: {include: [A]}, sources: {dcgm: {watch: {maxKeepSamples: 9}}}}\n"
-    )
-    assert config.retention == SampleRetention(120.0, 7)
-    assert config.collections[0].retention.fill_from(config.retention) == SampleRetention(120.0, 9)
+    assert quick.every == 0.5
 
 
 COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{include: [A]}}}}"

@@ -16,8 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.main import run
+from podgpu.cli.node import simulated_driver
 from podgpu.device_selection import Selection
 from podgpu.doctor.examine import NodeSettings, examine
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong

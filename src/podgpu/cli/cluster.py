@@ -11,7 +11,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.api_access import access_by
 from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, pick_options
 from podgpu.cli.options import ACCESS, COMMON, COMPATIBILITY, KUBERNETES, USAGE, Option, make_command
 from podgpu.cli.process import configure_logging
@@ -271,16 +270,17 @@ def _prometheus_history(options: Mapping[str, Any]) -> HistorySource:
 
 def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     tenant = options["prometheus_tenant"]
+    headers = {"X-Scope-OrgID": tenant} if tenant else {}
     return PrometheusServer(
         url=options["prometheus"],
-        access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
+        access=Access.from_options(options, "prometheus", "Prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
     )
 
 
 def _scrape_collector(options: Mapping[str, Any], settings: ViewSettings, stack: ExitStack) -> MakeCollector:
-    access = access_by(options, "exporter", "the exporter")
+    access = Access.from_options(options, "exporter", "the exporter")
     node_labels = _names(options["node_label"])
     targets, wait = _targets(options, access, stack)
     owners = _owners(options, stack)

@@ -36,7 +36,7 @@ class Option:
     help: str = ""
     kind: str = "text"
     """text, flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
-    milliseconds), age (Go's format), whole:LOW-HIGH or choice:a|b."""
+    milliseconds), whole:LOW-HIGH or choice:a|b."""
     group: str = COMMON
     common: bool = True
     """True if --help shows the option; False if only --help-all does."""
@@ -98,13 +98,6 @@ def _parse_duration(unit: str, text: str) -> float:
     return seconds
 
 
-def _parse_age(text: str) -> float:
-    seconds = parse_go_duration(text)
-    if seconds is None:
-        raise ValueError(f"{text!r} is not a duration; write for example 10m, 90s or 0s")
-    return seconds
-
-
 def _parse_whole(low: int, high: int, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
         raise ValueError(f"{text!r} is not a whole number from {low} to {high}")
@@ -139,7 +132,6 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
         "bool": _parse_bool,
         "duration": partial(_parse_duration, "s"),
         "milliseconds": partial(_parse_duration, "ms"),
-        "age": _parse_age,
         "choice": partial(_parse_choice, rest.split("|")),
     }
     if name == "whole":
@@ -177,7 +169,7 @@ _INDENT = "  "
 _NAMES_WIDTH = 28
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _SWITCHES = "Boolean options can be written --NAME, --NAME=true or --NAME=false."
-_METAVARS = {"bool": "[true|false]", "duration": "DURATION", "milliseconds": "DURATION", "age": "DURATION"}
+_METAVARS = {"bool": "[true|false]", "duration": "DURATION", "milliseconds": "DURATION"}
 _TEXT_METAVARS = {  # by flag, or by the last word of a flag
     **dict.fromkeys(("url", "cluster", "prometheus"), "URL"),
     **dict.fromkeys(("file", "kubeconfig", "prices", "snapshot", "out", "podlist"), "FILE"),

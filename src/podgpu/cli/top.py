@@ -11,14 +11,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import Options, assemble_agent, make_holders, node_name, open_telemetry
-from podgpu.agent.loop import Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.exporter_options import hide, pick_options
+from podgpu.cli.node import Options, make_holders, node_name, open_telemetry
 from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
+from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import Counter
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
@@ -115,11 +115,16 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
     counters = tuple(Counter(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
-    settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
-    holders = make_holders(options, api, telemetry)
-    agent = assemble_agent(telemetry, holders, settings, ContainerFinder(options["path_proc"]))
+    settings = Settings(
+        node_name=node_name(),
+        interval=options["interval"],
+        selection=selection,
+        policy=Policy(counters=counters),
+    )
+    holders, finder = make_holders(options, api, telemetry), ContainerFinder(options["path_proc"])
+    agent = Agent(telemetry, holders, settings, containers=finder)
     agent.check_selection()
-    return LocalSource(agent, node_name(), options["processes"])
+    return LocalSource(agent, options["processes"])
 
 
 def _choose_glyphs(colour: bool) -> Glyphs:

@@ -64,9 +64,8 @@ class LocalSource:
     has_rates = True
     api = None
 
-    def __init__(self, agent: Agent, node: str, with_processes: bool) -> None:
+    def __init__(self, agent: Agent, with_processes: bool) -> None:
         self._agent = agent
-        self._node = node
         self._with_processes = with_processes
         self._allocated_at = float("-inf")
         self.deadline = 4 * agent.settings.deadline  # `read` makes several calls, each with its own deadline
@@ -86,7 +85,7 @@ class LocalSource:
             why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. To show other machines, use --url or --cluster")
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        state = replace(state, node=self._node, sources=())  # the notes already include these errors, with messages
+        state = replace(state, sources=())  # the notes already include these errors, with messages
         view = make_view(build_single_node_state(state, ViewSettings(), now, agent.clock.wall(), notes=notes))
         return SourceReading(view, agent.list_processes() if self._with_processes else {})
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import ExpositionName, Published
+from podgpu.agent.publish import Published
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.model import has_readings
@@ -178,26 +178,16 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
 
 
 class Renderer:
-    """Renders each exposition once per snapshot; concurrent requests share the result.
-
-    Large expositions are rendered in a thread.
-    """
+    """Renders each exposition once per snapshot, in a thread; concurrent requests share the result."""
 
     def __init__(self) -> None:
-        self._running: tuple[Published, ExpositionName, asyncio.Future[Exposition]] | None = None
+        self._last: tuple[Published, str, asyncio.Future[Exposition]] | None = None
 
-    async def render(self, published: Published, name: ExpositionName) -> Exposition:
-        rendered = published.exposition_if_made(name)
-        if rendered is not None:
-            return rendered
-        make: Callable[[], Exposition] = partial(getattr, published, name)
-        if not published.is_large:
-            return make()
-        if self._running is None or self._running[:2] != (published, name):
-            self._running = published, name, asyncio.ensure_future(asyncio.to_thread(make))
-        rendered = await asyncio.shield(self._running[2])
-        self._running = None
-        return rendered
+    async def render(self, published: Published, name: str) -> Exposition:
+        if self._last is None or self._last[:2] != (published, name):
+            rendering = asyncio.ensure_future(asyncio.to_thread(getattr, published, name))
+            self._last = published, name, rendering
+        return await asyncio.shield(self._last[2])
 
 
 # Probes
