@@ -20,6 +20,7 @@ import uuid
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from release.archives import OciLayout, normalize_tar_gz, read_dockerfile, tar_folder, write_deb
 from release.man import render_man_page
@@ -181,8 +182,6 @@ def _component(purl: str, name: str, version: str) -> dict[str, Any]:
 
 
 def _read_metadata(wheel: Path) -> bytes:
-    from zipfile import ZipFile
-
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return archive.read(name)
