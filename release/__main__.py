@@ -140,7 +140,7 @@ class Release:
                 "Version": self.version,
                 "Architecture": architecture,
                 "Maintainer": "podgpu maintainers <podgpu@localhost>",
-                "Depends": "python3.11, libc6 (>= 2.36)",
+                "Depends": "python3.11, libc6 (>= 2.36), procps",
                 "Recommends": "ca-certificates",
                 "Section": "admin",
                 "Priority": "optional",
