@@ -62,7 +62,7 @@ def holder(number: int) -> Workload:
     return Workload("ns", f"p{number}", "main", UID.format(number), f"{number:x}" * 64)
 
 
-NAMES = Identities(api_pods=frozenset(holder(number) for number in range(8)))
+NAMES = Identities(current=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench(SimulatedNode):

@@ -20,7 +20,7 @@ from tests.agent.simulated_node import SimulatedNode
 GIB = 1024**3
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
-NAMES = Identities(api_pods=frozenset(Workload("ns", name, "main", UIDS[name], IDS[name]) for name in UIDS))
+NAMES = Identities(current=frozenset(Workload("ns", name, "main", UIDS[name], IDS[name]) for name in UIDS))
 
 
 class Node(SimulatedNode):

@@ -41,7 +41,7 @@ def uid(number: int) -> str:
 
 
 NAMES = Identities(
-    api_pods=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
+    current=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
 )
 
 

@@ -22,7 +22,7 @@ from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
 from podgpu.holders.unmapped import find_lost_gpus
-from podgpu.metrics.counters import Counter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
@@ -151,12 +151,12 @@ class Agent:
         """Reads the counters again if they can change. Invalid counters are ignored and reported."""
         self._counter_watch.update(self._change_counters)
 
-    def _make_schedule(self, counters: Sequence[Counter]) -> Schedule:
+    def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
         """Raises UsageError for a collection that contains none of the counters."""
         settings = self.settings
         return Schedule(make_lanes(counters, settings.interval, settings.collections, settings.counters_may_come))
 
-    def _change_counters(self, counters: tuple[Counter, ...]) -> None:
+    def _change_counters(self, counters: tuple[CounterSpec, ...]) -> None:
         """Replaces the counters and reads them once.
 
         Rates need two readings, so the old exposition is served until the next turn.

@@ -25,7 +25,7 @@ from podgpu.errors import few_of
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.unmapped import describe, explain
 from podgpu.metrics.encode import NO_LABELS, Body, Exposition, Family, Sample, encode
-from podgpu.metrics.families import PROCESS_FAMILIES, THROTTLE_REASONS
+from podgpu.metrics.families import THROTTLE_REASONS, families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
@@ -304,7 +304,8 @@ _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 def process_families(proc: str) -> tuple[Family, ...]:
     """Builds the metrics of the exporter's own process, sorted by name. Values that cannot be read are omitted."""
     values = dict(_read_values(Path(proc)))
-    return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in PROCESS_FAMILIES if spec.name in values)
+    specs = families_in("process").values()
+    return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in specs if spec.name in values)
 
 
 def _read_values(proc: Path) -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ from functools import partial
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.gpu.source import Telemetry, UsageFlaws
+from podgpu.gpu.source import Telemetry, UsageAnswer
 from podgpu.model import Assignment, Device, DeviceUsage, HolderUsage, NamespaceUsage, SlotUsage, SourceStatus, Workload
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
@@ -21,7 +21,7 @@ SOURCE = "usage"
 SWITCHES = "switches"
 _NS = 1_000_000_000
 
-Results = Mapping[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]
+Results = Mapping[str, Result[UsageAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,10 @@ class UsageTurn:
         gpus = [device for device in telemetry.listed if not device.is_instance]
         self._end_workers(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
-        results = self._workers.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
-        usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
+        results = self._workers.run(
+            {_worker(g): partial(self._telemetry.usage, g, self._shared) for g in gpus}, self._deadline
+        )
+        usages = [u for result in results.values() if result.value is not None for u in result.value.usages]
         self._count_errors(results)
         owners = self._processes.find(_pids_of(usages))
         for reason in owners.unknown.values():
@@ -110,24 +112,21 @@ class UsageTurn:
             owners={**owners.nameless, **owners.workloads},
         )
 
-    def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
-        return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)
-
     def _end_workers(self, gpus: Sequence[Device]) -> None:
         now = frozenset(g.uuid for g in gpus)
         self._workers.forget(f"usage-{uuid}" for uuid in self._gpus - now)
         self._gpus = now
 
     def _count_errors(self, results: Results) -> None:
-        flaws = {worker: result.value[1] for worker, result in results.items() if result.value is not None}
+        answers = {worker: result.value for worker, result in results.items() if result.value is not None}
         reasons = [result.error.reason for result in results.values() if isinstance(result.error, SourceError)]
-        for flaw in flaws.values():
-            reasons += [*flaw.errors, *("bad_value" for _ in flaw.dropped)]
-            for reason in flaw.switch_errors:
+        for answer in answers.values():
+            reasons += [*answer.errors, *("bad_value" for _ in answer.dropped)]
+            for reason in answer.switches.errors if answer.switches is not None else ():
                 self._errors.add(SWITCHES, reason)
         # An unsupported figure is counted as an error once per GPU, not in every turn.
-        kept = {lack for lack in self._lacking if lack[0] in results.keys() - flaws.keys()}
-        lacking = kept | {(worker, *lack) for worker, flaw in flaws.items() for lack in flaw.lacks}
+        kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
+        lacking = kept | {(worker, *lack) for worker, answer in answers.items() for lack in answer.lacks}
         reasons += [reason for _, _, reason in lacking - self._lacking]
         self._lacking = frozenset(lacking)
         for reason in reasons:
@@ -160,14 +159,14 @@ def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
 
 def _switches_status(results: Results) -> list[SourceStatus]:
     """Returns the status of the context switch log, if it is enabled."""
-    flaws = [result.value[1] for result in results.values() if result.value is not None]
-    if not any(flaw.uses_switches for flaw in flaws):
+    answers = [result.value for result in results.values() if result.value is not None]
+    statuses = [answer.switches for answer in answers if answer.switches is not None]
+    if not statuses:
         return []
-    fallback = next((flaw for flaw in flaws if flaw.fallback), None)
+    fallback = next((status for status in statuses if status.fallback), None)
     if fallback is None:
         return [SourceStatus(SWITCHES, True, 0.0)]
-    reason = fallback.switch_errors[0] if fallback.switch_errors else "in_doubt"
-    return [SourceStatus(SWITCHES, False, 0.0, reason, fallback.fallback)]
+    return [SourceStatus(SWITCHES, False, 0.0, fallback.fallback_reason, fallback.fallback)]
 
 
 def _worker(gpu: Device) -> str:

@@ -1,4 +1,4 @@
-"""Reads dcgm-exporter's YAML configuration, versions 1 (4.8.3) and 2 (4.8.4), and merges it into the options.
+"""Reads dcgm-exporter's YAML configuration (version 2) and merges it into the options.
 
 Flags and environment variables override the file.
 """
@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import click
-from click.core import ParameterSource
 from msgspec import Meta, Struct
 
 from podgpu.agent.lanes import Collection
-from podgpu.cli.options import FROM_FILE, parse_go_duration
+from podgpu.cli.options import FROM_FILE, is_set, parse_go_duration
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
-from podgpu.metrics.counters import Counter, make_counter
+from podgpu.metrics.counters import CounterSpec, make_counter
 from podgpu.yaml_file import decode_yaml
 
 _MAX_BYTES = 256 * 1024
@@ -30,7 +29,7 @@ class ConfigFile:
 
     path: str = ""
     counters_file: str = ""
-    counters: tuple[Counter, ...] | None = None
+    counters: tuple[CounterSpec, ...] | None = None
     exporter_metrics: bool | None = None
     interval: float | None = None
     collections: tuple[Collection, ...] = ()  # excludes the collection that matches all fields
@@ -48,16 +47,12 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
         "max_concurrent_scrapes": config.max_concurrent_scrapes,
         "enable_exporter_metrics": config.exporter_metrics,
     }
-    from_file = {name: value for name, value in values.items() if value is not None and not _is_set(ctx, name)}
-    if _is_set(ctx, "collectors") or (_is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
+    from_file = {name: value for name, value in values.items() if value is not None and not is_set(ctx, name)}
+    if is_set(ctx, "collectors") or (is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
         config = replace(config, counters=None)
         from_file.pop("collectors", None)
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
     return {**options, **from_file, "config": config}
-
-
-def _is_set(ctx: click.Context, parameter: str) -> bool:
-    return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
 
 
 def _read(path: str) -> ConfigFile:
@@ -70,7 +65,6 @@ def _read(path: str) -> ConfigFile:
 # The file
 
 _Text = Annotated[str, Meta(min_length=1)]
-_Texts = Annotated[list[_Text], Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 
@@ -115,79 +109,43 @@ class _BindUnbind(_ConfigSection):
     poll_interval: _GoDuration | None = None
 
 
-class _Server(_ConfigSection):
-    max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
-
-
-class _ConfigV1(_ConfigSection):
-    version: int
-    metrics: _Metrics | None = None
-    collection: _CollectionV1 | None = None
-    sources: _SourcesV1 | None = None
-    server: _Server | None = None
-
-
-class _Retention(_ConfigSection):
+class _Watch(_ConfigSection):
     """How long DCGM keeps samples. Has no effect, because podgpu uses the newest sample only."""
 
-    max_age: _GoDuration | None = None
-    max_samples: _Count | None = None
+    max_keep_age: _GoDuration | None = None
+    max_keep_samples: _Count | None = None
 
 
-class _WatchGroup(_ConfigSection):
-    name: _Text
-    interval: _Interval
-    fields: _Texts
-    retention: _Retention | None = None
-
-
-class _CollectionV1(_ConfigSection):
-    interval: _Interval | None = None
-    watch_groups: list[_WatchGroup] | None = None
-    retention: _Retention | None = None
-
-
-class _SourcesV1(_ConfigSection):
-    dcgm: _DcgmV1 | None = None
-
-
-class _DcgmV1(_ConfigSection):
-    detect_bind_unbind: _BindUnbind | None = None
-
-
-class _ConfigV2(_ConfigSection):
-    version: int
-    metrics: _Metrics | None = None
-    collections: Annotated[list[_CollectionV2], Meta(min_length=1)] | None = None
-    sources: _SourcesV2 | None = None
-    server: _Server | None = None
-
-
-class _CollectionV2(_ConfigSection):
-    name: _Text
-    every: _Interval
-    metrics: _Include
-    sources: _SourcesV2 | None = None
-
-
-class _Include(_ConfigSection):
-    include: _Texts
-
-
-class _SourcesV2(_ConfigSection):
-    dcgm: _DcgmV2 | None = None
-
-
-class _DcgmV2(_ConfigSection):
+class _Dcgm(_ConfigSection):
     watch: _Watch | None = None
     detect_bind_unbind: _BindUnbind | None = None
 
 
-class _Watch(_ConfigSection):
-    """The same as `_Retention`, without effect."""
+class _Sources(_ConfigSection):
+    dcgm: _Dcgm | None = None
 
-    max_keep_age: _GoDuration | None = None
-    max_keep_samples: _Count | None = None
+
+class _Include(_ConfigSection):
+    include: Annotated[list[_Text], Meta(min_length=1)]
+
+
+class _ConfigCollection(_ConfigSection):
+    name: _Text
+    every: _Interval
+    metrics: _Include
+    sources: _Sources | None = None
+
+
+class _Server(_ConfigSection):
+    max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
+
+
+class _Config(_ConfigSection):
+    version: int
+    metrics: _Metrics | None = None
+    collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
+    sources: _Sources | None = None
+    server: _Server | None = None
 
 
 class _Version(Struct):
@@ -196,28 +154,30 @@ class _Version(Struct):
 
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
     """Parses the file. Raises UsageError with the path of the file and of the invalid entry."""
-    version = decode_yaml(content, path, _Version).version
-    if version == 1:
-        return _read_v1(decode_yaml(content, path, _ConfigV1, _decode_duration), path)
-    if version == 2:
-        return _read_v2(decode_yaml(content, path, _ConfigV2, _decode_duration), path)
-    raise UsageError(f"{path}: version: must be 2, or 1 (dcgm-exporter 4.8.3)")
+    if decode_yaml(content, path, _Version).version != 2:
+        raise UsageError(f"{path}: version: must be 2, as in dcgm-exporter 4.8.4 and later")
+    config = decode_yaml(content, path, _Config, _decode_duration)
+    metrics, server = config.metrics or _Metrics(), config.server or _Server()
+    if metrics.file and metrics.fields:
+        raise UsageError(f"{path}: metrics: set file or fields, not both")
+    interval, collections = _read_collections(config, path)
+    bind_unbind = ((config.sources or _Sources()).dcgm or _Dcgm()).detect_bind_unbind
+    where = f"{path}: sources.dcgm.detectBindUnbind"
+    ignored = f"{where} has no effect: podgpu always detects GPUs that are added or removed"
+    return ConfigFile(
+        path=path,
+        counters_file=metrics.file or "",
+        counters=_read_fields(metrics.fields, path) if metrics.fields else None,
+        exporter_metrics=metrics.enable_exporter_metrics,
+        interval=interval,
+        collections=collections,
+        ignored=(ignored,) if bind_unbind is not None and bind_unbind.enabled else (),
+        max_concurrent_scrapes=server.max_concurrent_scrapes,
+    )
 
 
-def _read_v1(config: _ConfigV1, path: str) -> ConfigFile:
-    base = config.collection or _CollectionV1()
-    dcgm = (config.sources or _SourcesV1()).dcgm or _DcgmV1()
-    collections = [
-        Collection(group.name, group.interval.seconds, tuple(group.fields), f"{path}: collection.watchGroups[{number}]")
-        for number, group in enumerate(base.watch_groups or ())
-    ]
-    interval = base.interval.seconds if base.interval else None
-    return _make(path, config, dcgm.detect_bind_unbind, interval, collections)
-
-
-def _read_v2(config: _ConfigV2, path: str) -> ConfigFile:
+def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
     """The collection with include ['*'] sets the interval of all fields that are in no other collection."""
-    dcgm = (config.sources or _SourcesV2()).dcgm or _DcgmV2()
     interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):
@@ -228,37 +188,12 @@ def _read_v2(config: _ConfigV2, path: str) -> ConfigFile:
             raise UsageError(f"{place}: only one collection may include ['*']")
         else:
             interval = row.every.seconds
-    return _make(path, config, dcgm.detect_bind_unbind, interval, collections)
+    return interval, tuple(collections)
 
 
-def _make(
-    path: str,
-    config: _ConfigV1 | _ConfigV2,
-    bind_unbind: _BindUnbind | None,
-    interval: float | None,
-    collections: Sequence[Collection],
-) -> ConfigFile:
-    metrics, server = config.metrics or _Metrics(), config.server or _Server()
-    if metrics.file and metrics.fields:
-        raise UsageError(f"{path}: metrics: set file or fields, not both")
-    ignored = (
-        f"{path}: sources.dcgm.detectBindUnbind has no effect: podgpu always detects GPUs that are added or removed"
-    )
-    return ConfigFile(
-        path=path,
-        counters_file=metrics.file or "",
-        counters=_read_fields(metrics.fields, path) if metrics.fields else None,
-        exporter_metrics=metrics.enable_exporter_metrics,
-        interval=interval,
-        collections=tuple(collections),
-        ignored=(ignored,) if bind_unbind is not None and bind_unbind.enabled else (),
-        max_concurrent_scrapes=server.max_concurrent_scrapes,
-    )
-
-
-def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[Counter, ...]:
+def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:
     """Returns the counters. If two rows have the same field, the first one is used, as in a counter file."""
-    first: dict[int, Counter] = {}
+    first: dict[int, CounterSpec] = {}
     for number, row in enumerate(fields):
         try:
             counter = make_counter(row.name, row.prometheus_type, " ".join(row.help.split()))

@@ -31,7 +31,8 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
-from podgpu.metrics.counters import Naming, make_counter
+from podgpu.metrics.counters import add_other_names, make_counter
+from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
@@ -53,13 +54,13 @@ def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
     """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
-    naming = Naming(options["dcgm_names"])
-    counters, read_again = choose_counters(options, naming)
+    names: NameSet = options["dcgm_names"]
+    counters, read_again = choose_counters(options, names)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
     if configmap != "none" and (text := open_if_api("configmap-data", lambda: api.configmap(configmap))):
-        read_again = counters_in_configmap(configmap, text, naming)
+        read_again = counters_in_configmap(configmap, text, names)
     engine, host_label = options["host_engine"], options["hostname_label"]
     is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
     node = node_name(engine.host if is_remote else "")
@@ -74,7 +75,7 @@ def build_exporter_agent(
         policy=Policy(
             counters=counters,
             hostname="" if options["no_hostname"] else node,
-            hostname_labels=naming.host_labels if host_label == "auto" else (host_label,),
+            hostname_labels=HOST_LABELS[names] if host_label == "auto" else (host_label,),
             old_namespace=options["use_old_namespace"],
             replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
             pod_uid=options["kubernetes_enable_pod_uid"],
@@ -94,14 +95,14 @@ def build_exporter_agent(
         clock,
         pod_labels=pod_labels,
         read_counters=read_again,
-        containers=ContainerFinder(options["path_proc"]) if options["container_usage"] else None,
+        containers=ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None,
     )
     agent.check_selection()
     agent.read_counters()
     return agent
 
 
-def choose_counters(options: Options, naming: Naming) -> tuple[Counters, ReadCounters | None]:
+def choose_counters(options: Options, names: NameSet) -> tuple[Counters, ReadCounters | None]:
     """Returns the counters of the configuration file, else of `-f`.
 
     The second value is a function that reads them again, or None if they cannot change.
@@ -109,8 +110,8 @@ def choose_counters(options: Options, naming: Naming) -> tuple[Counters, ReadCou
     config: ConfigFile | None = options.get("config")
     if config is not None and config.counters is not None:
         rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
-        return naming.of_user(tuple(rows)), None
-    return read_counters(options["collectors"], naming)
+        return add_other_names(tuple(rows), names), None
+    return read_counters(options["collectors"], names)
 
 
 def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
@@ -175,7 +176,7 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
 def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
     """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
     wanted = options.get("usage_from", "samples")
-    if wanted == "samples" and not how:
+    if wanted in ("none", "samples") and not how:
         return None
     return SwitchLogFactory(wanted, **how)
 

@@ -17,12 +17,12 @@ from podgpu.cluster.parts import holders_of, slot_model
 from podgpu.cluster.settings import ViewSettings, duration_text
 from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
 from podgpu.cluster.used import CLUSTER, used_value
-from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
+from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
 from podgpu.model import DeviceState, MigInstance, Workload
 
+_PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
 _DNS_TO_METRIC = str.maketrans("-.", "_:")
@@ -32,22 +32,22 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills:
     """`/metrics`."""
     rows = map_rows(state)
     return [
-        f.POD_MAP.of(_map_samples(rows, 1.0)),
+        *make_families("seed", {"pod_and_gpu_map_info": _map_samples(rows, 1.0)}),
         *(_legacy_map_families(rows) if state.settings.legacy_map_metrics else ()),
         *_used_families(state, rolling),
-        f.IDLE_SINCE.of(_idle_samples(state)),
+        *make_families("cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}),
         *_count_families(state),
         *_bill_families(state, bills),
-        f.CLUSTER_DEVICE_HEALTH.of(_health_samples(state)),
+        *make_families("cluster", {"podgpu_device_health": _health_samples(state)}),
         *self_families(state),
     ]
 
 
 def node_families(state: ClusterState) -> list[Family]:
     """Builds `/metrics/nodes`: one family per node, with the rows of the pod map."""
-    kind, text = f.NODE_MAP.type, f.NODE_MAP.help
+    spec = families_in("seed")["<node>_info"]
     return [
-        Family(metric_name(node), kind, text, tuple(_map_samples(rows, 1.0)))
+        Family(metric_name(node), spec.type, spec.help, tuple(_map_samples(rows, 1.0)))
         for node, rows in groupby(map_rows(state), key=lambda row: row.node)
     ]
 
@@ -56,21 +56,24 @@ def self_families(state: ClusterState) -> list[Family]:
     """Builds the families that remain valid when the figures are too old to be served."""
     taken_at = state.taken_at or 0.0
     versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
-    targets = [(_labels(f.TARGET_UP, (outcome.target,)), outcome) for outcome in state.outcomes]
-    nodes = [(_labels(f.NODE_UP, (node.name,)), node) for node in state.nodes]
-    return [
-        f.CLUSTER_BUILD_INFO.of([Sample(versions, 1)]),
-        f.TARGET_UP.of([Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets]),
-        f.TARGET_ERRORS.of([Sample(_labels(f.TARGET_ERRORS, key), n) for key, n in sorted(state.errors.items())]),
-        f.TARGET_DURATION.of([Sample(labels, outcome.seconds) for labels, outcome in targets]),
-        f.NODE_UP.of([Sample(labels, 0 if node.stale else 1) for labels, node in nodes]),
-        f.NODE_LAST_SEEN.of([Sample(labels, round(taken_at - (n.age_seconds or 0.0), 3)) for labels, n in nodes]),
-        f.CLUSTER_ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(taken_at, 3))]),
-    ]
+    targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
+    nodes = [(Labels([("node", node.name)]), node) for node in state.nodes]
+    last_seen = [Sample(labels, round(taken_at - (node.age_seconds or 0.0), 3)) for labels, node in nodes]
+    errors = sorted(state.errors.items())
+    samples = {
+        "podgpu_cluster_build_info": [Sample(versions, 1)],
+        "podgpu_cluster_target_up": [Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets],
+        "podgpu_cluster_target_errors_total": [Sample(_labels(("target", "reason"), key), n) for key, n in errors],
+        "podgpu_cluster_target_duration_seconds": [Sample(labels, outcome.seconds) for labels, outcome in targets],
+        "podgpu_cluster_node_up": [Sample(labels, 0 if node.stale else 1) for labels, node in nodes],
+        "podgpu_cluster_node_last_seen_timestamp_seconds": last_seen,
+        "podgpu_cluster_round_timestamp_seconds": [Sample(NO_LABELS, round(taken_at, 3))],
+    }
+    return make_families("cluster", samples)
 
 
-def _labels(spec: FamilySpec, values: Iterable[str]) -> Labels:
-    return Labels(zip(spec.labels, values, strict=True))
+def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
+    return Labels(zip(names, values, strict=True))
 
 
 # Pod map (seed 002)
@@ -98,13 +101,14 @@ def map_rows(state: ClusterState) -> tuple[MapRow, ...]:
 
 
 def _map_samples(rows: Iterable[MapRow], value: float) -> list[Sample]:
-    return [Sample(_labels(f.POD_MAP, row), value) for row in rows]
+    return [Sample(_labels(MapRow._fields, row), value) for row in rows]
 
 
 def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
     """Builds one family per row."""
+    spec = families_in("seed")["POD_GPU_MAP_INFO_<n>"]
     return [
-        Family(f"POD_GPU_MAP_INFO_{number}", f.LEGACY_MAP.type, f.LEGACY_MAP.help, tuple(_map_samples((row,), 0.0)))
+        Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, tuple(_map_samples((row,), 0.0)))
         for number, row in enumerate(rows)
     ]
 
@@ -130,12 +134,14 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
     full, used = state.settings.full, state.used.get(CLUSTER)
     scopes = [(_scope_labels(scope), state.used[scope]) for scope in sorted(state.used)]
     window = ("window", duration_text(state.settings.window))
-    return [
-        f.AVERAGE.of([] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]),
-        f.USED_UTILIZATION.of([Sample(labels, used.mean / full) for labels, used in scopes]),
-        f.USED_GPUS.of([Sample(labels, used.devices) for labels, used in scopes]),
-        f.ROLLING.of([Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]),
-    ]
+    average = [] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]
+    means = [Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]
+    samples = {
+        "podgpu_used_gpu_utilization_ratio": [Sample(labels, used.mean / full) for labels, used in scopes],
+        "podgpu_used_gpus": [Sample(labels, used.devices) for labels, used in scopes],
+        "podgpu_used_gpu_utilization_average_ratio": means,
+    }
+    return [*make_families("seed", {"avg_GPU_utilization": average}), *make_families("cluster", samples)]
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
@@ -157,7 +163,7 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     for node in _fresh(state):
         for part in node.held:
             if part.idle_since is not None and is_wasteful(part.idle_since, state):
-                labels = [*zip(("node", "gpu", "gpu_id", "model"), _place(node, part.gpu, part.instance), strict=True)]
+                labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
                 key = (*labels, *_holder_labels(part.holder))
@@ -230,8 +236,8 @@ def _count_families(state: ClusterState) -> list[Family]:
                 if part.idle_since is not None and is_wasteful(part.idle_since, state):
                     count.wasteful += part.share
     return [
-        *_device_counts(nodes, f.NODE_GPUS, f.NODE_ALLOCATED, f.NODE_USED, f.NODE_FREE),
-        *_device_counts(models, f.MODEL_GPUS, f.MODEL_ALLOCATED, f.MODEL_USED, f.MODEL_FREE),
+        *_device_counts("node", ("node", "model"), nodes),
+        *_device_counts("model", ("model",), models),
         *_namespace_counts(namespaces),
     ]
 
@@ -247,45 +253,53 @@ def is_in_use(gpu: DeviceState, instance: MigInstance | None, settings: ViewSett
     return any(measured) if measured else None
 
 
-def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
-    rows = [(_labels(specs[0], key), counts[key]) for key in sorted(counts)]
-    gpus, allocated, used, free = specs
-    return [
-        gpus.of([Sample(labels, count.devices) for labels, count in rows]),
-        allocated.of([Sample(labels, count.allocated) for labels, count in rows]),
-        used.of([Sample(labels, count.used) for labels, count in rows if count.used is not None]),
-        free.of([Sample(labels, count.devices - count.allocated) for labels, count in rows]),
-    ]
+def _device_counts(
+    scope: str, label_names: tuple[str, ...], counts: Mapping[tuple[str, ...], _DeviceCount]
+) -> list[Family]:
+    rows = [(_labels(label_names, key), counts[key]) for key in sorted(counts)]
+    samples = {
+        f"podgpu_{scope}_gpus": [Sample(labels, count.devices) for labels, count in rows],
+        f"podgpu_{scope}_allocated_gpus": [Sample(labels, count.allocated) for labels, count in rows],
+        f"podgpu_{scope}_used_gpus": [Sample(labels, c.used) for labels, c in rows if c.used is not None],
+        f"podgpu_{scope}_free_gpus": [Sample(labels, count.devices - count.allocated) for labels, count in rows],
+    }
+    return make_families("cluster", samples)
 
 
 def _namespace_counts(counts: Mapping[tuple[str, str], _NamespaceCount]) -> list[Family]:
-    rows = [(_labels(f.NAMESPACE_ALLOCATED_GPUS, key), counts[key]) for key in sorted(counts)]
+    rows = [(_labels(("namespace", "model"), key), counts[key]) for key in sorted(counts)]
     measured = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
-    return [
-        f.NAMESPACE_ALLOCATED_GPUS.of([Sample(labels, round(count.allocated, 9)) for labels, count in rows]),
-        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in measured]),
-        f.NAMESPACE_IDLE_GPUS.of([Sample(labels, round(count.wasteful, 9)) for labels, count in rows]),
-    ]
+    samples = {
+        "podgpu_namespace_allocated_gpus": [Sample(labels, round(count.allocated, 9)) for labels, count in rows],
+        "podgpu_namespace_used_gpus": [Sample(labels, round(count.uses["used"], 9)) for labels, count in measured],
+        "podgpu_namespace_idle_gpus": [Sample(labels, round(count.wasteful, 9)) for labels, count in rows],
+    }
+    return make_families("cluster", samples)
 
 
 # Bills and costs
 
 
 def _bill_families(state: ClusterState, bills: BillTotals) -> list[Family]:
-    rows = [(_labels(f.BILLED_ALLOCATED, key), bills.amounts[key]) for key in sorted(bills.amounts)]
-    units = ((f.BILLED_ALLOCATED, 1_000_000_000), (f.BILLED_BUSY, 1_000_000_000), (f.BILLED_ENERGY, 1000))
-    return [
-        *(
-            spec.of([Sample(labels, amount / unit) for labels, amounts in rows if (amount := amounts[n]) is not None])
-            for n, (spec, unit) in enumerate(units)
-        ),
-        f.COST.of([Sample(_labels(f.COST, key), bills.costs[key]) for key in sorted(bills.costs)]),
-        *_hourly_families(state),
-        f.UNPRICED.of([Sample(_labels(f.UNPRICED, (m,)), seconds) for m, seconds in sorted(bills.unpriced.items())]),
+    rows = [(_labels(("namespace", "model"), key), bills.amounts[key]) for key in sorted(bills.amounts)]
+    units = (("allocated_seconds", 1_000_000_000), ("busy_seconds", 1_000_000_000), ("energy_joules", 1000))
+    samples = {
+        f"podgpu_cluster_namespace_gpu_{name}_total": [
+            Sample(labels, amount / unit) for labels, amounts in rows if (amount := amounts[n]) is not None
+        ]
+        for n, (name, unit) in enumerate(units)
+    }
+    samples["podgpu_namespace_cost_total"] = [
+        Sample(_labels(("namespace", "kind", "currency"), key), cost) for key, cost in sorted(bills.costs.items())
     ]
+    samples |= _hourly_costs(state)
+    samples["podgpu_cluster_unpriced_gpu_seconds_total"] = [
+        Sample(Labels([("model", model)]), seconds) for model, seconds in sorted(bills.unpriced.items())
+    ]
+    return make_families("cluster", samples)
 
 
-def _hourly_families(state: ClusterState) -> list[Family]:
+def _hourly_costs(state: ClusterState) -> dict[str, list[Sample]]:
     costs: dict[str, float] = defaultdict(float)
     wasted: dict[str, float] = defaultdict(float)
     for node in state.nodes:
@@ -293,17 +307,18 @@ def _hourly_families(state: ClusterState) -> list[Family]:
             if part.holder.namespace and part.cost_per_hour is not None:
                 costs[part.holder.namespace] += part.cost_per_hour
                 wasted[part.holder.namespace] += part.cost_per_hour if part.use == "idle" else 0.0
-    rows = [(_labels(f.COST_PER_HOUR, (name, state.prices.currency)), name) for name in sorted(costs)]
-    return [
-        f.COST_PER_HOUR.of([Sample(labels, costs[name]) for labels, name in rows]),
-        f.WASTED_PER_HOUR.of([Sample(labels, wasted[name]) for labels, name in rows]),
-    ]
+    currency = ("currency", state.prices.currency)
+    rows = [(Labels([("namespace", name), currency]), name) for name in sorted(costs)]
+    return {
+        "podgpu_namespace_cost_per_hour": [Sample(labels, costs[name]) for labels, name in rows],
+        "podgpu_namespace_wasted_per_hour": [Sample(labels, wasted[name]) for labels, name in rows],
+    }
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
     """Returns the condition `node_gone` of every GPU. The exporters report the other conditions."""
     return [
-        Sample(_labels(f.CLUSTER_DEVICE_HEALTH, (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
+        Sample(_labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
         for node in state.nodes
         for gpu in node.gpus
     ]

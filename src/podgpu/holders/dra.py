@@ -27,7 +27,7 @@ from podgpu.kube.objects import NVIDIA_DRIVER, RESOURCE_GROUP, PoolSlice, curren
 from podgpu.kube.reflector import REFUSALS, Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
-CHECKPOINT_NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
+DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
 """Relative to the kubelet's root directory."""
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
