@@ -32,11 +32,11 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
+from tests.simulated import FaultyNvml
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
@@ -129,9 +129,9 @@ def kubelet(socket: str) -> Iterator[SimulatedKubelet]:
 @pytest.fixture
 def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
     """Examines a node with a driver. Hanging calls are released after the test."""
-    drivers: list[SimulatedNvml] = []
+    drivers: list[FaultyNvml] = []
 
-    def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:
+    def examine_node(driver: FaultyNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:
         drivers.append(driver)
         telemetry = NvmlTelemetry(driver, name, count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock)
         settings = NodeSettings(
@@ -156,8 +156,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def driver(clock: Clock) -> SimulatedNvml:
-    return SimulatedNvml("2xH100", clock=clock, minors=(3, 5))
+def driver(clock: Clock) -> FaultyNvml:
+    return FaultyNvml("2xH100", clock=clock, minors=(3, 5))
 
 
 def uuids(spec: str) -> list[str]:
@@ -262,18 +262,18 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 # The driver
 
 
-def test_a_selection_without_gpus(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_a_selection_without_gpus(driver: FaultyNvml, clock: Clock, examined: Any) -> None:
     assert "this node has no GPU 9" in only(examined(driver, clock, selection=Selection("g", (9,))), "devices").text
 
 
-def test_a_hanging_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_a_hanging_driver_is_a_finding(driver: FaultyNvml, clock: Clock, examined: Any) -> None:
     driver.faults.hang("nvmlInit")
     findings = examined(driver, clock)
     assert only(findings, "driver").text.startswith("no answer within ")
     assert only(findings, "host name").level is Level.OK
 
 
-def test_a_hanging_gpu_does_not_affect_others(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_a_hanging_gpu_does_not_affect_others(driver: FaultyNvml, clock: Clock, examined: Any) -> None:
     driver.faults.hang("nvmlDeviceGetPowerUsage", gpu=1)
     findings = examined(driver, clock)
     bad = [f for f in about(findings, "GPUs") if f.level is Level.WRONG]
@@ -283,7 +283,7 @@ def test_a_hanging_gpu_does_not_affect_others(driver: SimulatedNvml, clock: Cloc
 
 
 def test_mig(clock: Clock, examined: Any) -> None:
-    driver = SimulatedNvml("1xH100,1xH100/2x1g.10gb+1x3g.40gb,1xH100", clock=clock)
+    driver = FaultyNvml("1xH100,1xH100/2x1g.10gb+1x3g.40gb,1xH100", clock=clock)
     driver.faults.relayout(2, [])
     findings = about(examined(driver, clock), "MIG")
     assert [(f.level, f.text) for f in findings] == [
@@ -293,7 +293,7 @@ def test_mig(clock: Clock, examined: Any) -> None:
 
 
 def test_unsupported_counters_are_notes(clock: Clock, examined: Any) -> None:
-    findings = examined(SimulatedNvml("1xH100,2xT4", clock=clock), clock)
+    findings = examined(FaultyNvml("1xH100,2xT4", clock=clock), clock)
     (t4,) = (f for f in about(findings, "counters") if "T4" in f.text)
     assert t4.level is Level.NOTE
     assert "DCGM_FI_DEV_MEMORY_TEMP" in t4.text
@@ -313,7 +313,7 @@ def test_unsupported_counters_are_notes(clock: Clock, examined: Any) -> None:
     ],
 )
 def test_no_driver(
-    fault: str, kernel: str, gpus: int, text: str, tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any
+    fault: str, kernel: str, gpus: int, text: str, tree: Tree, driver: FaultyNvml, clock: Clock, examined: Any
 ) -> None:
     tree.pci_gpus(gpus)
     if kernel:
@@ -325,7 +325,7 @@ def test_no_driver(
     assert finding.advice
 
 
-def test_missing_and_failing_gpus(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_missing_and_failing_gpus(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Any) -> None:
     tree.pci_gpus(3)
     driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     driver.faults.lose(1)
@@ -340,7 +340,7 @@ def test_missing_and_failing_gpus(tree: Tree, driver: SimulatedNvml, clock: Cloc
 # The process
 
 
-def test_the_process(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_the_process(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Any) -> None:
     tree.process(uid=1000, capabilities=SYS_ADMIN)
     tree.pid_namespace("pid:[4026532288]")
     for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
@@ -373,7 +373,7 @@ def test_the_process(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: 
     ],
 )
 def test_unknown_ids_are_explained(
-    device_id: str, why: str, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
+    device_id: str, why: str, kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Any
 ) -> None:
     kubelet.pods = (pod(device_id),)
     finding = only(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket)), "mapping")
@@ -383,7 +383,7 @@ def test_unknown_ids_are_explained(
 
 
 def test_a_mig_layout_that_changed(kubelet: SimulatedKubelet, clock: Clock, examined: Any) -> None:
-    driver = SimulatedNvml("1xH100/7x1g.10gb", clock=clock)
+    driver = FaultyNvml("1xH100/7x1g.10gb", clock=clock)
     old = driver.gpus[0].instances[0].uuid
     driver.faults.relayout(0, ["3g.40gb"])
     kubelet.pods = (pod(old), pod("nvidia0/gi99"))
@@ -396,7 +396,7 @@ def test_a_mig_layout_that_changed(kubelet: SimulatedKubelet, clock: Clock, exam
 
 
 def test_unknown_ids_while_a_gpu_does_not_respond(
-    kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
+    kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Any
 ) -> None:
     driver.faults.lose(1)
     kubelet.pods = (pod(STRANGER),)
@@ -404,7 +404,7 @@ def test_unknown_ids_while_a_gpu_does_not_respond(
     assert finding.text.endswith("it may be a GPU that does not respond")
 
 
-def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Any) -> None:
     kubelet.hang()
     finding = only(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket, deadline=60.0)), "kubelet")
     assert (finding.level, "answer" in finding.text) == (Level.WRONG, True)
@@ -424,7 +424,7 @@ def test_notes_about_the_mapping(
     level: Level,
     text: str,
     kubelet: SimulatedKubelet,
-    driver: SimulatedNvml,
+    driver: FaultyNvml,
     clock: Clock,
     examined: Any,
 ) -> None:
@@ -436,7 +436,7 @@ def test_notes_about_the_mapping(
 
 
 def test_without_a_driver_the_mapping_is_unknown(
-    kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
+    kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Any
 ) -> None:
     driver.faults.unload_driver()
     kubelet.pods = (pod(STRANGER),)
@@ -542,7 +542,7 @@ def test_options_that_need_the_api_server(
 
 
 def test_holders_with_unknown_names(
-    tree: Tree, clock: Clock, driver: SimulatedNvml, examined: Any, tmp_path: Path
+    tree: Tree, clock: Clock, driver: FaultyNvml, examined: Any, tmp_path: Path
 ) -> None:
     noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
