@@ -14,7 +14,7 @@ from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.metrics.conditions import conditions, words_for
-from podgpu.metrics.counters import SHIPPED, Counter, shipped_counters
+from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import Gpm
 from podgpu.metrics.names import Rename, renames
@@ -93,7 +93,7 @@ def _counters() -> Iterator[str]:
     return table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
 
 
-def _counter_row(counters: Mapping[str, Counter | None]) -> tuple[str, ...]:
+def _counter_row(counters: Mapping[str, CounterSpec | None]) -> tuple[str, ...]:
     old, new = counters["1.x"], counters["default"] or counters["dcp"]
     counter = new or old
     assert counter is not None
@@ -113,7 +113,7 @@ def _rename_row(rename: Rename) -> tuple[str, ...]:
     old, new = rename.old, rename.new
     same = rename.factor == 1.0
     return (
-        *(code(rename.old_name), prose(old.unit), code(rename.new_name)),
+        *(code(rename.old.name), prose(old.unit), code(rename.new_name)),
         *("" if same else prose(new.unit), "" if same else f"{rename.factor:.10g}", new.seen or "DCGM 4.6 header"),
     )
 

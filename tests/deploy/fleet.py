@@ -23,8 +23,8 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.counters import Naming
-from podgpu.metrics.names import NameSet
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
@@ -94,7 +94,7 @@ class Node:
     ) -> None:
         """`names`: as in --dcgm-names."""
         self.name = name
-        self._naming = Naming(names)
+        self._names = names
         self.driver = SimulatedNvml(gpus, seed=sum(name.encode()))
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
@@ -117,9 +117,9 @@ class Node:
                 usage_interval=0.3,
                 throttle_interval=0.3,
                 policy=Policy(
-                    counters=self._naming.shipped("default") or (),
+                    counters=shipped_counters("default", self._names) or (),
                     hostname=self.name,
-                    hostname_labels=self._naming.host_labels,
+                    hostname_labels=HOST_LABELS[self._names],
                 ),
             ),
             identities=names.read,

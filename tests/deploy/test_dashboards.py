@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.metrics.counters import Naming
+from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.families import families_in
 from tests.deploy.cluster_process import cluster_process
 from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers, wait_until
@@ -131,7 +131,7 @@ def test_the_files_are_what_the_code_makes() -> None:
 
 
 def test_families_of_podgpu_cluster_are_asked_for_only_where_it_says_so() -> None:
-    own = set(families_in("exporter")) | {c.name for c in Naming("both").shipped("default") or ()}
+    own = set(families_in("exporter")) | {c.name for c in shipped_counters("default", "both") or ()}
     more = {*families_in("cluster"), "avg_GPU_utilization"}
     """podgpu_device_health is both's: what the exporters say of it is there without the other."""
     for asked in queries():

@@ -34,12 +34,7 @@ def test_return_codes_become_our_errors(code: int, kind: type[SourceError], reas
 
 
 class OldDriver:
-    """A driver from before nvmlDeviceGetMemoryInfo_v2 and the renamed clock event call."""
-
-    def nvmlDeviceGetMemoryInfo(self, device: object, version: object = None) -> str:
-        if version is not None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return "v1"
+    """A driver from before the renamed clock event call."""
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, device: object) -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -50,7 +45,6 @@ class OldDriver:
 
 def test_older_drivers_get_older_calls() -> None:
     driver = NvmlDriver(OldDriver())
-    assert driver.call("nvmlDeviceGetMemoryInfo", "gpu", 2) == "v1"
     assert driver.call("nvmlDeviceGetCurrentClocksEventReasons", "gpu") == 4
     with pytest.raises(Unsupported, match="newer"):
         driver.call("nvmlDeviceGetSomethingNew", "gpu")

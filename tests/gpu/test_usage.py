@@ -13,7 +13,7 @@ import pytest
 
 from podgpu.errors import DriverGone, SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.source import UsageFlaws
+from podgpu.gpu.source import UsageAnswer
 from podgpu.metrics.fields import fields
 from podgpu.model import DeviceUsage
 from podgpu.simulate.driver import SimulatedNvml
@@ -49,6 +49,7 @@ class Bench:
             sees_processes=sees_processes,
         )
         self.gpu = self.telemetry.inventory().gpus[0]
+        self.flaws = UsageAnswer(())
 
     def wall(self) -> float:
         return self.epoch + self.now
@@ -62,7 +63,8 @@ class Bench:
         self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
 
     def usages(self) -> tuple[DeviceUsage, ...]:
-        return self.telemetry.usage(self.gpu)
+        self.flaws = self.telemetry.usage(self.gpu)
+        return self.flaws.usages
 
     def after(self, seconds: float) -> DeviceUsage:
         self.now += seconds
@@ -72,10 +74,6 @@ class Bench:
         """The first reading's window begins before the test does."""
         self.now += 1
         self.usages()
-
-    @property
-    def flaws(self) -> UsageFlaws:
-        return self.telemetry.usage_flaws(self.gpu)
 
     @property
     def lacks(self) -> set[str]:

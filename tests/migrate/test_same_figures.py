@@ -12,8 +12,8 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.metrics.counters import Naming
-from podgpu.metrics.names import NameSet
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy
 from podgpu.migrate.rewrite import Direction, rewrite_expression, rewrite_query
@@ -50,13 +50,13 @@ MORE = [
 
 def expositions(names: NameSet) -> Iterator[Point]:
     """What an exporter of these names says of two GPUs, turn by turn: the same in every run, whichever names it has."""
-    clock, naming = FakeClock(), Naming(names)
+    clock = FakeClock()
     driver = SimulatedNvml("2xH100", clock=clock.monotonic, wall=clock.wall, jitter=0)
     agent = Agent(
         NvmlTelemetry(driver, "nvml", lambda: 2, clock.monotonic, clock.wall),
         settings=Settings(
             policy=Policy(
-                counters=naming.shipped("default") or (), hostname="node-1", hostname_labels=naming.host_labels
+                counters=shipped_counters("default", names) or (), hostname="node-1", hostname_labels=HOST_LABELS[names]
             )
         ),
         clock=Clock(clock.monotonic, clock.wall),

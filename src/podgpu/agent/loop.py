@@ -31,7 +31,7 @@ from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.unmapped import find_lost_gpus
-from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
@@ -194,7 +194,7 @@ class Agent:
         )
         return Schedule(lanes, WARM_UP_SECONDS)
 
-    def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
+    def _change_counters(self, counters: tuple[CounterSpec, ...]) -> None:
         """Replaces the counters and reads them once.
 
         Rates need two readings, so the old exposition is served until the next turn.
@@ -381,5 +381,5 @@ class Agent:
         return bool(results["release"].value)
 
 
-def _field_ids(counters: Sequence[MetricCounter]) -> frozenset[int]:
+def _field_ids(counters: Sequence[CounterSpec]) -> frozenset[int]:
     return frozenset(counter.field.id for counter in counters)

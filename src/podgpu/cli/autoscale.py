@@ -6,9 +6,8 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -22,17 +21,9 @@ from podgpu.autoscale.pods import NodeWatcher, PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, EXTERNAL_GROUP, EXTERNAL_VERSION
 from podgpu.autoscale.server import ApiPart, AutoscaleServer, KedaPart, make_api_tls
 from podgpu.autoscale.store import SampleStore
-from podgpu.cli.cluster import (
-    PROMETHEUS_OPTIONS,
-    SCRAPE_OPTIONS,
-    VIEW_OPTIONS,
-    check_backend,
-    choose_ages,
-    choose_collector,
-)
-from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command
-from podgpu.cli.process import configure_logging
+from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
+from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
+from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
 from podgpu.errors import SourceError, StartError, UsageError
@@ -46,73 +37,10 @@ from podgpu.web.sockets import Address, parse_address
 _CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
 _log = logging.getLogger("podgpu")
 
-_FROM_VIEW = ("node-label", "interval", "stale-after", "used-field")
-
-
-def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = AUTOSCALING) -> Option:
-    return Option(flag, env=_variable(flag), default=default, help=text, kind=kind, group=group)
-
-
-def _variable(flag: str) -> str:
-    return f"PODGPU_AUTOSCALE_{flag.replace('-', '_').upper()}"
-
-
-def _rename_variables(options: Iterable[Option]) -> tuple[Option, ...]:
-    """Replaces PODGPU_CLUSTER_* by PODGPU_AUTOSCALE_*, so that both commands can run in the same environment."""
-    return tuple(
-        replace(option, env=_variable(option.flag)) if option.env.startswith("PODGPU_CLUSTER_") else option
-        for option in options
-    )
-
-
-AUTOSCALE_PROMETHEUS = _rename_variables(PROMETHEUS_OPTIONS)
-AUTOSCALE_SCRAPE = _rename_variables(option for option in SCRAPE_OPTIONS if option.flag != "history-dir")
-AUTOSCALE_OPTIONS: tuple[Option, ...] = (
-    _option(
-        "probe-address", ":9410", "HTTP address of the probes and of podgpu autoscale's own metrics.", group=COMMON
-    ),
-    _option(
-        "keda-address",
-        "127.0.0.1:9411",
-        "Address of the external scaler for KEDA (gRPC), or none. Addresses other than localhost need client"
-        " certificates.",
-    ),
-    _option("keda-cert-file", "", "Certificate (PEM) of --keda-address; reloaded when it changes."),
-    _option("keda-key-file", "", "Key of --keda-cert-file."),
-    _option("keda-client-ca-file", "", "CA certificates (PEM) that verify KEDA's client certificate."),
-    _option("keda-client-name", "", "Names accepted in client certificates: NAME,NAME,…. Default: any."),
-    _option("keda-namespaces", "", "Namespaces to serve without client certificates: NAME,NAME,…."),
-    _option("api-address", "none", "Address of the custom metrics API (HTTPS), such as :6443, or none."),
-    _option(
-        "api-cert-file", "", "Certificate (PEM) of --api-address, for SERVICE.NAMESPACE.svc; reloaded when it changes."
-    ),
-    _option("api-key-file", "", "Key of --api-cert-file."),
-    _option(
-        "api-service",
-        "",
-        "NAMESPACE/NAME of the Service of --api-address. podgpu then creates the certificate and updates the"
-        " APIServices.",
-    ),
-    _option(
-        "unregister", "false", "Remove podgpu's APIServices and exit. Run this before uninstalling podgpu.", "bool"
-    ),
-    _option("external-metrics", "false", "Also serve the external metrics API, which KEDA usually provides.", "bool"),
-    _option(
-        "longest-window",
-        "10m",
-        "Longest averaging window that can be requested. Samples are kept for this time.",
-        "duration",
-    ),
-    *AUTOSCALE_PROMETHEUS,
-    *AUTOSCALE_SCRAPE,
-    *_rename_variables(option for option in VIEW_OPTIONS if option.flag in _FROM_VIEW),
-    *pick_options(("kubeconfig", "debug", "log-format")),
-)
-
 
 @make_command(
     "autoscale",
-    AUTOSCALE_OPTIONS,
+    options_of("autoscale", ("kubeconfig", "debug", "log-format", *EXPORTER_ACCESS_FLAGS)),
     (
         "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu --keda-namespaces serving",
         "serve KEDA on this machine, with metrics read from the exporters",
@@ -138,7 +66,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         unregister(options)
         return
     settings = _make_settings(options, *choose_ages(ctx, options))
-    check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
+    check_backend(ctx, options)
     _run(options, settings, probe_address)
 
 

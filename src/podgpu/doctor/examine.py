@@ -29,7 +29,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.kube.objects import PodRecord
 from podgpu.kube.reflector import Store
-from podgpu.metrics.counters import Counter, Naming, shipped_counters
+from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.model import UsageMethod
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
@@ -46,7 +46,7 @@ _CONFIGMAP = (
 class NodeSettings:
     """The settings of the exporter on this node."""
 
-    counters: tuple[Counter, ...] = ()
+    counters: tuple[CounterSpec, ...] = ()
     selection: Selection = field(default_factory=Selection)
     sources: tuple[AllocationSource, ...] = ()  # highest precedence first; empty if pod labels are off
     kubelet_required: bool = False
@@ -147,7 +147,7 @@ class NodeExamination:
             pods=self._api.watched_pods,
             identities=make_identities(options, self._api),
             no_hostname=options["no_hostname"],
-            container_usage=options["container_usage"],
+            container_usage=options["usage_from"] != "none",
             usage_from=options["usage_from"],
             proc=options["path_proc"],
             sysfs=options["path_sysfs"],
@@ -155,17 +155,17 @@ class NodeExamination:
         )
         return [*findings, *examine(settings, self._telemetry), *source_findings]
 
-    def _read_counters(self) -> tuple[tuple[Counter, ...], list[Finding]]:
-        findings, naming = [], Naming(self._options["dcgm_names"])
+    def _read_counters(self) -> tuple[tuple[CounterSpec, ...], list[Finding]]:
+        findings, names = [], self._options["dcgm_names"]
         try:
-            counters = choose_counters(self._options, naming)[0]
+            counters = choose_counters(self._options, names)[0]
         except UsageError as error:
             counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
         name = self._options["configmap_data"]
         if name == "none":
             return counters, findings
         try:
-            counters = counters_in_configmap(name, self._api.configmap(name), naming)()
+            counters = counters_in_configmap(name, self._api.configmap(name), names)()
             findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
         except NoApi as error:
             findings.append(wrong("counters", f"-m {name}: {error}"))
@@ -174,7 +174,7 @@ class NodeExamination:
             findings.append(wrong("counters", text, _CONFIGMAP))
         return counters, findings
 
-    def _check_collections(self, counters: tuple[Counter, ...]) -> list[Finding]:
+    def _check_collections(self, counters: tuple[CounterSpec, ...]) -> list[Finding]:
         config = self._options["config"]
         if not config.path:
             return []

@@ -18,7 +18,7 @@ from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
 from podgpu.gpu.nvml.switch_splitter import Capability
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
-from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.model import Device, UsageMethod
 from podgpu.workers import Workers
@@ -56,7 +56,7 @@ class GpuReadings:
 
 def read_gpus(
     telemetry: Telemetry,
-    counters: Sequence[MetricCounter],
+    counters: Sequence[CounterSpec],
     workers: Workers,
     deadline: float,
     pause: Callable[[float], object],
@@ -85,7 +85,7 @@ def read_gpus(
 
 
 def check_gpus(
-    readings: GpuReadings, host: Host, telemetry: Telemetry, counters: Sequence[MetricCounter]
+    readings: GpuReadings, host: Host, telemetry: Telemetry, counters: Sequence[CounterSpec]
 ) -> list[Finding]:
     """Checks the source of GPU figures. Skips the host checks for simulated GPUs and other exporters."""
     if isinstance(telemetry, ExporterTelemetry):
@@ -260,7 +260,7 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
 # Counters
 
 
-def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], provider: str = "") -> list[Finding]:
+def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str = "") -> list[Finding]:
     """`provider` is the program that supplies the figures instead of the driver, if any. It does not need GPM."""
     models: dict[str, list[GpuAnswer]] = defaultdict(list)
     for gpu, answer in readings.answers.items():
@@ -294,7 +294,7 @@ def _find_unsupported(answer: GpuAnswer) -> set[int]:
 
 def _check_missing(
     model: str,
-    missing: Sequence[MetricCounter],
+    missing: Sequence[CounterSpec],
     wanted: int,
     advice: str = "nothing to do: the other counters are exported",
 ) -> Finding:
@@ -305,7 +305,7 @@ def _check_missing(
     return note("counters", f"{model} does not support {len(missing)} of {wanted}: {_list(missing)}", advice)
 
 
-def _check_gpm(model: str, has_gpm: bool, missing: Sequence[MetricCounter]) -> Finding:
+def _check_gpm(model: str, has_gpm: bool, missing: Sequence[CounterSpec]) -> Finding:
     if has_gpm:
         return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* do not need DCGM")
     if not missing:
@@ -318,7 +318,7 @@ def _check_gpm(model: str, has_gpm: bool, missing: Sequence[MetricCounter]) -> F
     )
 
 
-def _list(counters: Sequence[MetricCounter]) -> str:
+def _list(counters: Sequence[CounterSpec]) -> str:
     return few_of((counter.name for counter in counters), 10)
 
 

@@ -108,22 +108,22 @@ def _renamed_metrics(to: Generation) -> dict[str, RenamedMetric]:
     default = {counter.name for counter in shipped_counters("default") or ()}
     renamed: dict[str, RenamedMetric] = {}
     for rename in renames():
-        if rename.old.type == "text" or rename.new_name == rename.old_name:
+        if rename.old.type == "text" or rename.new_name == rename.old.name:
             continue
         factor = Fraction(str(rename.factor))
-        facts = rename.old_name in default, "infer" in rename.new.seen
+        facts = rename.old.name in default, "infer" in rename.new.seen
         if to == "4.9":
             for name in rename.old_names:
                 renamed[name] = RenamedMetric(rename.new_name, 1 / factor, *facts)
         else:
-            renamed[rename.new_name] = RenamedMetric(rename.old_name, factor, *facts)
+            renamed[rename.new_name] = RenamedMetric(rename.old.name, factor, *facts)
     return renamed
 
 
 @cache
 def _renamed_labels(to: Generation) -> dict[str, str]:
     old, new = HOST_LABELS["4.8"][0], HOST_LABELS["4.9"][0]
-    pairs = {old: new} | {r.old_name: r.new_name for r in renames() if r.old.type == "text"}
+    pairs = {old: new} | {r.old.name: r.new_name for r in renames() if r.old.type == "text"}
     return pairs if to == "4.9" else {b: a for a, b in pairs.items()}
 
 

@@ -139,7 +139,7 @@ def test_processes_and_usage_come_from_the_companion_driver(double: Double) -> N
     bench = Bench(double, beside)
     gpu: Device = bench.telemetry.inventory().gpus[0]
     assert bench.telemetry.processes(gpu) == ()
-    assert bench.telemetry.usage(gpu)[0].device.uuid == uuid_of(0)
+    assert bench.telemetry.usage(gpu).usages[0].device.uuid == uuid_of(0)
     assert bench.telemetry.release(2.0)
 
 

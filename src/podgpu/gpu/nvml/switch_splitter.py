@@ -31,6 +31,7 @@ from podgpu.gpu.nvml.switch_attribution import (
     estimate_without_samples,
 )
 from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
+from podgpu.gpu.source import SwitchStatus
 from podgpu.model import Device, DeviceUsage, ProcessUsage, UsageMethod
 
 _log = logging.getLogger(__name__)
@@ -328,18 +329,14 @@ class BusyTimeSplitter:
         self._retry_at = float("-inf")
         self._retry_seconds = _MIN_RETRY_SECONDS
         self._saturated_ns = 0
-        self.errors: list[str] = []
-        """Reason words of errors in this turn."""
-        self.fallback = ""
-        """Message that explains why a shared device currently uses the driver's samples; empty if it does not."""
-        self._fallback_reason = ""
+        self.status = SwitchStatus()
 
     def begin_turn(self, gpu: Device, running: Sequence[ProcessUsage] | None, shared: Collection[str]) -> None:
         """Opens or closes the log as needed.
 
         `running`: processes on the GPU. `shared`: keys of devices with processes of several containers.
         """
-        self.errors = []
+        self.status = replace(self.status, errors=())
         self._name = f"GPU {gpu.index} ({gpu.uuid})"
         self._previous_pids, self._pids = self._pids, frozenset(process.pid for process in running or ())
         own = frozenset(key for key in shared if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"))
@@ -400,10 +397,9 @@ class BusyTimeSplitter:
             _log.info("%s: several containers share it, so its context switches are read (%s)", self._name, how)
 
     def _fall_back(self, error: SwitchLogError) -> None:
-        self.errors.append(error.reason)
-        if self._fallback_reason != error.reason:
+        if self.status.fallback_reason != error.reason:
             _log.warning("%s: processes are temporarily measured by the driver's samples: %s", self._name, error)
-        self._fallback_reason, self.fallback = error.reason, f"{self._name}: {error}"
+        self.status = SwitchStatus((*self.status.errors, error.reason), error.reason, f"{self._name}: {error}")
         if isinstance(error, _WindowError):
             return
         self.close()
@@ -411,7 +407,7 @@ class BusyTimeSplitter:
         self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
 
     def _clear_fallback(self) -> None:
-        self._fallback_reason = self.fallback = ""
+        self.status = SwitchStatus(self.status.errors)
 
     def _apply(
         self,
