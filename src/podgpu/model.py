@@ -49,7 +49,7 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
     maker: str = "nvidia"  # prefix of `name`
-    memory_bytes: int | None = field(default=None, compare=False)  # set only for allocation sources, if known
+    memory_bytes: float | None = field(default=None, compare=False)  # set only for allocation sources, if known
 
     @property
     def name(self) -> str:
