@@ -20,7 +20,6 @@ from podgpu.agent.api_access import ApiAccess
 from podgpu.agent.assemble import build_exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolve_options
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.options import normalize_arguments
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
@@ -262,7 +261,7 @@ def _agent(
     )
     with only_these_variables({"NODE_NAME": description.hostname}):
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
-        ctx = command.make_context("exporter", normalize_arguments(words, EXPORTER_OPTIONS))
+        ctx = command.make_context("exporter", normalize_arguments(words))
         api = ApiAccess(ctx.params["kubeconfig"], settings=_PACE)
         time = Clock(clock.monotonic, clock.wall)
         agent = build_exporter_agent(resolve_options(ctx, ctx.params), api, telemetry, time)

@@ -86,7 +86,7 @@ def build_exporter_agent(
         ),
     )
     holders = make_holders(options, api, telemetry)
-    finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
+    finder = ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None
     agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, read_counters)
     agent.check_selection()
     agent.read_counters()
@@ -198,7 +198,7 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
 def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
     """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
     wanted = options.get("usage_from", "samples")
-    if wanted == "samples" and not how:
+    if wanted in ("none", "samples") and not how:
         return None
     return SwitchLogFactory(wanted, **how)
 

@@ -10,12 +10,10 @@ from typing import Any, cast
 
 import click
 
-from podgpu.cli.fields import format_table
-from podgpu.cli.options import Option, make_command
+from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
-from podgpu.metrics.names import renames
 from podgpu.migrate.dashboard import migrate_dashboard
 from podgpu.migrate.promql import PromqlError
 from podgpu.migrate.rewrite import Direction, Generation, MigratedFile, rewrite_query
@@ -25,15 +23,6 @@ _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"
 _YAML = (".yaml", ".yml", ".rules")
 
-MIGRATE_OPTIONS = (
-    Option(
-        "to", default="4.9", help="Version of dcgm-exporter whose names and units to convert to.", kind="choice:4.9|4.8"
-    ),
-    Option("expr", help="Convert one PromQL expression instead of a file."),
-    Option("in-place", help="Overwrite the files instead of printing them.", kind="flag"),
-    Option("force", help="Write even if some queries cannot be converted. These stay unchanged.", kind="flag"),
-    Option("list", help="List renamed metrics with unit and factor; arguments filter by name.", kind="flag"),
-)
 _EXAMPLES = (
     ("podgpu migrate dashboard.json > new.json", "convert a Grafana dashboard"),
     ("podgpu migrate --in-place rules/*.yaml", "convert Prometheus rules; comments and layout stay"),
@@ -41,7 +30,7 @@ _EXAMPLES = (
 )
 
 
-@make_command("migrate", MIGRATE_OPTIONS, *_EXAMPLES)
+@make_command("migrate", options_of("migrate"), *_EXAMPLES)
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Convert a Grafana dashboard (JSON), Prometheus rules (YAML) or a query to dcgm-exporter 4.9's names.
@@ -49,9 +38,6 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. If a query
     cannot be converted, it is listed, nothing is written, and the exit code is 1. --force writes the other queries.
     """
-    if options["list"]:
-        print_out(_list_renames(files))
-        return 0
     direction = Direction(cast(Generation, options["to"]))
     _check(files, options)
     if options["expr"]:
@@ -71,26 +57,9 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     return 0
 
 
-def _list_renames(patterns: tuple[str, ...]) -> str:
-    head = ("4.8", "unit", "4.9", "unit", "factor", "seen in")
-    rows = [
-        (
-            rename.old.name,
-            rename.old.unit,
-            rename.new_name,
-            rename.new.unit,
-            f"{rename.factor:.10g}",
-            rename.new.seen or "DCGM 4.6 header",
-        )
-        for rename in renames()
-        if all(pattern.lower() in f"{rename.old.name} {rename.new_name}".lower() for pattern in patterns)
-    ]
-    return format_table(head, rows)
-
-
 def _check(files: tuple[str, ...], options: dict[str, Any]) -> None:
     if bool(files) == bool(options["expr"]):
-        raise UsageError("migrate: give either files (- for standard input) or --expr QUERY; --list needs neither")
+        raise UsageError("migrate: give either files (- for standard input) or --expr QUERY")
     if options["in_place"] and (options["expr"] or _STDIN in files):
         raise UsageError("--in-place needs files")
     if len(files) > 1 and not options["in_place"]:
