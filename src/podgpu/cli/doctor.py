@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_o
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.doctor.autoscale import check_autoscaling
 from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
-from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
+from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, wrong
 from podgpu.errors import UsageError
 
 
@@ -39,10 +38,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     check_options(options)
     options = parse_host_engine(ctx, options)
     ignored = (*list_ignored_options(ctx), *list_ignored_entries(options))
-    examination = NodeExamination(options, kubernetes_is_set)
-    with closing(examination), quiet_logs(options["debug"]):
-        findings = examination.run(config_findings, ignored)
-    return _print(options, findings)
+    examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
+    with quiet_logs(options["debug"]):
+        findings = examination.run()
+    return _print(options, [*config_findings, *(note("options", text) for text in ignored), *findings])
 
 
 def _print(options: dict[str, Any], findings: list[Finding]) -> int:
