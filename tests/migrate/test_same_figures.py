@@ -17,12 +17,12 @@ from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy
 from podgpu.migrate.rewrite import Direction, rewrite_expression, rewrite_query
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus
 from tests.deploy.grafana import as_sent, several
 from tests.deploy.test_dashboards import NVIDIA_12239
 from tests.nodes.clock import FakeClock
+from tests.simulated import FaultyNvml
 
 NEW, OLD = Direction("4.9"), Direction("4.8")
 STEP, TURNS = 15.0, 41
@@ -51,7 +51,7 @@ MORE = [
 def expositions(names: NameSet) -> Iterator[Point]:
     """What an exporter of these names says of two GPUs, turn by turn: the same in every run, whichever names it has."""
     clock = FakeClock()
-    driver = SimulatedNvml("2xH100", clock=clock.monotonic, wall=clock.wall, jitter=0)
+    driver = FaultyNvml("2xH100", clock=clock.monotonic, wall=clock.wall, jitter=0)
     agent = Agent(
         NvmlTelemetry(driver, "nvml", lambda: 2, clock.monotonic, clock.wall),
         settings=Settings(
