@@ -13,7 +13,7 @@ from typing import Literal
 from podgpu.agent.counter_feeds import CounterWatch, ReadCounters
 from podgpu.agent.health import HealthWatch
 from podgpu.agent.lanes import WARM_UP_SECONDS, Collection, Schedule, make_lanes
-from podgpu.agent.publish import ChangeLog, Published, TurnResults, build_node_state
+from podgpu.agent.publish import ChangeLog, Published, TurnResults, add_memory, build_node_state
 from podgpu.agent.telemetry_turn import TelemetryResult, TelemetryTurn
 from podgpu.agent.usage_turn import RunningProcess, UsageResult, UsageTurn
 from podgpu.clock import Clock
@@ -135,7 +135,7 @@ class Agent:
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_result
-        self._allocation_result = self._allocations.read(telemetry.devices)
+        self._allocation_result = self._allocations.read(add_memory(telemetry.devices, telemetry.readings))
         self._health.update_holders(self._allocation_result.allocation.assignments, telemetry.absent)
         self._publish()
 

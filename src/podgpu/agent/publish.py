@@ -227,6 +227,12 @@ def _read_figures(reading: Reading | None) -> dict[str, float]:
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
+def add_memory(devices: Iterable[Device], readings: Iterable[Reading]) -> tuple[Device, ...]:
+    """Adds the total memory, from which allocation sources compute shares."""
+    totals = {reading.device.key: slot_figures(_read_figures(reading))["memory_total_bytes"] for reading in readings}
+    return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
+
+
 def remove_figures(state: NodeState) -> NodeState:
     """Keeps only identity, conditions and sources. Served when the figures are too old."""
     return msgspec.structs.replace(

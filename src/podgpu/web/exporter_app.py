@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from aiohttp import web
 
@@ -127,28 +127,30 @@ def _probe_routes(agent: Agent) -> list[web.RouteDef]:
 
 
 def _metrics(agent: Agent) -> Handler:
-    renderer = Renderer()
-
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
         if agent.is_fresh(published):
-            text = await renderer.render(published, "fresh")
+            text = await _render(published, "fresh")
         if not agent.is_fresh(published):  # the snapshot may also become stale during a long rendering
-            text = await renderer.render(published, "stale")
+            text = await _render(published, "stale")
         return await metrics_response(request, text)
 
     return handle
 
 
 def _gpu_manager_metrics(agent: Agent) -> Handler:
-    renderer = Renderer()
-
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        text = await renderer.render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
+        text = await _render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
         return await metrics_response(request, text if agent.is_fresh(published) else NO_METRICS)
 
     return handle
+
+
+async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Exposition:
+    """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
+    exposition: Exposition = await asyncio.to_thread(getattr, published, name)
+    return exposition
 
 
 def _node_document(agent: Agent) -> Handler:
@@ -175,19 +177,6 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
             running -= 1
 
     return handle
-
-
-class Renderer:
-    """Renders each exposition once per snapshot, in a thread; concurrent requests share the result."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Published, str, asyncio.Future[Exposition]] | None = None
-
-    async def render(self, published: Published, name: str) -> Exposition:
-        if self._last is None or self._last[:2] != (published, name):
-            rendering = asyncio.ensure_future(asyncio.to_thread(getattr, published, name))
-            self._last = published, name, rendering
-        return await asyncio.shield(self._last[2])
 
 
 # Probes
