@@ -22,7 +22,7 @@ from podgpu.agent.lanes import (
     fields_to_read,
     make_lanes,
 )
-from podgpu.agent.publish import ChangeLog, NodeParts, Published
+from podgpu.agent.publish import ChangeLog, NodeParts, Published, add_memory
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import RunningProcess, UsagePart, UsageTurn
 from podgpu.clock import Clock, UnixTime
@@ -155,7 +155,7 @@ class Agent:
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_part
-        part = self._allocation_turn.collect(telemetry.devices)
+        part = self._allocation_turn.collect(add_memory(telemetry.devices, telemetry.readings))
         self._telemetry_turn.add_lost(find_lost_gpus(part.offered, part.unmapped, bool(telemetry.gpus_lost)))
         self._health.update_holders(part.assignments, telemetry.absent)
         self._allocation_part = part
