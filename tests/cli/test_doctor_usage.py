@@ -8,21 +8,21 @@ import pytest
 
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command
-from podgpu.doctor.examine import NodeExamination
+from podgpu.cli.examine import NodeExamination
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import select_layout
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
 from podgpu.model import Device, UsageMethod
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 Examine = Callable[..., list[tuple[Level, str, str]]]
 
 
 @pytest.fixture
 def examined() -> Iterator[Examine]:
-    drivers: list[SimulatedNvml] = []
+    drivers: list[FaultyNvml] = []
 
     def run(
         spec: str = "1xH200",
@@ -32,7 +32,7 @@ def examined() -> Iterator[Examine]:
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
     ) -> list[tuple[Level, str, str]]:
-        driver = SimulatedNvml(spec, jitter=0, driver_version=version)
+        driver = FaultyNvml(spec, jitter=0, driver_version=version)
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:

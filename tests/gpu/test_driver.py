@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, translate
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_older_drivers_get_older_calls() -> None:
 
 
 def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
-    nvml = SimulatedNvml("1xH100")
+    nvml = FaultyNvml("1xH100")
     driver = NvmlDriver(nvml)
     driver.open()
     inside, leave = threading.Event(), threading.Event()

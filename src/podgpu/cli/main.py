@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, resources
 
 import click
 
@@ -24,8 +24,8 @@ OTHER_COMMANDS = {
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
-    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9, or back.",
-    "fields": "List the DCGM fields that NVML provides.",
+    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9.",
+    "fields": "List the DCGM fields, their sources and their names in 4.9.",
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (
@@ -57,8 +57,16 @@ class _Commands(click.Group):
         write_examples(formatter, _EXAMPLES)
 
 
+def _read_commit() -> str:
+    """Returns the commit that `make release` writes into the package."""
+    try:
+        return f"commit {(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
+    except FileNotFoundError:
+        return "built from a source tree"
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="podgpu")
+@click.version_option(__version__, prog_name="podgpu", message=f"podgpu {__version__} ({_read_commit()})")
 def cli() -> None:
     """podgpu shows which pod uses which GPU, how much of it, and what that costs."""
 
