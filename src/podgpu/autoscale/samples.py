@@ -24,8 +24,9 @@ from podgpu.autoscale.metrics import (
 )
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.cluster.collect import Scope
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, gpu_utilization
-from podgpu.cluster.state import ClusterState, NodeEntry
+from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import used_value
 from podgpu.model import DeviceState, HolderUsage, Slot, WorkloadKey
 

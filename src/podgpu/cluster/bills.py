@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from podgpu.cluster.collect import NodeReading
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.state import ClusterState, NodeEntry
+from podgpu.cluster.state import ClusterState
 from podgpu.metrics.mig import billed_name
 from podgpu.model import NodeState
 

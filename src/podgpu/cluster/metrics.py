@@ -6,17 +6,17 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
 from podgpu import __version__
 from podgpu.cluster.bills import BillTotals
 from podgpu.cluster.collect import Scope
-from podgpu.cluster.parts import holders_of, slot_model
-from podgpu.cluster.settings import ViewSettings, duration_text
-from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
-from podgpu.cluster.used import CLUSTER, used_value
+from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
+from podgpu.cluster.settings import duration_text
+from podgpu.cluster.state import ClusterState
+from podgpu.cluster.used import CLUSTER
 from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
@@ -156,18 +156,21 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:
-            if part.idle_since is not None and is_wasteful(part.idle_since, state):
+            since = _wasteful_since(part, state)
+            if since is not None:
                 labels = [*zip(("node", "gpu", "gpu_id", "model"), _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
                 key = (*labels, *_holder_labels(part.holder))
-                idle_since[key] = min(part.idle_since, idle_since.get(key, part.idle_since))
+                idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
-def is_wasteful(idle_since: float, state: ClusterState) -> bool:
-    after = state.settings.idle_after
-    return after is not None and state.taken_at is not None and state.taken_at - idle_since > after
+def _wasteful_since(part: HeldPart, state: ClusterState) -> float | None:
+    since, after = part.idle_since, state.settings.idle_after
+    if since is None or after is None or state.taken_at is None:
+        return None
+    return since if state.taken_at - since > after else None
 
 
 def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
@@ -189,65 +192,41 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
 # Counts. In MIG mode the instances are counted instead of the GPU, under a model name of their own.
 
 
-@dataclass(slots=True)
-class _DeviceCount:
-    devices: int = 0
-    allocated: int = 0
-    used: int | None = None  # None if unknown for all devices
-
-    def add(self, is_held: bool, is_used: bool | None) -> None:
-        self.devices += 1
-        self.allocated += is_held
-        if is_used is not None:
-            self.used = (self.used or 0) + is_used
-
-
-@dataclass(slots=True)
-class _NamespaceCount:
-    """Counts of devices. A holder of a shared device counts as its share of the device."""
-
-    allocated: float = 0.0
-    wasteful: float = 0.0
-    uses: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-
 def _count_families(state: ClusterState) -> list[Family]:
-    nodes: dict[tuple[str, ...], _DeviceCount] = defaultdict(_DeviceCount)
-    models: dict[tuple[str, ...], _DeviceCount] = defaultdict(_DeviceCount)
-    namespaces: dict[tuple[str, str], _NamespaceCount] = defaultdict(_NamespaceCount)
-    for node in _fresh(state):
-        for gpu in node.gpus:
-            for instance in [i for i in gpu.instances if not i.hidden] or (None,):
-                model, held = slot_model(gpu, instance), bool(holders_of(gpu, instance or gpu))
-                used = is_in_use(gpu, instance, state.settings)
-                nodes[node.name, model].add(held, used)
-                models[(model,)].add(held, used)
-        for part in node.held:
-            if part.holder.namespace and not (part.instance is None and part.gpu.instances):
-                count = namespaces[part.holder.namespace, part.model]
-                count.allocated += part.share
-                count.uses[part.use] += part.share
-                if part.idle_since is not None and is_wasteful(part.idle_since, state):
-                    count.wasteful += part.share
+    nodes = list(_fresh(state))
+    by_node: dict[tuple[str, ...], _DeviceCount] = {
+        (node.name, model): count for node in nodes for model, count in _count_devices([node]).items()
+    }
+    by_model: dict[tuple[str, ...], _DeviceCount] = {(model,): count for model, count in _count_devices(nodes).items()}
     return [
-        *_device_counts(nodes, f.NODE_GPUS, f.NODE_ALLOCATED, f.NODE_USED, f.NODE_FREE),
-        *_device_counts(models, f.MODEL_GPUS, f.MODEL_ALLOCATED, f.MODEL_USED, f.MODEL_FREE),
-        *_namespace_counts(namespaces),
+        *_device_families(by_node, f.NODE_GPUS, f.NODE_ALLOCATED, f.NODE_USED, f.NODE_FREE),
+        *_device_families(by_model, f.MODEL_GPUS, f.MODEL_ALLOCATED, f.MODEL_USED, f.MODEL_FREE),
+        *_namespace_families(nodes, state),
     ]
 
 
-def is_in_use(gpu: DeviceState, instance: MigInstance | None, settings: ViewSettings) -> bool | None:
-    """Returns whether --used-field, or the utilisation if the device lacks this field, is above 0. None if unknown."""
-    slot = instance or gpu
-    value = used_value(slot, settings)
-    if value is not None:
-        return value > 0
-    ratios = (slot.utilization_ratio, *(h.usage.utilization_ratio for h in slot.holders if h.usage is not None))
-    measured = [ratio for ratio in ratios if ratio is not None]
-    return any(measured) if measured else None
+class _DeviceCount(NamedTuple):
+    devices: int
+    allocated: int
+    used: int | None  # None if unknown for all devices
 
 
-def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
+def _count_devices(nodes: Iterable[NodeEntry]) -> dict[str, _DeviceCount]:
+    """Counts the devices of each model. A device is in use if its utilisation is above 0, as on the page."""
+    models: dict[str, list[tuple[bool, float | None]]] = defaultdict(list)
+    for gpu in (gpu for node in nodes for gpu in node.gpus):
+        for instance in [i for i in gpu.instances if not i.hidden] or (None,):
+            slot = instance or gpu
+            models[slot_model(gpu, instance)].append((bool(holders_of(gpu, slot)), slot_utilization(slot)))
+    counts = {}
+    for model, devices in models.items():
+        ratios = [ratio for _, ratio in devices if ratio is not None]
+        used = sum(ratio > 0 for ratio in ratios) if ratios else None
+        counts[model] = _DeviceCount(len(devices), sum(held for held, _ in devices), used)
+    return counts
+
+
+def _device_families(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
     rows = [(_labels(specs[0], key), counts[key]) for key in sorted(counts)]
     gpus, allocated, used, free = specs
     return [
@@ -258,14 +237,23 @@ def _device_counts(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: Famil
     ]
 
 
-def _namespace_counts(counts: Mapping[tuple[str, str], _NamespaceCount]) -> list[Family]:
-    rows = [(_labels(f.NAMESPACE_ALLOCATED_GPUS, key), counts[key]) for key in sorted(counts)]
-    measured = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
-    return [
-        f.NAMESPACE_ALLOCATED_GPUS.of([Sample(labels, round(count.allocated, 9)) for labels, count in rows]),
-        f.NAMESPACE_USED_GPUS.of([Sample(labels, round(count.uses["used"], 9)) for labels, count in measured]),
-        f.NAMESPACE_IDLE_GPUS.of([Sample(labels, round(count.wasteful, 9)) for labels, count in rows]),
+def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:
+    parts = [
+        part
+        for node in nodes
+        for part in node.held
+        if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
+    groups = group_held(parts, lambda part: (part.holder.namespace, part.model))
+    allocated, used, idle = [], [], []
+    for key in sorted(groups):
+        labels, sums = _labels(f.NAMESPACE_ALLOCATED_GPUS, key), sum_held(groups[key], by_device=True)
+        wasteful = sum_held((part for part in groups[key] if _wasteful_since(part, state) is not None), by_device=True)
+        allocated.append(Sample(labels, round(sums.allocated, 9)))
+        idle.append(Sample(labels, round(wasteful.allocated, 9)))
+        if sums.used or sums.idle or not sums.unknown:
+            used.append(Sample(labels, round(sums.used, 9)))
+    return [f.NAMESPACE_ALLOCATED_GPUS.of(allocated), f.NAMESPACE_USED_GPUS.of(used), f.NAMESPACE_IDLE_GPUS.of(idle)]
 
 
 # Bills and costs
@@ -286,18 +274,14 @@ def _bill_families(state: ClusterState, bills: BillTotals) -> list[Family]:
 
 
 def _hourly_families(state: ClusterState) -> list[Family]:
-    costs: dict[str, float] = defaultdict(float)
-    wasted: dict[str, float] = defaultdict(float)
-    for node in state.nodes:
-        for part in node.held:
-            if part.holder.namespace and part.cost_per_hour is not None:
-                costs[part.holder.namespace] += part.cost_per_hour
-                wasted[part.holder.namespace] += part.cost_per_hour if part.use == "idle" else 0.0
-    rows = [(_labels(f.COST_PER_HOUR, (name, state.prices.currency)), name) for name in sorted(costs)]
-    return [
-        f.COST_PER_HOUR.of([Sample(labels, costs[name]) for labels, name in rows]),
-        f.WASTED_PER_HOUR.of([Sample(labels, wasted[name]) for labels, name in rows]),
-    ]
+    groups = group_held((part for node in state.nodes for part in node.held), lambda part: part.holder.namespace)
+    costs, wasted = [], []
+    for namespace in sorted(groups.keys() - {""}):
+        labels, sums = _labels(f.COST_PER_HOUR, (namespace, state.prices.currency)), sum_held(groups[namespace])
+        if sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
+            costs.append(Sample(labels, sums.cost_per_hour))
+            wasted.append(Sample(labels, sums.wasted_per_hour))
+    return [f.COST_PER_HOUR.of(costs), f.WASTED_PER_HOUR.of(wasted)]
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
