@@ -200,10 +200,9 @@ def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
 # GPUs that disappeared
 
 
-def add_lost_gpus(state: NodeState, earlier: NodeState, present: Collection[str], wall: float) -> NodeState:
-    """Adds the GPUs of the previous round as lost, because dcgm-exporter silently omits lost GPUs."""
-    here = {gpu.uuid for gpu in state.devices} | {""}
-    lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid not in present and gpu.uuid not in here]
+def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
+    """Adds the GPUs that no node reports any more as lost, because dcgm-exporter silently omits lost GPUs."""
+    lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
     if not lost:
         return state
     devices = sorted((*state.devices, *lost), key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid))

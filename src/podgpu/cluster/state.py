@@ -24,7 +24,6 @@ from podgpu.cluster.parts import (
     gpu_id,
     holders_of,
     is_blind,
-    is_lost,
     measure_use,
     slot_model,
 )
@@ -104,13 +103,13 @@ def build_cluster_state(
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     before = {node.name: node for node in previous.nodes} if previous else {}
     chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now)
-    present = {gpu.uuid for node in chosen for gpu in node.state.devices if not is_lost(gpu)}
+    reported = {gpu.uuid for node in chosen for gpu in node.state.devices}
     clock_change = 0.0 if previous is None else offset - previous.clock_offset
     nodes = []
     for node in chosen:
         earlier = before.get(node.name)
         if earlier is not None and node.state.producer == "dcgm-exporter":
-            node = replace(node, state=add_lost_gpus(node.state, earlier.state, present, wall))
+            node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
         shown = hide_missing_gpus(node, removed) if removed else node
         if shown is not None:
             idle = _IdleTimes(shown, earlier, offset, clock_change, reading.idle_for)
