@@ -88,7 +88,6 @@ def simulated_node(
                     raise RuntimeError("the simulated kubelet did not answer")
                 yield node
             finally:
-                driver.faults.unload_driver()  # so that stopping does not wait for XID events
                 agent.stop()
 
 

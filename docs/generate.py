@@ -14,16 +14,8 @@ from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.metrics.conditions import conditions, words_for
-from podgpu.metrics.counters import SHIPPED, Counter, shipped_counters
-from podgpu.metrics.families import (
-    AUTOSCALE_FAMILIES,
-    CLUSTER_FAMILIES,
-    GPU_MANAGER_FAMILIES,
-    HOOK_FAMILIES,
-    OWN_FAMILIES,
-    SEED_FAMILIES,
-    FamilySpec,
-)
+from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
+from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import Gpm
 from podgpu.metrics.names import Rename, renames
 
@@ -71,8 +63,8 @@ def _first_difference(old: str, new: str) -> str:
     return " -> ".join(changed[:2])
 
 
-def _metrics(families: Iterable[FamilySpec], note: str = "") -> Iterator[tuple[str, ...]]:
-    for family in families:
+def _metrics(group: str, note: str = "") -> Iterator[tuple[str, ...]]:
+    for family in families_in(group).values():
         labels = ", ".join(map(code, family.labels))
         yield code(family.name), family.type, labels, prose(f"{note}{family.help}")
 
@@ -83,7 +75,7 @@ def _metrics_table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _exporter_metrics() -> Iterator[str]:
     note = "With --gpu-manager-metrics: "
-    return _metrics_table((*_metrics(OWN_FAMILIES), *_metrics(GPU_MANAGER_FAMILIES, note)))
+    return _metrics_table((*_metrics("exporter"), *_metrics("gpu-manager", note)))
 
 
 def _conditions() -> Iterator[str]:
@@ -101,7 +93,7 @@ def _counters() -> Iterator[str]:
     return table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
 
 
-def _counter_row(counters: Mapping[str, Counter | None]) -> tuple[str, ...]:
+def _counter_row(counters: Mapping[str, CounterSpec | None]) -> tuple[str, ...]:
     old, new = counters["1.x"], counters["default"] or counters["dcp"]
     counter = new or old
     assert counter is not None
@@ -121,7 +113,7 @@ def _rename_row(rename: Rename) -> tuple[str, ...]:
     old, new = rename.old, rename.new
     same = rename.factor == 1.0
     return (
-        *(code(rename.old_name), prose(old.unit), code(rename.new_name)),
+        *(code(rename.old.name), prose(old.unit), code(rename.new_name)),
         *("" if same else prose(new.unit), "" if same else f"{rename.factor:.10g}", new.seen or "DCGM 4.6 header"),
     )
 
@@ -129,9 +121,9 @@ def _rename_row(rename: Rename) -> tuple[str, ...]:
 BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     **OPTION_BLOCKS,
     "metrics": _exporter_metrics,
-    "cluster-metrics": lambda: _metrics_table(_metrics((*SEED_FAMILIES, *CLUSTER_FAMILIES))),
-    "hook-metrics": lambda: _metrics_table(_metrics(HOOK_FAMILIES)),
-    "autoscale-metrics": lambda: _metrics_table(_metrics(AUTOSCALE_FAMILIES)),
+    "cluster-metrics": lambda: _metrics_table((*_metrics("seed"), *_metrics("cluster"))),
+    "hook-metrics": lambda: _metrics_table(_metrics("hook")),
+    "autoscale-metrics": lambda: _metrics_table(_metrics("autoscale")),
     "conditions": _conditions,
     "counters": _counters,
     "renames-default": _renames,

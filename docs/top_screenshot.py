@@ -35,7 +35,7 @@ _STYLE = (
 
 
 def top_html() -> str:
-    """The live screen while things are broken, with the pane of the first of them."""
+    """The live screen while things are broken."""
     with _demo() as url:
         time.sleep(_BROKEN_SECONDS)
         screen = _live("top", "--cluster", url)
@@ -86,8 +86,6 @@ def _live(*arguments: str) -> str:
     command = [sys.executable, "-m", "podgpu", *arguments]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment, start_new_session=True) as process:
         os.close(theirs)
-        _read(ours, _LOOK_SECONDS)
-        os.write(ours, b"\r")
         written = _read(ours, _LOOK_SECONDS)
         os.write(ours, b"q")
         _read(ours, _LOOK_SECONDS)

@@ -17,10 +17,9 @@ import click
 import pytest
 import yaml
 
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.options import normalize_arguments
-from podgpu.metrics.families import AUTOSCALE_FAMILIES, CLUSTER_FAMILIES, HOOK_FAMILIES, OWN_FAMILIES
+from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import field_named, fields
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +77,7 @@ def test_relative_links_resolve() -> None:
 
 
 def test_every_metric_named_exists() -> None:
-    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES, *HOOK_FAMILIES, *AUTOSCALE_FAMILIES)}
+    own = {name for group in ("exporter", "cluster", "hook", "autoscale") for name in families_in(group)}
     known = own | {name for field in fields().values() for name in field.names}
     for page in PAGES:
         for match in _NAME.finditer(page.read_text(encoding="utf-8")):
@@ -146,7 +145,7 @@ def parse(arguments: list[str]) -> None:
     name = arguments[0]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, f"there is no command {name!r}"
-    command.make_context(name, normalize_arguments(arguments, EXPORTER_OPTIONS)[1:])
+    command.make_context(name, normalize_arguments(arguments)[1:])
 
 
 @pytest.mark.parametrize("arguments", list(command_lines()), ids=" ".join)

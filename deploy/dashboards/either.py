@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.families import families_in
 from podgpu.metrics.names import rename_of
 
 _SERIES = re.compile(
@@ -18,7 +18,7 @@ _SERIES = re.compile(
     r"(?:\{(?P<matchers>[^{}]*)\})?(?P<range>\[[^\]]+\])?(?(call)\))"
 )
 _NODE = re.compile(r"\bHostname(?==~|=)")
-_WITH_NODE = {family.name for family in OWN_FAMILIES if "Hostname" in family.labels} | {"ALERTS"}
+_WITH_NODE = {family.name for family in families_in("exporter").values() if "Hostname" in family.labels} | {"ALERTS"}
 
 
 def either(expr: str) -> str:

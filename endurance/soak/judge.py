@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from endurance.soak.truth import RELEASED_SECONDS, HeldDevice
 from endurance.soak.world import World
 from podgpu.holders.cache import GRACE_SECONDS
-from podgpu.metrics.families import LAST_HOLDER
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
 
 INTERVAL = 5.0
@@ -96,7 +95,7 @@ class Judge:
                     continue
                 held = _held_device(labels)
                 self.attributed += 1
-                if name == LAST_HOLDER.name and self._truth.held_part_within(held, RELEASED_SECONDS):
+                if name == "podgpu_device_last_holder_info" and self._truth.held_part_within(held, RELEASED_SECONDS):
                     continue  # a lost GPU names the last holders of its instances, too
                 if not self._truth.held_within(held, _UNSURE):
                     self.breach("a sample names a pod that never held the device", f"{name} {held}")

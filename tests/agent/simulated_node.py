@@ -10,9 +10,8 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import Allocation, Assignment, Device
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
+from tests.simulated import FaultyNvml, FaultyProc
 
 
 class Holders:
@@ -40,12 +39,12 @@ class SimulatedNode:
         settings: Settings,
         *,
         sources: Sequence[Any] | None = None,
-        proc: SimulatedProc | None = None,
+        proc: FaultyProc | None = None,
         telemetry: dict[str, Any] | None = None,
         **agent: Any,
     ) -> None:
         self.time, self.leapt = 1000.0, 0.0
-        self.driver = SimulatedNvml(gpus, clock=self.monotonic, wall=self.wall, jitter=0)
+        self.driver = FaultyNvml(gpus, clock=self.monotonic, wall=self.wall, jitter=0)
         self.faults = self.driver.faults
         self.expected = len(self.driver.gpus)
         self.holders = Holders()

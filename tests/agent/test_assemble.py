@@ -125,7 +125,7 @@ def errors(agent: Agent, source: str) -> Mapping[str, int]:
 @contextmanager
 def watched_node(folder: Path) -> Iterator[Node]:
     """A pod whose labels and uid come from the API server, and whose GPU from the kubelet."""
-    arguments = ["-f", "{folder}/counters.csv", "--container-usage=false", "--kubeconfig", "{folder}/kubeconfig"]
+    arguments = ["-f", "{folder}/counters.csv", "--usage-from=none", "--kubeconfig", "{folder}/kubeconfig"]
     arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
     files = {"counters.csv": "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"}
     described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
@@ -212,7 +212,7 @@ def test_an_api_server_that_is_gone_for_good_takes_no_series_and_delays_nothing(
 @contextmanager
 def two_sources(folder: Path, podlist: str, interval: str = "1s") -> Iterator[Node]:
     """GPU 0 is known to the kubelet, GPU 1 to podlist.json."""
-    arguments = ["-k", "-f", "none", "--container-usage=false", "-c", interval]
+    arguments = ["-k", "-f", "none", "--usage-from=none", "-c", interval]
     files = {"podlist.json": podlist}
     uuids = [UUID, UUID.replace("00000000", "00000001")]
     with node_of(Description("", "2xT4", arguments, uuids=uuids, pods=[HELD], files=files), folder) as node:
@@ -289,7 +289,7 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(f
     podlist.write_text("[]")
     jobs.mkdir()
     sources = f"podlist:{podlist},hpc:{jobs}"
-    quiet = ["--allocation-interval", "10m", "--container-usage=false"]
+    quiet = ["--allocation-interval", "10m", "--usage-from=none"]
     with exporter("-f", str(counters), "--allocation", sources, *quiet) as (process, client):
         wait_until(lambda: "DCGM_FI_DEV_GPU_TEMP{" in client.ask("/metrics").text, "the first figures")
         counters.write_text(temperature + "DCGM_FI_DEV_SM_CLOCK, gauge, c\n")

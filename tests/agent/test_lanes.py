@@ -12,8 +12,7 @@ from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
 from podgpu.agent.lanes import Collection
 from podgpu.agent.loop import Settings
 from podgpu.errors import UsageError
-from podgpu.metrics.counters import Counter as MetricCounter
-from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.counters import CounterSpec, parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
@@ -30,7 +29,7 @@ FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet"
 QUICK = Collection("quick", 2.0, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
 
 
-def counters(text: str = CSV) -> tuple[MetricCounter, ...]:
+def counters(text: str = CSV) -> tuple[CounterSpec, ...]:
     return parse_counters(text, "counters.csv")
 
 

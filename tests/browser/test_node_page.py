@@ -15,12 +15,12 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
 from tests.nodes.node import Description, node_of
+from tests.simulated import FaultyNvml
 from tests.web.server import running
 
 STATE = "document.querySelector('#status').dataset.state"
@@ -30,7 +30,7 @@ STATE = "document.querySelector('#status').dataset.state"
 def agent() -> Iterator[Agent]:
     """As `podgpu demo` has it: whole, shared, idle and free GPUs, and one in MIG mode."""
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
-    driver = SimulatedNvml("8xH100,1xH100/7x1g.10gb")
+    driver = FaultyNvml("8xH100,1xH100/7x1g.10gb")
     on_node = tenants(driver)
     place_loads(driver, on_node)
     furnish(folder, on_node)

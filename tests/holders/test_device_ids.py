@@ -13,7 +13,6 @@ from podgpu.holders.device_ids import (
     DeviceId,
     DeviceIndex,
     HeldId,
-    count_replicas,
     count_vcuda,
     group_replicas,
     map_held,
@@ -119,7 +118,7 @@ def replicas(count: int, first: int = 0) -> list[str]:
 
 
 def shares(entries: list[HeldId], registered: list[str]) -> list[tuple[str, str, float | None]]:
-    mapped = map_held("kubelet", entries, NODE, count_replicas(entries, group_replicas(registered)))
+    mapped = map_held("kubelet", entries, NODE, group_replicas(registered))
     return [(one.holder.pod, one.replica, one.share) for one in mapped.assignments]
 
 

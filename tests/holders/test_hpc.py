@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.holders.hpc import MAX_BYTES, MAX_JOB_LENGTH, MAX_JOBS, HpcAllocation, JobFile, parse_jobs
+from podgpu.holders.hpc import MAX_BYTES, HpcAllocation, parse_jobs
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from tests.holders.devices import failure, uuid
 from tests.privilege import without_privilege
@@ -59,32 +59,23 @@ def test_jobs_on_unknown_gpus_are_reported(source: HpcAllocation, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("content", "jobs"),
     [
-        (b"\n \n\t\n\r\n", JobFile()),
-        (b" 1 \r\n1\n\n2", JobFile(("1", "2"))),
-        ('größe="1"\\'.encode(), JobFile(('größe="1"\\',))),
-        (b"a\rb\n\x00\n\x1b[31m\n1", JobFile(("1",), ("bad_job_id",))),
-        (b"\xff\n1", JobFile(("1",), ("bad_job_id",))),
-        (b"x" * MAX_JOB_LENGTH, JobFile(("x" * MAX_JOB_LENGTH,))),
-        (b"x" * (MAX_JOB_LENGTH + 1), JobFile((), ("bad_job_id",))),
+        (b"\n \n\t\n\r\n", []),
+        (b" 1 \r\n1\n\n2", ["1", "2"]),
+        ('größe="1"\\'.encode(), ['größe="1"\\']),
+        (b"\xff\n1", ["\ufffd", "1"]),
     ],
 )
-def test_lines(content: bytes, expected: JobFile) -> None:
-    assert parse_jobs(content) == expected
-
-
-def test_too_many_jobs() -> None:
-    ids = [str(number) for number in range(MAX_JOBS + 2)]
-    assert parse_jobs("\n".join(ids[:MAX_JOBS] * 2).encode()) == JobFile(tuple(ids[:MAX_JOBS]))
-    assert parse_jobs("\n".join(ids).encode()) == JobFile(tuple(ids[:MAX_JOBS]), ("too_many_jobs",))
+def test_lines(content: bytes, jobs: list[str]) -> None:
+    assert parse_jobs(content) == jobs
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_printable_jobs(content: bytes) -> None:
-    file = parse_jobs(content)
-    assert all(job.isprintable() and 0 < len(job) <= MAX_JOB_LENGTH for job in file.jobs)
-    assert set(file.errors) <= {"bad_job_id", "too_many_jobs"}
+def test_any_bytes_are_jobs(content: bytes) -> None:
+    jobs = parse_jobs(content)
+    assert all(jobs)
+    assert len(jobs) == len(set(jobs))
 
 
 def test_jobs_come_and_go(source: HpcAllocation, tmp_path: Path) -> None:
@@ -100,11 +91,9 @@ def test_no_directory(tmp_path: Path) -> None:
     missing = HpcAllocation(str(tmp_path / "jobs"))
     error = failure(lambda: missing.assignments(NODE), missing.directory, "--hpc-job-mapping-dir")
     assert error.reason == "file_missing"
-    (tmp_path / "jobs").touch()
-    assert failure(lambda: missing.assignments(NODE)).reason == "not_a_directory"
 
 
-def test_unreadable_files_do_not_affect_the_others(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_files_do_not_affect_the_others(folder: Path) -> None:
     source = HpcAllocation(str(folder))
     folder.chmod(0o755)
     os.mkfifo(folder / "0")
@@ -114,8 +103,6 @@ def test_unreadable_files_do_not_affect_the_others(folder: Path, caplog: pytest.
     (folder / "2").symlink_to(folder / "nowhere")
     (folder / "10").write_text("1234")
     with without_privilege():
-        for _ in range(2):
-            allocation = source.assignments(NODE)
-            assert jobs(allocation) == [(uuid(2), "1234")]
-            assert unmapped(allocation) == [("0", "not_a_file"), ("1", "permission_denied"), ("1.7", "too_large")]
-    assert len(caplog.records) == 3, "each is logged once"
+        allocation = source.assignments(NODE)
+    assert jobs(allocation) == [(uuid(2), "1234")]
+    assert unmapped(allocation) == [("0", "not_a_file"), ("1", "permission_denied"), ("1.7", "too_large")]

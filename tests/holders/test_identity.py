@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from podgpu.holders.identity import (
     Contradiction,
     Identities,
     IdentityReader,
-    parse_container_log,
-    parse_pod_directory,
+    parse_log_name,
 )
 from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import WORKLOAD_PARTS, Workload
@@ -39,36 +37,22 @@ X, Y, Z = "3f" * 32, "4e" * 32, "5d" * 32
         (f"ml_web.v2.example_{UID}", Workload("ml", "web.v2.example", uid=UID)),
         *((name, None) for name in ("ml_train-0", f"ml_train_0_{UID}", f"_train_{UID}", f"ml__{UID}", "ml_train_")),
         *((name, None) for name in (f"ML_train_{UID}", f"ml_träin_{UID}", f"ml_train_{UID}\n", "lost+found", "")),
-    ],
-)
-def test_pod_directories(name: str, expected: Workload | None) -> None:
-    assert parse_pod_directory(name) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
         (f"train-0_ml_main-{X}.log", Workload("ml", "train-0", "main", container_id=X)),
         (f"a.b-0_ml_side-car-1-{X}.log", Workload("ml", "a.b-0", "side-car-1", container_id=X)),
-        *((f"train-0_ml_main-{X}{end}", None) for end in (".log.1", "0.log", "")),
+        *((f"train-0_ml_main-{X}{end}", None) for end in (".log.1", "0.log")),
         *((f"{start}-{X}.log", None) for start in ("train-0_ml_", "train-0_ml", "train_0_ml_main")),
         (f"train-0_ml_main-{X.upper()}.log", None),
     ],
 )
-def test_container_logs(name: str, expected: Workload | None) -> None:
-    assert parse_container_log(name) == expected
+def test_names_of_logs(name: str, expected: Workload | None) -> None:
+    assert parse_log_name(name) == expected
 
 
 # Completion
 
 
 def known(*names: str) -> Identities:
-    """From names of both kinds."""
-    pods = (parse_pod_directory(name) for name in names)
-    containers = (parse_container_log(name) for name in names)
-    return Identities(
-        frozenset(one for one in pods if one is not None), frozenset(one for one in containers if one is not None)
-    )
+    return Identities(frozenset(one for one in map(parse_log_name, names) if one is not None))
 
 
 def record(uid: str = UID, pod: str = "train", **container_ids: str) -> PodRecord:
@@ -181,7 +165,7 @@ container_facts = st.builds(Workload, few_namespaces, few_pods, few_containers, 
 container_records = st.builds(ContainerRecord, few_containers, container_id=few_ids | st.just(""))
 records = st.builds(PodRecord, few_namespaces, few_pods, few_uids, containers=st.tuples(container_records))
 worlds = st.builds(
-    lambda pods, containers, stated: Identities(pods, containers).with_pods(stated),
+    lambda pods, containers, stated: Identities(pods | containers).with_pods(stated),
     st.frozensets(pod_facts, max_size=4),
     st.frozensets(container_facts, max_size=4),
     st.lists(records, max_size=3),
@@ -211,7 +195,7 @@ def test_completion_is_idempotent_and_changes_no_known_part(identities: Identiti
 @given(worlds, workloads)
 def test_every_completed_part_is_known(identities: Identities, workload: Workload) -> None:
     done = completed(identities, workload) or workload
-    said = [*identities.pods, *identities.containers, *identities.api_pods]
+    said = identities.logged | identities.current
     for part in WORKLOAD_PARTS:
         assert getattr(done, part) in {getattr(workload, part), *(getattr(one, part) for one in said)}
 
@@ -242,23 +226,15 @@ def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
     assert identities.complete(BY_NAME) == FULL
 
 
-def reader_of(logs: tuple[Path, Path], later: int = 10) -> IdentityReader:
-    """A reader whose clock is some seconds ahead: the folders were just made, but count as settled."""
-    return IdentityReader(str(logs[0]), str(logs[1]), clock=lambda: time.time_ns() + later * 10**9)
-
-
 def test_a_directory_comes_and_goes(logs: tuple[Path, Path]) -> None:
-    reader = reader_of(logs)
-    first = reader.read()
-    assert reader.read() is first
+    reader = IdentityReader(*map(str, logs))
     (logs[1] / OLD_LOG).touch()
     assert reader.read() == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG, OLD_LOG)
     (logs[1] / OLD_LOG).unlink()
     away = logs[0].with_name("away")
     os.rename(logs[0], away)
     without = reader.read()
-    assert ([one.reason for one in without.problems], without.pods) == (["file_missing"], frozenset())
-    assert reader.read() is without
+    assert ([one.reason for one in without.problems], without) == (["file_missing"], known(LOG))
     os.rename(away, logs[0])
     assert reader.read() == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG)
     assert reader.read().problems == ()

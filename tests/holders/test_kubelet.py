@@ -26,7 +26,6 @@ NODE = (
 )
 
 V1 = "/v1.PodResourcesLister/List"
-V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 
 
 def pod(name: str, *ids: str) -> SimulatedPod:
@@ -61,22 +60,6 @@ def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAl
         source.assignments(NODE)
     offered = "/v1.PodResourcesLister/GetAllocatableResources"
     assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
-
-
-# Versions of the API
-
-
-def test_an_old_kubelet_uses_v1alpha1(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
-    kubelet.pods = (pod("a", UUID),)
-    kubelet.versions = frozenset({"v1alpha1"})
-    for _ in range(2):
-        assert pods_by_device(source.assignments(NODE)) == [(UUID, "a")]
-    assert list(kubelet.calls) == [V1, V1ALPHA1, V1ALPHA1]
-    kubelet.versions = frozenset({"v1"})
-    kubelet.restart()
-    kubelet.calls.clear()
-    source.assignments(NODE)
-    assert kubelet.calls[0] == V1
 
 
 def test_another_server(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
@@ -116,14 +99,6 @@ def test_a_file_or_directory_instead_of_a_socket(folder: Path, make_source: Make
     (folder / "kubelet.sock").touch()
     assert failure(make_source(folder / "kubelet.sock")).reason == "not_a_socket"
     assert failure(make_source(folder)).reason == "not_a_socket"
-
-
-def test_a_path_too_long_for_a_socket(folder: Path, make_source: MakeSource) -> None:
-    longest = folder / ("s" * (107 - len(str(folder)) - 1))
-    assert failure(make_source(longest)).reason == "socket_missing"
-    error = failure(make_source(str(longest) + "s"))
-    assert error.reason == "path_too_long"
-    assert "107" in str(error)
 
 
 def test_no_permission_to_connect(kubelet: SimulatedKubelet, folder: Path, make_source: MakeSource) -> None:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, ReadOnChange, read_bounded
-from podgpu.holders.podlist import PodlistAllocation, is_mount_point, parse_mount_points, parse_podlist
+from podgpu.holders.podlist import PodlistAllocation, parse_podlist
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from tests.holders.devices import failure, mig_uuid, uuid
 from tests.nodes.clock import PATIENCE
-from tests.privilege import without_privilege
+from tests.privilege import mounted_file, without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
 # The minors of the last two GPUs differ from their indices.
@@ -229,27 +229,11 @@ def test_missing_permissions(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-# Mounts
-
-MOUNTINFO = rb"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-36 22 8:1 /var/lib/kubelet/pod-resources/podlist.json /podlist.json ro master:1 - ext4 /dev/sda1 rw
-37 22 0:44 / /with\040blank\134and\011tab rw - tmpfs tmpfs rw
-short line
-"""
-
-
-def test_mount_points() -> None:
-    assert parse_mount_points(MOUNTINFO) == {b"/", b"/podlist.json", b"/with blank\\and\ttab"}
-    assert is_mount_point("/proc", "/proc/self/mountinfo")
-    assert not is_mount_point(__file__, "/proc/self/mountinfo")
-    assert not is_mount_point("/proc", "/nowhere")
-
-
-def test_a_mounted_file_is_read_with_one_warning(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mountinfo = tmp_path / "mountinfo"
-    mountinfo.write_text(f"36 22 8:1 /podlist.json {path} ro - ext4 /dev/sda1 rw\n")
-    source = PodlistAllocation(str(path), str(mountinfo))
-    for name in ("a", "b"):
-        path.write_text(json.dumps([entry(name, "0")]))
-        assert pods(source.assignments(NODE)) == [(uuid(0), name)]
+def test_a_mounted_file_is_read_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "podlist.json"
+    with mounted_file(path):
+        source = PodlistAllocation(str(path))
+        for name in ("a", "b"):
+            path.write_text(json.dumps([entry(name, "0")]))
+            assert pods(source.assignments(NODE)) == [(uuid(0), name)]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]

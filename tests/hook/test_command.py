@@ -19,6 +19,7 @@ import pytest
 from tests.hook.conftest import until, written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod
 from tests.hook.test_gpus import koordinator
+from tests.privilege import mounted_file
 
 PODGPU = [sys.executable, "-m", "podgpu"]
 
@@ -122,10 +123,8 @@ def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> N
     "The hook does not start, and says to mount the directory: no new file could take the old one's place",
 )
 def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
-    (folder / "self").mkdir()
-    (folder / "self/mountinfo").write_text(f"36 35 98:0 /a {podlist} rw - ext4 /dev/sda rw\n")
-    podlist.write_text("[]")
-    assert f"--podlist {podlist} is a mount point" in _refused(*options(folder))
+    with mounted_file(podlist):
+        assert f"--podlist {podlist} is a mount point" in _refused(*options(folder))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Troubled:
     """A plugin whose answers are some test's affair; those to Configure and Synchronize are a real one's."""
 
     def __init__(self, answer: Callable[[str], bytes]) -> None:
-        self._plugin = Plugin(lambda plugin, picture: None, HookCounters())
+        self._plugin = Plugin(lambda picture: None, HookCounters())
         self._answer = answer
         self.asked: list[str] = []
 
@@ -39,7 +39,7 @@ class Troubled:
 def session_of(runtime: Runtime, plugin: Troubled) -> Iterator[HookCounters]:
     ours, theirs = socket.socketpair()
     tallies = HookCounters()
-    session = Session(theirs, plugin, ("podgpu", "90"), tallies)
+    session = Session(theirs, plugin.answer, ("podgpu", "90"), tallies)
     thread = threading.Thread(target=session.run)
     thread.start()
     runtime.take(ours)
@@ -49,8 +49,7 @@ def session_of(runtime: Runtime, plugin: Troubled) -> Iterator[HookCounters]:
 
 
 def counted(tallies: HookCounters) -> dict[str, float]:
-    family = next(one for one in tallies.families() if one.name.endswith("errors_total"))
-    return {sample.labels.pairs[0][1]: sample.value for sample in family.samples}
+    return {sample.labels.pairs[0][1]: sample.value for sample in tallies.samples()["podgpu_hook_errors_total"]}
 
 
 @pytest.mark.fault(
@@ -96,14 +95,22 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     runtime.accept()
     given = Pod("s", "train", annotations=koordinator({"minor": 1}, {"minor": 3, "id": uuid(3)}))
     gpus = ("1", uuid(3))
-    assert runtime.create(Container("a", given, "a", gpus=gpus)) == {"NVIDIA_VISIBLE_DEVICES": "1,3"}
+    wanted = ",".join(gpus)
+    assert runtime.create(Container("a", given, "a", gpus=gpus)) == {"NVIDIA_VISIBLE_DEVICES": wanted}
     # One that is there may be another plugin's, and set by two it would cost the container its creation.
-    replaced = {"-NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "1,3"}
+    replaced = {"-NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": wanted}
     assert runtime.create(Container("b", given, "b", ("NVIDIA_VISIBLE_DEVICES=all",), gpus=gpus)) == replaced
-    assert runtime.create(Container("c", given, "c", ("NVIDIA_VISIBLE_DEVICES=1,3",), gpus=gpus)) == {}
+    assert runtime.create(Container("c", given, "c", (f"NVIDIA_VISIBLE_DEVICES={wanted}",), gpus=gpus)) == {}
     assert runtime.create(gpu_pod(7)) == {}, "not koordinator's"
     broken = Pod("s-2", "broken", annotations={KOORDINATOR: "{"})
     assert runtime.create(Container("d", broken, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}
     written(runtime, podlist)
     assert count(hook, "podgpu_hook_adjustments_total") == 2
     assert errors(hook)["bad_annotation"] >= 1
+
+
+def test_inject_writes_uuids_where_minors_would_be_taken_for_indices(runtime: Runtime, start_hook: StartHook) -> None:
+    start_hook(lambda proc: Cards((Card(uuid(5), 1), Card(uuid(6), 0))), inject=True)
+    runtime.accept()
+    given = Pod("s", "train", annotations=koordinator({"minor": 1}))
+    assert runtime.create(Container("a", given, "a")) == {"NVIDIA_VISIBLE_DEVICES": uuid(5)}

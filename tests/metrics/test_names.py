@@ -42,7 +42,7 @@ UNCHANGED = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_PROF_PCIE_TX_BYTES", "D
 def test_names_of_the_default_file() -> None:
     default = {c.name for c in shipped_counters("default") or ()}
     assert default == {name for name, _ in CHANGED_UNIT} | RENAMED_ONLY.keys() | UNCHANGED
-    by_name = {r.old_name: r for r in renames()}
+    by_name = {r.old.name: r for r in renames()}
     for (old, old_id), (new, new_id, factor) in CHANGED_UNIT.items():
         assert by_name[old] == Rename(fields()[old_id], fields()[new_id], new, factor)
         assert fields()[old_id].unit != fields()[new_id].unit
@@ -56,8 +56,8 @@ def test_every_name_has_one_meaning() -> None:
     old = [name for r in renames() for name in r.old_names]
     assert len({*new, *old}) == len(new) + len(old)
     for rename in renames():
-        assert rename_of(rename.old_name) is rename_of(rename.new_name) is rename
-        assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id)), rename
+        assert rename_of(rename.old.name) is rename_of(rename.new_name) is rename
+        assert {rename.old.name, rename.new_name} <= set(names_of(rename.old.id)), rename
 
 
 @pytest.mark.parametrize(

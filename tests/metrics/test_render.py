@@ -8,8 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.metrics.counters import Naming, parse_counters, shipped_counters
+from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.encode import encode
+from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy, render_node
 from podgpu.model import (
     DeviceState,
@@ -24,10 +25,10 @@ from podgpu.model import (
 )
 
 OWN_COLLECTORS = "DCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_XID_ERRORS_TOTAL,counter,n\n"
-NAMINGS = [Naming("4.8"), Naming("4.9"), Naming("both")]
+NAME_SETS: list[NameSet] = ["4.8", "4.9", "both"]
 COUNTERS = (shipped_counters("dcp") or ()) + parse_counters(OWN_COLLECTORS, "test")
 POLICY = Policy(counters=COUNTERS, hostname="h")
-FIELDS = sorted({c.field.name for c in Naming("both").shipped("dcp") or () if c.field.type != "text"})
+FIELDS = sorted({c.field.name for c in shipped_counters("dcp", "both") or () if c.field.type != "text"})
 
 usages = st.none() | st.builds(HolderUsage, utilization_ratio=st.just(0.5), energy_mj=st.integers(0, 9))
 holders = st.lists(
@@ -83,12 +84,12 @@ def series(text: str) -> list[str]:
     return [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
 
 
-@given(nodes, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAMINGS))
-def test_no_series_and_no_family_twice(state: NodeState, old: bool, copy: bool, virtual: bool, naming: Naming) -> None:
+@given(nodes, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAME_SETS))
+def test_no_series_and_no_family_twice(state: NodeState, old: bool, copy: bool, virtual: bool, names: NameSet) -> None:
     policy = Policy(
-        (naming.shipped("dcp") or ()) + naming.parse(OWN_COLLECTORS, "test"),
+        (shipped_counters("dcp", names) or ()) + parse_counters(OWN_COLLECTORS, "test", names),
         "h",
-        naming.host_labels,
+        HOST_LABELS[names],
         old_namespace=old,
         copy_parent_values=copy,
         virtual_gpus=virtual,

@@ -15,13 +15,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from podgpu.metrics.encode import CONTENT_TYPE
-from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.families import families_in
 from tests.nodes.node import node_of, read_description
 from tests.web.server import running
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/node.json"))
-DECLARED = {family.name: family for family in OWN_FAMILIES}
+DECLARED = families_in("exporter")
 
 # The only text that differs between machines. Durations are measured on the fake clock.
 VARYING = re.compile(r'(?<=podgpu_exporter_build_info\{)version="[^"]*",python_version="[^"]*"')

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +13,9 @@ from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.main import run
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import SimulatedProc, cgroup_text, furnish, pods, tenants
+from podgpu.simulate.node import furnish, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
+from tests.simulated import FaultyProc, cgroup_text
 from tests.top.scene import HEADER
 
 GPUS = "8xH100,1xH100/7x1g.10gb"
@@ -60,13 +59,13 @@ def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) ->
     lines = once(capsys, *node)
     assert lines[0].split() == HEADER
     assert len(lines) == 1 + 8 + 2 + 1 + 7  # header, GPUs, the two on the shared one, MIG
-    assert re.match(r"4    H100 80GB HBM3 2 holders +[#.]{10} +\d+% 14.0/79.6 +\d+W +\d+C    2$", lines[5])
-    assert re.search(r"^ {22}batch/embed-0/worker +[#.]{10} +\d+%  9.0 +\d+W {9}1   busy$", lines[6])
-    assert re.search(r"chat-0/engine +[#.]{10} +\d+% 39.8/79.6 +\d+W +\d+C    1   busy$", line_of(lines, "engine"))
-    assert re.search(r"^7 .* - +\.{10}   0%  0.0/79.6 +\d+W +\d+C    –$", lines[10])
-    assert re.search(r"^8 .* 5 of 7 instances held +[#.]{10} +\d+% 15.0/79.6", lines[11])
-    assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +[#.]{10} +1[3-7]% +1.0/9.8", lines[12])
-    assert re.search(r"\.{10}   0%  0.0/79.6 +\d+W +\d+C    0 +\d+s$", line_of(lines, "jupyter-ada-0"))
+    assert re.match(r"4    H100 80GB HBM3 2 holders +\d+% 14.0/79.6 +\d+W +\d+C    2$", lines[5])
+    assert re.search(r"^ {22}batch/embed-0/worker +\d+%  9.0 +\d+W {9}1   busy$", lines[6])
+    assert re.search(r"chat-0/engine +\d+% 39.8/79.6 +\d+W +\d+C    1   busy$", line_of(lines, "engine"))
+    assert re.search(r"^7 .* - +0%  0.0/79.6 +\d+W +\d+C    –$", lines[10])
+    assert re.search(r"^8 .* 5 of 7 instances held +\d+% 15.0/79.6", lines[11])
+    assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +1[3-7]% +1.0/9.8", lines[12])
+    assert re.search(r"0%  0.0/79.6 +\d+W +\d+C    0 +\d+s$", line_of(lines, "jupyter-ada-0"))
     whole, *parts = (int(re.search(r"(\d+)W", line)[1]) for line in lines[5:8])  # type: ignore[index]
     assert 0.7 * whole < sum(parts) <= whole + 2  # the rest belongs to no container
 
@@ -81,7 +80,7 @@ def test_sort_and_filter(node: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = once(capsys, *node, "--processes", "--filter", "batch")
-    texts = [re.sub(r" [#.]{10} .*", "", line).rstrip() for line in lines[1:]]
+    texts = [re.sub(r" +\d+% .*", "", line).rstrip() for line in lines[1:]]
     assert [text.split("HBM3 ")[-1].strip() for text in texts] == [
         "2 holders",
         "batch/embed-0/worker",
@@ -89,7 +88,7 @@ def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         "batch/ocr-0/worker",
         "pid 4005",
     ]
-    assert re.search(r"pid 4004 +[#.]{10}  3\d%  9.0$", lines[3])
+    assert re.search(r"pid 4004 +3\d%  9.0$", lines[3])
 
 
 def test_failing_sources_are_noted(node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,22 +136,8 @@ def test_top_has_the_options_of_every_allocation_source(source: str, capsys: pyt
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_ascii_output(node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with open(tmp_path / "out", "w", encoding="ascii") as out:
-        monkeypatch.setattr("sys.stdout", out)
-        assert run(["top", "--once", *node]) == 0
-    text = (tmp_path / "out").read_text(encoding="ascii")
-    assert "?" not in text
-    assert re.search(r"^7 .* -$", text, re.MULTILINE)
-
-
-def test_rich_is_loaded_only_when_needed() -> None:
-    code = "import sys, podgpu.cli.exporter, podgpu.cli.top; sys.exit('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    proc = SimulatedProc(tmp_path / "proc")
+    proc = FaultyProc(tmp_path / "proc")
     for pid in range(4000, 4010):
         proc.add(pid, cgroup_text(f"/system.slice/docker-{'ab' * 32}.scope"))
     options = ("--telemetry", "simulated:1xH100", "--path-proc", str(proc.root), "--path-varlog", str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
 from podgpu.model import Workload, WorkloadOwner
-from podgpu.top.details import Subject, render_details
-from podgpu.top.feed import FetchedDetails, Sparklines
+from podgpu.top.details import render_details
+from podgpu.top.feed import FetchedDetails
+from podgpu.top.source import Sparklines
 from podgpu.top.table import as_text
-from podgpu.top.text import ASCII, PLAIN, width_of
-from tests.top.scene import BATCH, GIB, LOST, NOW, TRAINER, gpu, holder, instance, lines_of
+from tests.top import scene
+from tests.top.scene import BATCH, GIB, LOST, NOW, TRAINER, gpu, holder, instance
 
 TRAINING = holder(
     TRAINER,
@@ -45,13 +47,13 @@ DETAILS = GpuDetails(
 
 
 def shown(device: GpuView, width: int = 80, **more: Any) -> list[str]:
-    (line,) = lines_of(device)
-    return [as_text(spans) for spans in render_details(Subject(line, NOW, **more), width, PLAIN)]
+    seen = replace(scene.seen(device, currency="EUR"), **{"fetched": FetchedDetails("GPU-7"), **more})
+    return [as_text(spans) for spans in render_details(seen.lines[0], seen, width)]
 
 
 def test_a_healthy_gpu() -> None:
-    points = {("n", "GPU-7", "", ""): bytes([0, 100, 200] * 20)}
-    assert shown(HEALTHY, currency="EUR", sparklines=Sparklines(points, 3600.0)) == [
+    points = {("GPU-7", ""): bytes([0, 100, 200] * 20)}
+    assert shown(HEALTHY, sparklines=Sparklines(points, 3600.0)) == [
         "GPU 7  H100 80GB HBM3  on n  GPU-7",
         "utilisation 93%   memory 61.0 of 80.0 GiB   power 612W   temperature 67C",
         "  price 2.50 EUR/h",
@@ -76,14 +78,14 @@ def test_a_lost_gpu() -> None:
 
 def test_an_instance_with_several_holders() -> None:
     idle = holder(BATCH, share_ratio=0.25, use="idle", idle_since=NOW - 301)
-    (line,) = lines_of(gpu(7, instances=[instance(3, TRAINING, idle)]))
-    lines = [as_text(spans) for spans in render_details(Subject(line.beneath[0], NOW), 80, PLAIN)]
+    seen = scene.seen(gpu(7, instances=[instance(3, TRAINING, idle)]))
+    lines = [as_text(spans) for spans in render_details(seen.lines[0].beneath[0], seen, 80)]
     assert lines[0] == "GPU 7/3 1g.10gb  H100 80GB HBM3  on n  GPU-7"
-    assert lines[-1] == "  utilisation –   memory – GiB   processes –   idle 5m01s   share 25%"
+    assert lines[-2] == "  utilisation –   memory – GiB   processes –   idle 5m01s   share 25%"
 
 
 def test_the_servers_details() -> None:
-    lines = shown(HEALTHY, fetched=FetchedDetails(DETAILS))
+    lines = shown(HEALTHY, fetched=FetchedDetails("GPU-7", DETAILS))
     assert lines[1:4] == ["XID 79 (hardware): GPU has fallen off the bus", "XID 13", "source gpu7: gpu_lost"]
     assert lines[-1].split() == ["sm_clock", "1980", "MHz", "pcie_gen", "5"]
 
@@ -91,12 +93,12 @@ def test_the_servers_details() -> None:
 @pytest.mark.parametrize(
     ("fetched", "line"),
     [
-        (FetchedDetails(), "fetching details …"),
-        (FetchedDetails(error="no answer within 5 s"), "details are not available: no answer within 5 s"),
-        (FetchedDetails(DETAILS, "no answer"), "the following details are out of date: no answer"),
+        (None, "fetching details …"),
+        (FetchedDetails("GPU-1", DETAILS), "fetching details …"),
+        (FetchedDetails("GPU-7", error="no answer within 5 s"), "details are not available: no answer within 5 s"),
     ],
 )
-def test_missing_details(fetched: FetchedDetails, line: str) -> None:
+def test_missing_details(fetched: FetchedDetails | None, line: str) -> None:
     assert line in shown(HEALTHY, fetched=fetched)
 
 
@@ -110,21 +112,16 @@ def test_missing_details(fetched: FetchedDetails, line: str) -> None:
     ],
 )
 def test_values(field: FieldView, text: str) -> None:
-    assert shown(HEALTHY, fetched=FetchedDetails(GpuDetails(fields=[field])))[-1] == text
+    assert shown(HEALTHY, fetched=FetchedDetails("GPU-7", GpuDetails(fields=[field])))[-1] == text
 
 
-@given(st.text(max_size=40), st.integers(1, 200), st.sampled_from([FetchedDetails(DETAILS), FetchedDetails(), None]))
-def test_any_name_and_width(text: str, width: int, fetched: FetchedDetails | None) -> None:
+@given(st.text(max_size=40), st.integers(1, 200))
+def test_any_name_and_width(text: str, width: int) -> None:
     device = gpu(
-        3,
+        7,
         holder(Workload(text, "p" + text, text), owner=WorkloadOwner(text, text)),
         model=text,
         conditions=[ConditionView(condition="xid", since=1e300, says=text, do=text)],
         last_holders=[Workload(text, text)],
     )
-    (line,) = lines_of(device)
-    for glyphs in (PLAIN, ASCII):
-        for spans in render_details(Subject(line, NOW, fetched=fetched), width, glyphs):
-            drawn = "".join(part for part, _ in spans)
-            assert drawn.isprintable()
-            assert width_of(drawn) <= max(width, 5) + 2 * sum(width_of(c) > 1 for c in drawn)
+    assert all(line.isprintable() for line in shown(device, width))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +13,10 @@ from podgpu.cluster.alerts import Alert
 from podgpu.cluster.view import GpuDetails, XidView
 from podgpu.errors import SourceError
 from podgpu.top.feed import FetchedDetails, Seen
-from podgpu.top.screen import Controls, Frame, Scene, Viewport, draw, make_live_table
-from podgpu.top.table import Spans, as_text
-from podgpu.top.terminal import KeyReader
-from podgpu.top.text import ASCII, PLAIN, RICH, Glyphs, width_of
+from podgpu.top.lines import arrange
+from podgpu.top.screen import Controls, Frame, Scene, Viewport, draw
+from podgpu.top.table import Spans, Table, as_text
+from podgpu.top.terminal import decode_keys
 from tests.top import scene
 from tests.top.scene import LOST, gpu, holder
 
@@ -32,28 +31,13 @@ from tests.top.scene import LOST, gpu, holder
         (b"\x1b[5~\x1b[6~\x1b[H\x1b[F", ["page_up", "page_down", "home", "end"]),
         (b"\r\n\x7f\x08", ["enter", "enter", "backspace", "backspace"]),
         ("ü漢".encode(), ["ü", "漢"]),
-        (b"\x1b[1;5Cq", ["unknown", "q"]),
+        (b"\x1b[1;5Cq", ["\x1b[1;5C", "q"]),
         (b"\x1b\x1b[A", ["escape", "up"]),
         (b"\x1bq", ["escape", "q"]),
     ],
 )
 def test_keys(data: bytes, keys: list[str]) -> None:
-    assert KeyReader().decode(data) == keys
-
-
-def test_an_escape_is_a_key_if_nothing_follows() -> None:
-    reader = KeyReader()
-    assert (reader.decode(b"\x1b"), reader.is_incomplete) == ([], True)
-    assert reader.decode(b"[A") == ["up"]
-    assert (reader.decode(b"\x1b"), reader.finish(), reader.is_incomplete) == ([], ["escape"], False)
-
-
-@given(st.binary(max_size=40), st.integers(0, 40))
-def test_keys_do_not_depend_on_how_the_bytes_arrive(data: bytes, cut: int) -> None:
-    whole, pieces = KeyReader(), KeyReader()
-    together = whole.decode(data) + whole.finish()
-    assert together == pieces.decode(data[:cut]) + pieces.decode(data[cut:]) + pieces.finish()
-    assert not pieces.is_incomplete
+    assert decode_keys(data) == keys
 
 
 # Controls
@@ -103,27 +87,27 @@ def test_the_cursor_follows_its_row() -> None:
     assert Controls().clamp(Viewport([first, *ROWS], 10)).cursor == 0
 
 
-def test_the_details_pane() -> None:
-    assert press("enter").pane == "half"
-    full = press("enter", "enter")
-    assert full.pane == "full"
-    assert press("enter", controls=full).pane == press("escape", controls=full).pane == "closed"
-    scrolled = press("down", "enter", "enter", "down", "page_down", details=25)
-    assert (scrolled.cursor, scrolled.pane_scroll) == (1, 11)
-    assert press("end", controls=scrolled, details=25).pane_scroll == 15
+def test_details_are_opened_scrolled_and_closed() -> None:
+    opened = press("down", "enter", "down", "page_down", details=25)
+    assert (opened.detailed, opened.cursor, opened.details_scroll) == (True, 1, 11)
+    assert press("end", controls=opened, details=25).details_scroll == 15
+    for key in ("enter", "escape"):
+        closed = press(key, controls=opened)
+        assert (closed.detailed, closed.cursor, closed.details_scroll) == (False, 1, 0)
 
 
 def test_typing_a_filter() -> None:
     typed = press("/", "q", "u", "x", "backspace", "up", "\x01")
     assert (typed.wanted, typed.typing, typed.ended) == ("qu", True, False)
     kept = press("enter", controls=typed)
-    assert (kept.wanted, kept.typing, kept.pane) == ("qu", False, "closed")
+    assert (kept.wanted, kept.typing, kept.detailed) == ("qu", False, False)
     assert press("escape", controls=kept) == press("escape", controls=typed) == Controls()
 
 
 def test_quit_and_help() -> None:
     assert press("q").ended
     assert press("h").helping
+    assert press("?").helping
     assert press("h", "u") == Controls()
     assert press("h", "q").ended
 
@@ -137,7 +121,7 @@ def test_any_keys(keys: list[str], lines: int) -> None:
     assert 0 <= controls.cursor <= max(0, lines - 1)
     assert controls.scroll <= controls.cursor < controls.scroll + 10
     assert 0 <= controls.scroll <= max(0, lines - 10)
-    assert 0 <= controls.pane_scroll <= 2
+    assert 0 <= controls.details_scroll <= 2
 
 
 # Screens
@@ -148,12 +132,10 @@ def seen(count: int = 30, error: SourceError | None = None, notes: tuple[str, ..
     return replace(scene.seen(*gpus, notes=list(notes)), error=error)
 
 
-def frame(
-    what: Seen, controls: Controls | None = None, size: tuple[int, int] = (80, 12), glyphs: Glyphs = RICH, **more: Any
-) -> Frame:
+def frame(what: Seen, controls: Controls | None = None, size: tuple[int, int] = (80, 12)) -> Frame:
     controls = controls or Controls()
-    table = make_live_table(what, controls, size[0], glyphs)
-    return draw(Scene(what, table, "name", 112.0, size, glyphs, **more), controls)
+    table = Table(arrange(what.lines, controls.order, controls.wanted), controls.order, size[0])
+    return draw(Scene(what, table, "name", 112.0, size), controls)
 
 
 def texts(of: Frame) -> list[str]:
@@ -173,34 +155,20 @@ def test_title_header_body_and_keys() -> None:
     assert texts(frame(seen(30), Controls(scroll=5, cursor=7)))[3].startswith("5 ")
 
 
-def test_the_cursor_is_visible_with_and_without_colours() -> None:
-    coloured = frame(seen(3), Controls(cursor=1)).lines
-    assert ["cursor" in styles(row) for row in coloured[3:6]] == [False, True, False]
-    plain = texts(frame(seen(3), Controls(cursor=1), glyphs=ASCII))
-    assert [line[0] for line in plain[2:6]] == [" ", " ", ">", " "]
+def test_the_cursor_is_visible() -> None:
+    rows = frame(seen(3), Controls(cursor=1)).lines[3:6]
+    assert ["cursor" in styles(row) for row in rows] == [False, True, False]
 
 
-def test_details_are_fetched_for_the_selected_gpu_only() -> None:
-    requested: list[str] = []
-
-    def fetch(uuid: str) -> FetchedDetails:
-        requested.append(uuid)
-        return FetchedDetails(GpuDetails(xids=[XidView(xid=79, says="GPU has fallen off the bus")]))
-
-    frame(seen(3), fetch=fetch)
-    assert requested == []
-    shown = texts(frame(seen(9), Controls(cursor=2, pane="half"), size=(80, 24), fetch=fetch))
-    assert requested == ["GPU-2"]
-    rule = next(at for at, line in enumerate(shown) if line.startswith("───"))
-    assert shown[rule + 1].startswith("GPU 2  L4  on n  GPU-2")
-    assert {"held by research/train/main", "XID 79: GPU has fallen off the bus"} <= set(shown[rule:])
-    full = texts(frame(seen(9), Controls(cursor=2, pane="full"), size=(80, 24)))
-    assert full[3].startswith("GPU 2  L4  on n  GPU-2")
-
-
-def test_details_that_do_not_fit() -> None:
-    shown = texts(frame(seen(30, conditions=[LOST]), Controls(pane="half"), size=(80, 14)))
-    assert re.match(r"\d+ more lines: press Enter", shown[-2])
+def test_details_of_the_selected_gpu() -> None:
+    assert frame(seen(3)).selected == ""
+    details = GpuDetails(xids=[XidView(xid=79, says="GPU has fallen off the bus")])
+    what = replace(seen(9), fetched=FetchedDetails("GPU-2", details))
+    drawn = frame(what, Controls(cursor=2, detailed=True), size=(80, 24))
+    assert drawn.selected == "GPU-2"
+    shown = texts(drawn)
+    assert shown[3].startswith("GPU 2  L4  on n  GPU-2")
+    assert {"held by research/train/main", "XID 79: GPU has fallen off the bus"} <= set(shown)
 
 
 def test_broken_gpus_are_first_and_red() -> None:
@@ -235,12 +203,7 @@ def test_filter_and_help() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (20, 5), (80, 24), (300, 100)])
-@pytest.mark.parametrize("glyphs", [RICH, PLAIN, ASCII], ids=["rich", "plain", "ascii"])
-def test_any_size(size: tuple[int, int], glyphs: Glyphs) -> None:
-    for controls in (Controls(), Controls(helping=True), Controls(typing=True), Controls(pane="half")):
-        shown = frame(seen(4, SourceError("x", "wrong"), conditions=[LOST]), controls, size, glyphs).lines
+def test_any_size(size: tuple[int, int]) -> None:
+    for controls in (Controls(), Controls(helping=True), Controls(typing=True), Controls(detailed=True)):
+        shown = frame(seen(4, SourceError("x", "wrong"), conditions=[LOST]), controls, size).lines
         assert len(shown) == max(size[1], 5)
-        if size[0] >= 20:
-            assert all(sum(width_of(text) for text, _ in line) <= size[0] for line in shown)
-        if glyphs is ASCII:
-            assert all(text.isascii() for line in shown for text, _ in line)

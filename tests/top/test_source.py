@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.cli.main import run
-from podgpu.errors import SourceError, UsageError
+from podgpu.cluster.view import GpuView, View
+from podgpu.errors import SourceError
 from podgpu.top.feed import Feed
-from podgpu.top.source import ClusterSource, ExporterSource, PodgpuApi, SourceReading, decode_history
-from tests.top.scene import HEADER, LOST, gpu, holder, node, view
-from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving, unused_url
+from podgpu.top.source import ClusterSource, ExporterSource
+from tests.top.scene import LOST, gpu, holder, node, view
+from tests.top.servers import EXPOSITION, HTML, JSON_HEAD, answer, podgpu_server, serving
 
 DCGM = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n",namespace="a",pod="p",container="c"} %d\n'
 
 
-def gpus_of(reading: SourceReading) -> list[str]:
-    return [gpu.uuid for node in reading.view.nodes for gpu in node.gpus]
+def gpus_of(shown: View) -> list[GpuView]:
+    return [gpu for node in shown.nodes for gpu in node.gpus]
 
 
 # podgpu
@@ -25,9 +25,8 @@ def test_a_podgpu_exporter_is_read_by_its_view() -> None:
     shown = view(node(gpu(0, holder()), gpu(1, conditions=[LOST], absent=True)), currency="EUR")
     with podgpu_server({"/metrics": EXPOSITION, "/api/v1/view": shown}) as server:
         source = ExporterSource(server.url)
-        assert source.read().view == shown
-        assert source.api is not None
-        assert ClusterSource(server.address).read().view == shown
+        assert source.read()[0] == shown
+        assert ClusterSource(server.address).read()[0] == shown
     assert set(server.paths) == {"/api/v1/view"}
 
 
@@ -35,8 +34,8 @@ def test_a_podgpu_exporter_is_read_by_its_view() -> None:
 def test_without_a_view_of_gpus_the_metrics_are_read(answers: dict[str, object]) -> None:
     with podgpu_server({"/metrics": EXPOSITION, **answers}) as server:
         source = ExporterSource(server.url)
-        assert len(gpus_of(source.read())) == 2
-        assert source.api is None
+        assert len(gpus_of(source.read()[0])) == 2
+        assert source.read_history(60) is None
         source.read()
     assert server.paths == ["/api/v1/view", "/metrics"] * 2
 
@@ -46,37 +45,20 @@ def test_a_cluster_without_podgpus_view_is_an_error() -> None:
         ClusterSource(server.address).read()
 
 
-def test_history() -> None:
-    with podgpu_server({"/api/v1/history?points=60": history(GPU_1=[0, 100, 200, 255, 201])}) as server:
-        found = PodgpuApi(server.url, "podgpu", 5.0).history(60)
-    assert (found.step, found.devices) == (15.0, {("GPU-1", ""): bytes([0, 100, 200, 255, 255])})
-
-
 @pytest.mark.parametrize(
     "body",
     [
         b"",
         b"[]",
         b'{"api":"podgpu/v1"}',
-        b'{"api":"other","step_seconds":15,"devices":{}}',
         b'{"api":"podgpu/v1","step_seconds":0,"devices":{}}',
         b'{"api":"podgpu/v1","step_seconds":15,"devices":[]}',
         b'{"api":"podgpu/v1","step_seconds":15,"devices":{"a":"!"}}',
     ],
 )
 def test_bad_histories(body: bytes) -> None:
-    with pytest.raises(SourceError):
-        decode_history(body)
-
-
-def test_a_uuid_cannot_change_the_path() -> None:
-    with podgpu_server({"/": {"api": "podgpu/v1"}}) as server:
-        api = PodgpuApi(server.url, "podgpu", 5.0)
-        for uuid in ("../x", "..", "", "a/b", "a?b=c", "ü", "a%2Fb", "x" * 200):
-            with pytest.raises(SourceError):
-                api.gpu(uuid)
-        api.gpu("gpu 0")
-    assert server.paths == ["/api/v1/gpus/gpu%200"]
+    with serving(answer(body, JSON_HEAD)) as server, pytest.raises(SourceError):
+        ClusterSource(server.address).read_history(60)
 
 
 # Other exporters
@@ -95,9 +77,9 @@ def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to
     answers = {"/metrics": DCGM % 3 + other}
     with podgpu_server(answers) as server:
         source = ExporterSource(server.url)
-        assert source.read().view.nodes[0].gpus[0].holders[0].use == "used"
+        assert source.read()[0].nodes[0].gpus[0].holders[0].use == "used"
         answers["/metrics"] = DCGM % 0
-        first, second = source.read().view.nodes[0].gpus
+        first, second = source.read()[0].nodes[0].gpus
     assert first.holders[0].use == "idle"
     assert first.holders[0].idle_since is not None
     assert second.absent
@@ -124,14 +106,6 @@ def test_bad_answers(reply: bytes, reason: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "url", ["node", "ftp://node/x", "file:///etc/passwd", "http://", "http://n:99999", "http://n/a b", "http://[::"]
-)
-def test_bad_urls(url: str) -> None:
-    with pytest.raises(UsageError, match="write HOST:PORT, http://HOST:PORT"):
-        ExporterSource(url)
-
-
 def test_a_silent_server_is_left_at_the_deadline() -> None:
     with serving(b"") as server:
         server.silent = True
@@ -142,24 +116,3 @@ def test_a_silent_server_is_left_at_the_deadline() -> None:
             with pytest.raises(SourceError, match=message):
                 feed.read()
         feed.close()
-
-
-# The command
-
-
-def test_another_exporter_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(answer(EXPOSITION)) as server:
-        assert run(["top", "--url", server.address, "--once"]) == 0
-    output = capsys.readouterr()
-    assert output.err == ""
-    assert "\x1b" not in output.out
-    assert output.out.splitlines()[0].split() == HEADER
-    assert "batch/two-slices/worker" in output.out
-
-
-def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    url = unused_url()
-    assert run(["top", "--once", "--url", url]) == 1
-    output = capsys.readouterr()
-    assert output.err.startswith(f"podgpu: {url} cannot be reached (nothing listens there)")
-    assert (output.out, output.err.count("\n")) == ("", 1)

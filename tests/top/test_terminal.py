@@ -202,7 +202,6 @@ def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
         assert live.wait() == 0
         assert b"\x1b[" in live.output
         assert ALTERNATE not in live.output
-        assert "█".encode() in live.output
         last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", live.output).split(b"\r\n")[-2]
         assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the totals"
 
@@ -211,7 +210,6 @@ def test_no_color(server: RawServer) -> None:
     with Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1") as live:
         assert live.wait() == 0
         assert b"\x1b" not in live.output
-        assert b"##" in live.output
 
 
 def test_history_and_details_of_a_podgpu_server() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
-from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.owners import Owners, ProcessOwners
 from tests.privilege import without_privilege
+from tests.simulated import FaultyProc, cgroup_text, container_cgroup
 
 UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
 IDS = [f"{n:x}" * 64 for n in range(3)]
@@ -47,7 +47,7 @@ def owners(finder: ContainerFinder) -> ProcessOwners:
     return ProcessOwners(finder)
 
 
-def start(proc: SimulatedProc, pid: int, number: int) -> None:
+def start(proc: FaultyProc, pid: int, number: int) -> None:
     proc.add(pid, container_cgroup(UIDS[number], IDS[number]))
 
 
@@ -55,9 +55,7 @@ def train() -> Workload:
     return Workload("ns", "train", "main", UIDS[0], IDS[0])
 
 
-def test_a_pod_without_a_name_has_its_name_read_at_once(
-    proc: SimulatedProc, owners: ProcessOwners, names: Names
-) -> None:
+def test_a_pod_without_a_name_has_its_name_read_at_once(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
     assert owners.find({7}, nobody, names.learn) == Owners({7: train()})
@@ -65,7 +63,7 @@ def test_a_pod_without_a_name_has_its_name_read_at_once(
 
 
 def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
-    proc: SimulatedProc, owners: ProcessOwners, names: Names
+    proc: FaultyProc, owners: ProcessOwners, names: Names
 ) -> None:
     start(proc, 7, 0)
     start(proc, 8, 1)
@@ -81,7 +79,7 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
 
 
 def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
-    proc: SimulatedProc, owners: ProcessOwners, names: Names
+    proc: FaultyProc, owners: ProcessOwners, names: Names
 ) -> None:
     start(proc, 7, 0)
     owners.find({7}, names.complete, names.learn)
@@ -91,7 +89,7 @@ def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
 
 @pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
 def test_what_is_in_no_pod_is_nobodys_for_sure(
-    proc: SimulatedProc, owners: ProcessOwners, names: Names, cgroup: str
+    proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
     found = owners.find({7}, nobody, names.learn)
@@ -100,7 +98,7 @@ def test_what_is_in_no_pod_is_nobodys_for_sure(
 
 
 def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
-    proc: SimulatedProc, owners: ProcessOwners, names: Names
+    proc: FaultyProc, owners: ProcessOwners, names: Names
 ) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
@@ -112,7 +110,7 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
 
 
 def test_what_may_not_be_read_cannot_be_told(
-    proc: SimulatedProc,
+    proc: FaultyProc,
     owners: ProcessOwners,
     names: Names,
 ) -> None:
@@ -128,7 +126,7 @@ def test_what_may_not_be_read_cannot_be_told(
         owners.require_permission()
 
 
-def test_names_that_disagree_cannot_be_told(proc: SimulatedProc, owners: ProcessOwners) -> None:
+def test_names_that_disagree_cannot_be_told(proc: FaultyProc, owners: ProcessOwners) -> None:
     def disagree(workload: Workload) -> Workload:
         raise SourceError("identity_conflict", "two pods have this container")
 

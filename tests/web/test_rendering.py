@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from podgpu.agent.publish import NodeParts, Published
-from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Device, HolderUsage, Reading, Workload
 from tests.agent.documents import make_parts
@@ -22,16 +22,16 @@ COUNTERS = shipped_counters("default") or ()
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 
 
-class WatchedCounters(tuple[Counter, ...]):
+class WatchedCounters(tuple[CounterSpec, ...]):
     """Counters that record how often and by which threads they are rendered, and that can block the rendering."""
 
-    def __init__(self, _: Iterable[Counter]) -> None:
+    def __init__(self, _: Iterable[CounterSpec]) -> None:
         self.uses = 0
         self.threads: set[int] = set()
         self.entered, self.go = threading.Event(), threading.Event()
         self.go.set()
 
-    def __iter__(self) -> Iterator[Counter]:
+    def __iter__(self) -> Iterator[CounterSpec]:
         self.uses += 1
         self.threads.add(threading.get_ident())
         self.entered.set()

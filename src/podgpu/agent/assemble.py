@@ -31,7 +31,7 @@ from podgpu.holders.cache import LivenessProbe
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import redact_url
-from podgpu.metrics.counters import Naming
+from podgpu.metrics.names import HOST_LABELS
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
@@ -53,13 +53,13 @@ def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
     """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
-    naming = Naming(options["dcgm_names"])
-    counters, read_counters = choose_counters(options, naming)
+    names = options["dcgm_names"]
+    counters, read_counters = choose_counters(options, names)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
     if configmap != "none" and (text := open_if_api("configmap-data", lambda: api.configmap(configmap))):
-        read_counters = counters_in_configmap(configmap, text, naming)
+        read_counters = counters_in_configmap(configmap, text, names)
     pod_labels = _make_label_reader(options, api)
     chosen_label = options["hostname_label"]
     settings = Settings(
@@ -73,7 +73,7 @@ def build_exporter_agent(
         policy=Policy(
             counters=counters,
             hostname="" if options["no_hostname"] else _choose_hostname(options),
-            hostname_labels=naming.host_labels if chosen_label == "auto" else (chosen_label,),
+            hostname_labels=HOST_LABELS[names] if chosen_label == "auto" else (chosen_label,),
             old_namespace=options["use_old_namespace"],
             replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
             pod_uid=options["kubernetes_enable_pod_uid"],
@@ -86,7 +86,7 @@ def build_exporter_agent(
         ),
     )
     holders = make_holders(options, api, telemetry)
-    finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
+    finder = ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None
     agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, read_counters)
     agent.check_selection()
     agent.read_counters()
@@ -198,7 +198,7 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
 def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
     """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
     wanted = options.get("usage_from", "samples")
-    if wanted == "samples" and not how:
+    if wanted in ("none", "samples") and not how:
         return None
     return SwitchLogFactory(wanted, **how)
 

@@ -14,20 +14,28 @@ from podgpu.agent.api_access import CONFIGMAP_KEY
 from podgpu.agent.lanes import ConfigFile
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.metrics.counters import MOST_BYTES, SHIPPED, Counter, Naming, make_counter
+from podgpu.metrics.counters import (
+    SHIPPED,
+    CounterSpec,
+    add_other_names,
+    make_counter,
+    parse_counters,
+    shipped_counters,
+)
+from podgpu.metrics.names import NameSet
 from podgpu.model import SourceStatus
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 COUNTERS = "counters"  # name of this source in podgpu's own metrics
-DEFAULT_NAMING = Naming()
-Counters = tuple[Counter, ...]
+_MAX_BYTES = 1 << 20
+Counters = tuple[CounterSpec, ...]
 ReadCounters = Callable[[], Counters]
 """Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
 
 
-def choose_counters(options: Mapping[str, Any], naming: Naming) -> tuple[Counters, ReadCounters | None]:
+def choose_counters(options: Mapping[str, Any], names: NameSet) -> tuple[Counters, ReadCounters | None]:
     """Returns the counters of the configuration file, else of `-f`.
 
     The second value is a function that reads them again, or None if they cannot change.
@@ -35,42 +43,40 @@ def choose_counters(options: Mapping[str, Any], naming: Naming) -> tuple[Counter
     config: ConfigFile | None = options.get("config")
     if config is not None and config.counters is not None:
         rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
-        return naming.of_user(tuple(rows)), None
-    return read_counters(options["collectors"], naming)
+        return add_other_names(tuple(rows), names), None
+    return read_counters(options["collectors"], names)
 
 
-def read_counters(chosen: str, naming: Naming = DEFAULT_NAMING) -> tuple[Counters, ReadCounters | None]:
+def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[Counters, ReadCounters | None]:
     """Returns the counters of `-f`, which is the name of a shipped set, `none` or a file."""
     if chosen == "none":
         return (), None
     if not chosen:
         default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
         chosen = default if os.path.exists(default) else "default"
-    shipped = naming.shipped(chosen)
+    shipped = shipped_counters(chosen, names)
     if shipped is not None:
         return shipped, None
-    path, read = Path(chosen), counters_in_file(chosen, naming)
+    path, read = Path(chosen), counters_in_file(chosen, names)
     try:
         return read(), read
     except SourceError as e:
         if e.reason != "file_missing":
             raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
-    ours = naming.shipped(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
+    ours = shipped_counters(path.name, names) if str(path.parent) == _COUNTERS_DIRECTORY else None
     if ours is None:
         raise UsageError(f"-f {path}: no such file; give a CSV file or one of {', '.join(SHIPPED)}, none")
     _log.info("%s does not exist; using podgpu's copy of it", path)
     return ours, None
 
 
-def counters_in_file(path: str, naming: Naming = DEFAULT_NAMING) -> ReadCounters:
+def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
     """Returns a function that reads a CSV file, and parses it again when it changes."""
-    file = ReadOnChange(partial(_parse, naming), MOST_BYTES)
+    file = ReadOnChange(partial(_parse, names), _MAX_BYTES)
     return lambda: file.read(path)
 
 
-def counters_in_configmap(
-    name: str, read_text: Callable[[], str | None], naming: Naming = DEFAULT_NAMING
-) -> ReadCounters:
+def counters_in_configmap(name: str, read_text: Callable[[], str | None], names: NameSet = "4.8") -> ReadCounters:
     """Returns a function that parses the CSV text of a watched ConfigMap.
 
     `read_text` returns None if the ConfigMap or its key is missing.
@@ -86,22 +92,19 @@ def counters_in_configmap(
             )
             raise SourceError("configmap_missing", message)
         if not last[1] or text != last[0]:
-            last = text, _parse(naming, text.encode("utf-8", "replace"), f"ConfigMap {name}")
+            last = text, _parse(names, text.encode("utf-8", "replace"), f"ConfigMap {name}")
         return last[1]
 
     return read
 
 
-def _parse(naming: Naming, content: bytes, origin: str) -> Counters:
+def _parse(names: NameSet, content: bytes, origin: str) -> Counters:
     try:
-        counters = naming.parse(content.decode("utf-8"), origin)
+        return parse_counters(content.decode("utf-8"), origin, names)
     except UnicodeDecodeError as e:
         raise SourceError("malformed", f"{origin} is not UTF-8 text; is it a counters CSV?") from e
     except UsageError as e:
         raise SourceError("malformed", str(e)) from e
-    for sentence in naming.remarks(counters):
-        _log.info("%s: %s", origin, sentence)
-    return counters
 
 
 class CounterWatch:

@@ -12,7 +12,7 @@ from fnmatch import translate
 from podgpu.errors import UsageError
 from podgpu.gpu.source import Lane
 from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.counters import Counter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.metrics.fields import Field, fields
@@ -67,7 +67,7 @@ class ConfigFile:
 
     path: str
     counters_file: str = ""
-    counters: tuple[Counter, ...] | None = None
+    counters: tuple[CounterSpec, ...] | None = None
     exporter_metrics: bool | None = None
     interval: float | None = None
     retention: SampleRetention = field(default_factory=SampleRetention)
@@ -78,7 +78,7 @@ class ConfigFile:
 
 
 def collection_of_fields(
-    counters: Sequence[Counter], collections: Sequence[Collection], skip_empty: bool = False
+    counters: Sequence[CounterSpec], collections: Sequence[Collection], skip_empty: bool = False
 ) -> Mapping[int, Collection]:
     """Maps field ids to their collections. Fields without a collection are read at the common interval.
 
@@ -107,7 +107,7 @@ def collection_of_fields(
     return collection_of
 
 
-def _match(counters: Sequence[Counter], pattern: str) -> list[Counter]:
+def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     matches = re.compile(translate(pattern.replace("[^", "[!"))).match  # Go negates character classes with ^
     as_written = [counter for counter in counters if matches(counter.name)]
     return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
@@ -124,7 +124,7 @@ def fields_to_read(policy: Policy) -> tuple[Field, ...]:
 
 def make_lanes(
     wanted: Sequence[Field],
-    counters: Sequence[Counter],
+    counters: Sequence[CounterSpec],
     interval: float,
     collections: Sequence[Collection] = (),
     retention: SampleRetention = DEFAULT_RETENTION,

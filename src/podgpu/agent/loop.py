@@ -22,7 +22,7 @@ from podgpu.agent.lanes import (
     fields_to_read,
     make_lanes,
 )
-from podgpu.agent.publish import ChangeLog, NodeParts, Published
+from podgpu.agent.publish import ChangeLog, NodeParts, Published, add_memory
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import RunningProcess, UsagePart, UsageTurn
 from podgpu.clock import Clock, UnixTime
@@ -31,7 +31,7 @@ from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.unmapped import find_lost_gpus
-from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
@@ -155,7 +155,7 @@ class Agent:
         if counters_first:
             self.read_counters()
         telemetry = self._telemetry_part
-        part = self._allocation_turn.collect(telemetry.devices)
+        part = self._allocation_turn.collect(add_memory(telemetry.devices, telemetry.readings))
         self._telemetry_turn.add_lost(find_lost_gpus(part.offered, part.unmapped, bool(telemetry.gpus_lost)))
         self._health.update_holders(part.assignments, telemetry.absent)
         self._allocation_part = part
@@ -194,7 +194,7 @@ class Agent:
         )
         return Schedule(lanes, WARM_UP_SECONDS)
 
-    def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
+    def _change_counters(self, counters: tuple[CounterSpec, ...]) -> None:
         """Replaces the counters and reads them once.
 
         Rates need two readings, so the old exposition is served until the next turn.
@@ -381,5 +381,5 @@ class Agent:
         return bool(results["release"].value)
 
 
-def _field_ids(counters: Sequence[MetricCounter]) -> frozenset[int]:
+def _field_ids(counters: Sequence[CounterSpec]) -> frozenset[int]:
     return frozenset(counter.field.id for counter in counters)

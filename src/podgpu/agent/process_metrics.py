@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from podgpu.metrics.encode import NO_LABELS, Family, Sample
-from podgpu.metrics.families import PROCESS_FAMILIES
+from podgpu.metrics.families import families_in
 
 _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 """Positions in /proc/PID/stat, counted after the command name, which may contain spaces and parentheses."""
@@ -18,7 +18,8 @@ _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 def process_families(proc: str) -> tuple[Family, ...]:
     """Returns the families sorted by name, as in dcgm-exporter. Values that cannot be read are omitted."""
     values = dict(_read_values(Path(proc)))
-    return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in PROCESS_FAMILIES if spec.name in values)
+    specs = families_in("process").values()
+    return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in specs if spec.name in values)
 
 
 def _read_values(proc: Path) -> Iterator[tuple[str, float]]:

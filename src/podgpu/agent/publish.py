@@ -49,7 +49,6 @@ K = TypeVar("K")
 T = TypeVar("T")
 ExpositionName = Literal["fresh", "stale", "gpu_manager"]
 SIMULATED = "simulated"  # name of the telemetry source of the demo
-_LARGE = 2_000  # series; a larger exposition takes milliseconds and is rendered outside the event loop
 _NO_FIGURES = (
     *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
 )
@@ -238,6 +237,12 @@ def _read_figures(reading: Reading | None) -> dict[str, float]:
     return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
 
 
+def add_memory(devices: Iterable[Device], readings: Iterable[Reading]) -> tuple[Device, ...]:
+    """Adds the total memory, from which allocation sources compute shares."""
+    totals = {reading.device.key: slot_figures(_read_figures(reading))["memory_total_bytes"] for reading in readings}
+    return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
+
+
 def remove_figures(state: NodeState) -> NodeState:
     """Keeps only identity, conditions and sources. Served when the figures are too old."""
     return msgspec.structs.replace(
@@ -311,19 +316,6 @@ class Published:
 
     def _gpu_manager_families(self) -> list[Family]:
         return render_gpu_manager(self.state, self._policy) if self._policy.gpu_manager else []
-
-    def exposition_if_made(self, name: ExpositionName) -> Exposition | None:
-        return self._expositions.get(name)
-
-    @property
-    def is_large(self) -> bool:
-        """Estimates before rendering whether the exposition has more than _LARGE series."""
-        parts = self.parts
-        assignments = len(parts.allocation.assignments)
-        virtual = assignments if self._policy.virtual_gpus else 0
-        users = sum(len(holders) for holders in parts.usage.usage.holders.values())
-        series = len(self._policy.counters) * (len(parts.telemetry.readings) + virtual)
-        return series + assignments + 9 * users > _LARGE
 
     def _exposition(self, name: ExpositionName, families: Callable[[], Iterable[Family]]) -> Exposition:
         return self._once(self._expositions, name, lambda: Exposition.of(encode(families())))

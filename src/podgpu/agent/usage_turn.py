@@ -10,7 +10,7 @@ from functools import partial
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.gpu.source import Telemetry, UsageFlaws
+from podgpu.gpu.source import Telemetry, UsageAnswer
 from podgpu.model import Assignment, Device, DeviceUsage, SourceStatus, Workload
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
@@ -24,7 +24,7 @@ SWITCHES = "switches"
 EVICTED = "namespace_forgotten"
 _NS = 1_000_000_000
 
-Results = Mapping[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]
+Results = Mapping[str, Result[UsageAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,10 @@ class UsageTurn:
         gpus = [device for device in listed if not device.is_instance]
         self._end_workers(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
-        results = self._workers.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
-        usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
+        results = self._workers.run(
+            {_worker(g): partial(self._telemetry.usage, g, self._shared) for g in gpus}, self._deadline
+        )
+        usages = [u for result in results.values() if result.value is not None for u in result.value.usages]
         self._count_errors(results)
         owners = self._processes.find(_pids_of(usages), complete, learn)
         self._errors.update((SOURCE, reason) for reason in owners.unknown.values())
@@ -113,26 +115,24 @@ class UsageTurn:
         workloads = {**owners.nameless, **owners.workloads}
         return UsagePart(snapshot, began_at, sources, dict(self._errors), usages, workloads)
 
-    def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
-        return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)
-
     def _end_workers(self, gpus: Sequence[Device]) -> None:
         now = frozenset(g.uuid for g in gpus)
         self._workers.forget(f"usage-{uuid}" for uuid in self._gpus - now)
         self._gpus = now
 
     def _count_errors(self, results: Results) -> None:
-        flaws = {worker: result.value[1] for worker, result in results.items() if result.value is not None}
+        answers = {worker: result.value for worker, result in results.items() if result.value is not None}
         for result in results.values():
             if isinstance(result.error, SourceError):
                 self._errors[SOURCE, result.error.reason] += 1
-        for flaw in flaws.values():
-            self._errors.update((SOURCE, reason) for reason in flaw.errors)
-            self._errors.update((SOURCE, "bad_value") for _ in flaw.dropped)
-            self._errors.update((SWITCHES, reason) for reason in flaw.switch_errors)
+        for answer in answers.values():
+            self._errors.update((SOURCE, reason) for reason in answer.errors)
+            self._errors.update((SOURCE, "bad_value") for _ in answer.dropped)
+            if answer.switches is not None:
+                self._errors.update((SWITCHES, reason) for reason in answer.switches.errors)
         # An unsupported figure is counted as an error once per GPU, not in every turn.
-        kept = {lack for lack in self._lacking if lack[0] in results.keys() - flaws.keys()}
-        lacking = kept | {(worker, *lack) for worker, flaw in flaws.items() for lack in flaw.lacks}
+        kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
+        lacking = kept | {(worker, *lack) for worker, answer in answers.items() for lack in answer.lacks}
         self._errors.update((SOURCE, reason) for _, _, reason in lacking - self._lacking)
         self._lacking = frozenset(lacking)
 
@@ -177,14 +177,14 @@ def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
 
 def _switches_status(results: Results) -> list[SourceStatus]:
     """Returns the status of the context switch log, if it is enabled."""
-    flaws = [result.value[1] for result in results.values() if result.value is not None]
-    if not any(flaw.uses_switches for flaw in flaws):
+    answers = [result.value for result in results.values() if result.value is not None]
+    statuses = [answer.switches for answer in answers if answer.switches is not None]
+    if not statuses:
         return []
-    fallback = next((flaw for flaw in flaws if flaw.fallback), None)
+    fallback = next((status for status in statuses if status.fallback), None)
     if fallback is None:
         return [SourceStatus(SWITCHES, True, 0.0)]
-    reason = fallback.switch_errors[0] if fallback.switch_errors else "in_doubt"
-    return [SourceStatus(SWITCHES, False, 0.0, reason, fallback.fallback)]
+    return [SourceStatus(SWITCHES, False, 0.0, fallback.fallback_reason, fallback.fallback)]
 
 
 def _worker(gpu: Device) -> str:

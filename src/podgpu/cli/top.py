@@ -14,20 +14,18 @@ from click.core import ParameterSource
 from podgpu.agent.api_access import ApiAccess
 from podgpu.agent.assemble import Options, assemble_agent, make_holders, node_name, open_telemetry
 from podgpu.agent.loop import Settings
-from podgpu.cli.exporter_options import hide, pick_options
-from podgpu.cli.options import Option, make_command
-from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
+from podgpu.cli.options import is_set, make_command, options_of
+from podgpu.cli.terminal import is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
-from podgpu.metrics.counters import Counter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
 from podgpu.top.feed import Feed
 from podgpu.top.lines import arrange
-from podgpu.top.screen import ORDERS, Controls
+from podgpu.top.screen import Controls
 from podgpu.top.source import ClusterSource, ExporterSource, LocalSource, Source
-from podgpu.top.table import as_text, make_table, render_totals
-from podgpu.top.text import ASCII, PLAIN, RICH, Glyphs
+from podgpu.top.table import Table, as_text, render_totals
 from podgpu.usage.containers import ContainerFinder
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # temperature, power, utilisation, memory
@@ -45,24 +43,11 @@ _LOCAL = (
     "path-sysfs",
     "path-varlog",
 )
-_CHANGES = {"kubernetes": {"help": "Show pods. Default: true if the kubelet's socket can be opened."}}
-
-
-TOP_OPTIONS = (
-    Option("url", help="Read from this exporter (podgpu or dcgm-exporter): HOST:9400 or a URL."),
-    Option("cluster", help="Read all nodes from this podgpu cluster: HOST:9401 or a URL."),
-    Option("once", default="false", help="Print one table and exit.", kind="bool"),
-    Option("sort", default="gpu", help="Sort order.", kind=f"choice:{'|'.join(ORDERS)}"),
-    Option("filter", help="Show only lines with this text in namespace, pod, container, node or model."),
-    Option("interval", default="1s", help="Interval between readings.", kind="duration"),
-    Option("processes", default="false", help="Show processes (only with the local driver).", kind="bool"),
-    *hide(pick_options(_LOCAL, _CHANGES)),
-)
 
 
 @make_command(
     "top",
-    TOP_OPTIONS,
+    options_of("top", _LOCAL, hidden=True),
     ("podgpu top", "show this node"),
     ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
     ("podgpu top --url gpu-1:9400 --once --sort idle", "print another node as plain text, the longest idle GPUs first"),
@@ -76,7 +61,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     if options["url"] or options["cluster"]:
         _reject_local_options(ctx, options)
-    elif ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
+    elif not is_set(ctx, "kubernetes"):
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
     controls = Controls(options["sort"], options["filter"])
     with quiet_logs(), ExitStack() as at_exit:
@@ -112,46 +97,38 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
         return ClusterSource(options["cluster"])
     api = ApiAccess(options["kubeconfig"])
     at_exit.callback(api.close)
-    counters = tuple(Counter(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
+    counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
     settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
     holders = make_holders(options, api, telemetry)
     agent = assemble_agent(telemetry, holders, settings, ContainerFinder(options["path_proc"]))
     agent.check_selection()
-    return LocalSource(agent, node_name(), options["processes"])
-
-
-def _choose_glyphs(colour: bool) -> Glyphs:
-    if not has_letters("–…█▏"):
-        return ASCII
-    return RICH if colour else PLAIN
+    at_exit.callback(agent.stop)
+    return LocalSource(agent, node_name(), options["processes"], options["interval"])
 
 
 def _run(feed: Feed, controls: Controls) -> int:
-    from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
+    from podgpu.top.live import show_live  # imports rich's console, which is needed only on a terminal
 
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the encoding may not contain all letters of a name
-    colour = wants_colour()
-    return show_live(feed, controls, colour, _choose_glyphs(colour), sys.stdin.fileno(), sys.stdout)
+    return show_live(feed, controls, wants_colour(), sys.stdin.fileno(), sys.stdout)
 
 
 def _print_once(feed: Feed, controls: Controls) -> int:
-    seen = feed.read_for_print()
-    colour = wants_colour()
-    glyphs = _choose_glyphs(colour)
+    seen = feed.read()
     size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
     lines = arrange(seen.lines, controls.order, controls.wanted)
-    table = make_table(lines, controls.order, glyphs, size.columns if size else None)
+    table = Table(lines, controls.order, size.columns if size else None)
     printed = [table.header(), *table.body]
     if size:  # the totals are not printed for scripts
-        printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns, glyphs))
-    if colour and size:
-        from podgpu.top.live import Painter  # imports rich, which is needed only on a terminal
+        printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns))
+    if size and wants_colour():
+        from podgpu.top.live import Painter  # imports rich's console, which is needed only on a terminal
 
-        Painter(sys.stdout, colour).print(printed, size)
+        Painter(sys.stdout, colour=True).print(printed, size)
     else:
         print_out("".join(f"{as_text(line)}\n" for line in printed))
     if controls.wanted and not lines:

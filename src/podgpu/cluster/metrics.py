@@ -17,12 +17,12 @@ from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_
 from podgpu.cluster.settings import duration_text
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import CLUSTER
-from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
+from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
 from podgpu.model import DeviceState, MigInstance, Workload
 
+_PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
 _DNS_TO_METRIC = str.maketrans("-.", "_:")
@@ -32,22 +32,22 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills:
     """`/metrics`."""
     rows = map_rows(state)
     return [
-        f.POD_MAP.of(_map_samples(rows, 1.0)),
+        *make_families("seed", {"pod_and_gpu_map_info": _map_samples(rows, 1.0)}),
         *(_legacy_map_families(rows) if state.settings.legacy_map_metrics else ()),
         *_used_families(state, rolling),
-        f.IDLE_SINCE.of(_idle_samples(state)),
+        *make_families("cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}),
         *_count_families(state),
         *_bill_families(state, bills),
-        f.CLUSTER_DEVICE_HEALTH.of(_health_samples(state)),
+        *make_families("cluster", {"podgpu_device_health": _health_samples(state)}),
         *self_families(state),
     ]
 
 
 def node_families(state: ClusterState) -> list[Family]:
     """Builds `/metrics/nodes`: one family per node, with the rows of the pod map."""
-    kind, text = f.NODE_MAP.type, f.NODE_MAP.help
+    spec = families_in("seed")["<node>_info"]
     return [
-        Family(metric_name(node), kind, text, tuple(_map_samples(rows, 1.0)))
+        Family(metric_name(node), spec.type, spec.help, tuple(_map_samples(rows, 1.0)))
         for node, rows in groupby(map_rows(state), key=lambda row: row.node)
     ]
 
@@ -56,21 +56,24 @@ def self_families(state: ClusterState) -> list[Family]:
     """Builds the families that remain valid when the figures are too old to be served."""
     taken_at = state.taken_at or 0.0
     versions = Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
-    targets = [(_labels(f.TARGET_UP, (outcome.target,)), outcome) for outcome in state.outcomes]
-    nodes = [(_labels(f.NODE_UP, (node.name,)), node) for node in state.nodes]
-    return [
-        f.CLUSTER_BUILD_INFO.of([Sample(versions, 1)]),
-        f.TARGET_UP.of([Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets]),
-        f.TARGET_ERRORS.of([Sample(_labels(f.TARGET_ERRORS, key), n) for key, n in sorted(state.errors.items())]),
-        f.TARGET_DURATION.of([Sample(labels, outcome.seconds) for labels, outcome in targets]),
-        f.NODE_UP.of([Sample(labels, 0 if node.stale else 1) for labels, node in nodes]),
-        f.NODE_LAST_SEEN.of([Sample(labels, round(taken_at - (n.age_seconds or 0.0), 3)) for labels, n in nodes]),
-        f.CLUSTER_ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(taken_at, 3))]),
-    ]
+    targets = [(Labels([("target", outcome.target)]), outcome) for outcome in state.outcomes]
+    nodes = [(Labels([("node", node.name)]), node) for node in state.nodes]
+    last_seen = [Sample(labels, round(taken_at - (node.age_seconds or 0.0), 3)) for labels, node in nodes]
+    errors = sorted(state.errors.items())
+    samples = {
+        "podgpu_cluster_build_info": [Sample(versions, 1)],
+        "podgpu_cluster_target_up": [Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets],
+        "podgpu_cluster_target_errors_total": [Sample(_labels(("target", "reason"), key), n) for key, n in errors],
+        "podgpu_cluster_target_duration_seconds": [Sample(labels, outcome.seconds) for labels, outcome in targets],
+        "podgpu_cluster_node_up": [Sample(labels, 0 if node.stale else 1) for labels, node in nodes],
+        "podgpu_cluster_node_last_seen_timestamp_seconds": last_seen,
+        "podgpu_cluster_round_timestamp_seconds": [Sample(NO_LABELS, round(taken_at, 3))],
+    }
+    return make_families("cluster", samples)
 
 
-def _labels(spec: FamilySpec, values: Iterable[str]) -> Labels:
-    return Labels(zip(spec.labels, values, strict=True))
+def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
+    return Labels(zip(names, values, strict=True))
 
 
 # Pod map (seed 002)
@@ -98,13 +101,14 @@ def map_rows(state: ClusterState) -> tuple[MapRow, ...]:
 
 
 def _map_samples(rows: Iterable[MapRow], value: float) -> list[Sample]:
-    return [Sample(_labels(f.POD_MAP, row), value) for row in rows]
+    return [Sample(_labels(MapRow._fields, row), value) for row in rows]
 
 
 def _legacy_map_families(rows: Iterable[MapRow]) -> list[Family]:
     """Builds one family per row."""
+    spec = families_in("seed")["POD_GPU_MAP_INFO_<n>"]
     return [
-        Family(f"POD_GPU_MAP_INFO_{number}", f.LEGACY_MAP.type, f.LEGACY_MAP.help, tuple(_map_samples((row,), 0.0)))
+        Family(f"POD_GPU_MAP_INFO_{number}", spec.type, spec.help, tuple(_map_samples((row,), 0.0)))
         for number, row in enumerate(rows)
     ]
 
@@ -130,12 +134,14 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
     full, used = state.settings.full, state.used.get(CLUSTER)
     scopes = [(_scope_labels(scope), state.used[scope]) for scope in sorted(state.used)]
     window = ("window", duration_text(state.settings.window))
-    return [
-        f.AVERAGE.of([] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]),
-        f.USED_UTILIZATION.of([Sample(labels, used.mean / full) for labels, used in scopes]),
-        f.USED_GPUS.of([Sample(labels, used.devices) for labels, used in scopes]),
-        f.ROLLING.of([Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]),
-    ]
+    average = [] if used is None else [Sample(NO_LABELS, used.mean * (100 / full))]
+    means = [Sample(_scope_labels(scope, window), rolling[scope]) for scope in sorted(rolling)]
+    samples = {
+        "podgpu_used_gpu_utilization_ratio": [Sample(labels, used.mean / full) for labels, used in scopes],
+        "podgpu_used_gpus": [Sample(labels, used.devices) for labels, used in scopes],
+        "podgpu_used_gpu_utilization_average_ratio": means,
+    }
+    return [*make_families("seed", {"avg_GPU_utilization": average}), *make_families("cluster", samples)]
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
@@ -158,7 +164,7 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
         for part in node.held:
             since = _wasteful_since(part, state)
             if since is not None:
-                labels = [*zip(("node", "gpu", "gpu_id", "model"), _place(node, part.gpu, part.instance), strict=True)]
+                labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
                 key = (*labels, *_holder_labels(part.holder))
@@ -192,6 +198,12 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
 # Counts. In MIG mode the instances are counted instead of the GPU, under a model name of their own.
 
 
+class _DeviceCount(NamedTuple):
+    devices: int
+    allocated: int
+    used: int | None  # None if unknown for all devices
+
+
 def _count_families(state: ClusterState) -> list[Family]:
     nodes = list(_fresh(state))
     by_node: dict[tuple[str, ...], _DeviceCount] = {
@@ -199,16 +211,10 @@ def _count_families(state: ClusterState) -> list[Family]:
     }
     by_model: dict[tuple[str, ...], _DeviceCount] = {(model,): count for model, count in _count_devices(nodes).items()}
     return [
-        *_device_families(by_node, f.NODE_GPUS, f.NODE_ALLOCATED, f.NODE_USED, f.NODE_FREE),
-        *_device_families(by_model, f.MODEL_GPUS, f.MODEL_ALLOCATED, f.MODEL_USED, f.MODEL_FREE),
+        *_device_families("node", ("node", "model"), by_node),
+        *_device_families("model", ("model",), by_model),
         *_namespace_families(nodes, state),
     ]
-
-
-class _DeviceCount(NamedTuple):
-    devices: int
-    allocated: int
-    used: int | None  # None if unknown for all devices
 
 
 def _count_devices(nodes: Iterable[NodeEntry]) -> dict[str, _DeviceCount]:
@@ -226,15 +232,17 @@ def _count_devices(nodes: Iterable[NodeEntry]) -> dict[str, _DeviceCount]:
     return counts
 
 
-def _device_families(counts: Mapping[tuple[str, ...], _DeviceCount], *specs: FamilySpec) -> list[Family]:
-    rows = [(_labels(specs[0], key), counts[key]) for key in sorted(counts)]
-    gpus, allocated, used, free = specs
-    return [
-        gpus.of([Sample(labels, count.devices) for labels, count in rows]),
-        allocated.of([Sample(labels, count.allocated) for labels, count in rows]),
-        used.of([Sample(labels, count.used) for labels, count in rows if count.used is not None]),
-        free.of([Sample(labels, count.devices - count.allocated) for labels, count in rows]),
-    ]
+def _device_families(
+    scope: str, label_names: tuple[str, ...], counts: Mapping[tuple[str, ...], _DeviceCount]
+) -> list[Family]:
+    rows = [(_labels(label_names, key), counts[key]) for key in sorted(counts)]
+    samples = {
+        f"podgpu_{scope}_gpus": [Sample(labels, count.devices) for labels, count in rows],
+        f"podgpu_{scope}_allocated_gpus": [Sample(labels, count.allocated) for labels, count in rows],
+        f"podgpu_{scope}_used_gpus": [Sample(labels, c.used) for labels, c in rows if c.used is not None],
+        f"podgpu_{scope}_free_gpus": [Sample(labels, count.devices - count.allocated) for labels, count in rows],
+    }
+    return make_families("cluster", samples)
 
 
 def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:
@@ -245,49 +253,57 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
         if part.holder.namespace and not (part.instance is None and part.gpu.instances)
     ]
     groups = group_held(parts, lambda part: (part.holder.namespace, part.model))
-    allocated, used, idle = [], [], []
+    samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
     for key in sorted(groups):
-        labels, sums = _labels(f.NAMESPACE_ALLOCATED_GPUS, key), sum_held(groups[key], by_device=True)
+        labels, sums = _labels(("namespace", "model"), key), sum_held(groups[key], by_device=True)
         wasteful = sum_held((part for part in groups[key] if _wasteful_since(part, state) is not None), by_device=True)
-        allocated.append(Sample(labels, round(sums.allocated, 9)))
-        idle.append(Sample(labels, round(wasteful.allocated, 9)))
+        samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
+        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(wasteful.allocated, 9)))
         if sums.used or sums.idle or not sums.unknown:
-            used.append(Sample(labels, round(sums.used, 9)))
-    return [f.NAMESPACE_ALLOCATED_GPUS.of(allocated), f.NAMESPACE_USED_GPUS.of(used), f.NAMESPACE_IDLE_GPUS.of(idle)]
+            samples["podgpu_namespace_used_gpus"].append(Sample(labels, round(sums.used, 9)))
+    return make_families("cluster", samples)
 
 
 # Bills and costs
 
 
 def _bill_families(state: ClusterState, bills: BillTotals) -> list[Family]:
-    rows = [(_labels(f.BILLED_ALLOCATED, key), bills.amounts[key]) for key in sorted(bills.amounts)]
-    units = ((f.BILLED_ALLOCATED, 1_000_000_000), (f.BILLED_BUSY, 1_000_000_000), (f.BILLED_ENERGY, 1000))
-    return [
-        *(
-            spec.of([Sample(labels, amount / unit) for labels, amounts in rows if (amount := amounts[n]) is not None])
-            for n, (spec, unit) in enumerate(units)
-        ),
-        f.COST.of([Sample(_labels(f.COST, key), bills.costs[key]) for key in sorted(bills.costs)]),
-        *_hourly_families(state),
-        f.UNPRICED.of([Sample(_labels(f.UNPRICED, (m,)), seconds) for m, seconds in sorted(bills.unpriced.items())]),
+    rows = [(_labels(("namespace", "model"), key), bills.amounts[key]) for key in sorted(bills.amounts)]
+    units = (("allocated_seconds", 1_000_000_000), ("busy_seconds", 1_000_000_000), ("energy_joules", 1000))
+    samples = {
+        f"podgpu_cluster_namespace_gpu_{name}_total": [
+            Sample(labels, amount / unit) for labels, amounts in rows if (amount := amounts[n]) is not None
+        ]
+        for n, (name, unit) in enumerate(units)
+    }
+    samples["podgpu_namespace_cost_total"] = [
+        Sample(_labels(("namespace", "kind", "currency"), key), cost) for key, cost in sorted(bills.costs.items())
     ]
+    samples |= _hourly_costs(state)
+    samples["podgpu_cluster_unpriced_gpu_seconds_total"] = [
+        Sample(Labels([("model", model)]), seconds) for model, seconds in sorted(bills.unpriced.items())
+    ]
+    return make_families("cluster", samples)
 
 
-def _hourly_families(state: ClusterState) -> list[Family]:
-    groups = group_held((part for node in state.nodes for part in node.held), lambda part: part.holder.namespace)
-    costs, wasted = [], []
-    for namespace in sorted(groups.keys() - {""}):
-        labels, sums = _labels(f.COST_PER_HOUR, (namespace, state.prices.currency)), sum_held(groups[namespace])
-        if sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
-            costs.append(Sample(labels, sums.cost_per_hour))
-            wasted.append(Sample(labels, sums.wasted_per_hour))
-    return [f.COST_PER_HOUR.of(costs), f.WASTED_PER_HOUR.of(wasted)]
+def _hourly_costs(state: ClusterState) -> dict[str, list[Sample]]:
+    parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
+    groups = group_held(parts, lambda part: part.holder.namespace)
+    sums = [
+        (_labels(("namespace", "currency"), (n, state.prices.currency)), sum_held(groups[n])) for n in sorted(groups)
+    ]
+    return {
+        f"podgpu_namespace_{name}": [
+            Sample(labels, amount) for labels, total in sums if (amount := getattr(total, name)) is not None
+        ]
+        for name in ("cost_per_hour", "wasted_per_hour")
+    }
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:
     """Returns the condition `node_gone` of every GPU. The exporters report the other conditions."""
     return [
-        Sample(_labels(f.CLUSTER_DEVICE_HEALTH, (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
+        Sample(_labels((*_PLACE_LABELS, "condition"), (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
         for node in state.nodes
         for gpu in node.gpus
     ]

@@ -23,17 +23,17 @@ from podgpu.cluster.promql import (
 )
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
-from podgpu.metrics import families
 from podgpu.metrics.adapter import (
     GPU_LABELS,
     IDENTITY,
-    POD_LABELS,
+    POD_LABEL_VARIANTS,
     REPLICA_LABELS,
     TARGET_LABELS,
     TargetState,
     nodes_from_vectors,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS
 from podgpu.metrics.fields import XID_FIELD
 from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
@@ -42,8 +42,8 @@ from podgpu.model import WorkloadOwner
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 HOLDER_LABELS = (
-    *(label for labels in POD_LABELS for label in labels),
-    *(families.JOB_LABEL, *families.NAMELESS_LABELS, "vgpu"),
+    *(label for labels in POD_LABEL_VARIANTS for label in labels),
+    *(JOB_LABEL, *NAMELESS_LABELS, "vgpu"),
 )
 _SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *HOLDER_LABELS)
 _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
@@ -200,27 +200,41 @@ def series_queries(match: str, node_labels: Sequence[str], keep_fields: Iterable
         return SeriesQuery(what, f"max {by(*_SERIES_LABELS, *labels)} ({series})", required)
 
     gpus = _field_names(UTIL, GR_ENGINE, TEMPERATURE, *kept)
-    timed = (*_field_names(UTIL, GR_ENGINE, TEMPERATURE), families.CONDITION_SINCE.name)
+    timed = (
+        *_field_names(UTIL, GR_ENGINE, TEMPERATURE),
+        *_own_names("device_condition_since_timestamp_seconds"),
+    )
     target = by(*TARGET_LABELS, *REPLICA_LABELS)
     own_pods = by("__name__", "job", "instance", "namespace", "pod")
-    f = families
     return [
         query("GPUs", gpus, *identity, required=True),
-        query("holders", _own_names(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), "source",
+        query("holders", _own_names("allocation_info", "allocation_share_ratio", "container_gpu_processes"), "source",
               required=True),
         SeriesQuery("targets", f"max {own_pods} (up) and on (job, instance) group by (job, instance) "
                     f"({select(timed, match)})", required=True),
         SeriesQuery("times of scrapes",
                     " or ".join(f"max {target} (timestamp({select((name,), match)}))" for name in timed),
                     required=True),
-        query("memory", (*_field_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), f.DEVICE_MEMORY.name), *identity),
-        query("power", (*_field_names(POWER), f.DEVICE_ENERGY.name), *identity),
-        query("use by containers", _own_names(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),
-        query("time by containers", _own_names(f.CONTAINER_BUSY, f.CONTAINER_IDLE, f.CONTAINER_ENERGY)),
-        query("namespaces", _own_names(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY), "modelName"),
-        query("exporters", _own_names(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP, f.DEVICE_COUNT),
+        query("memory",
+              (*_field_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), *_own_names("device_memory_used_bytes")),
+              *identity),
+        query("power", (*_field_names(POWER), *_own_names("device_energy_joules_total")), *identity),
+        query("use by containers",
+              _own_names("container_gpu_utilization_ratio", "container_gpu_memory_used_bytes")),
+        query("time by containers",
+              _own_names("container_gpu_busy_seconds_total", "container_gpu_idle_seconds_total",
+                         "container_gpu_energy_joules_total")),
+        query("namespaces",
+              _own_names("namespace_gpu_allocated_seconds_total", "namespace_gpu_busy_seconds_total",
+                         "namespace_gpu_energy_joules_total"),
+              "modelName"),
+        query("exporters",
+              _own_names("exporter_build_info", "exporter_snapshot_timestamp_seconds", "exporter_source_up",
+                         "device_count"),
               "version", "source", "state", *node_labels),
-        query("conditions", _own_names(f.CONDITION_SINCE, f.LAST_HOLDER), "condition", "detail", *identity),
+        query("conditions",
+              _own_names("device_condition_since_timestamp_seconds", "device_last_holder_info"),
+              "condition", "detail", *identity),
         query("faults", _field_names(*FIELD_CONDITIONS, XID_FIELD), condition=" > 0"),
     ]  # fmt: skip
 
@@ -229,8 +243,8 @@ def _field_names(*numbers: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for number in numbers for name in names_of(number)))
 
 
-def _own_names(*specs: families.FamilySpec) -> tuple[str, ...]:
-    return tuple(spec.name for spec in specs)
+def _own_names(*names: str) -> tuple[str, ...]:
+    return tuple(f"podgpu_{name}" for name in names)
 
 
 # Idle devices

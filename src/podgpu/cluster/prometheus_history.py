@@ -23,8 +23,7 @@ from podgpu.history.answers import (
     sparklines_json,
     utilization_byte,
 )
-from podgpu.metrics import families
-from podgpu.metrics.adapter import POD_LABELS, Labels, Pod, read_workload
+from podgpu.metrics.adapter import POD_LABEL_VARIANTS, Labels, Pod, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
@@ -40,7 +39,7 @@ _MIB = 1024 * 1024
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
 _FIGURES = ("utilization", "memory", "power", "temperature")
 _KEYS = (*_UUIDS, "GPU_I_ID")
-_HELD_NAMES = (families.ALLOCATION_INFO.name, *names_of(UTIL), *names_of(GR_ENGINE))
+_HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
 Device = tuple[str, str]  # UUID, MIG instance
 Values = list[float | None]  # one per step
@@ -162,8 +161,8 @@ class _RangeReader:
             "own_pods": self._own_pods(uuids),
             "held": self._held(uuids),
             "health": self._health(uuids),
-            "utilization of holders": self._of_holders(families.CONTAINER_UTILIZATION.name, uuids),
-            "memory of holders": self._of_holders(families.CONTAINER_MEMORY.name, uuids),
+            "utilization of holders": self._of_holders("podgpu_container_gpu_utilization_ratio", uuids),
+            "memory of holders": self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids),
             **self.figures(uuids),
         }
         results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
@@ -184,7 +183,7 @@ class _RangeReader:
 
     def figures(self, uuids: Sequence[str] = ()) -> dict[str, str]:
         """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
-        memory = f"max {by(*_KEYS)} ({self._select((families.DEVICE_MEMORY.name,), uuids)})"
+        memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
             "utilization": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
             "memory": f"({self._field(FB_USED, uuids)}) * {_MIB} or {memory}",
@@ -196,7 +195,7 @@ class _RangeReader:
     def held_by(self, pod: Pod) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
-            for namespace, name, _ in POD_LABELS
+            for namespace, name, _ in POD_LABEL_VARIANTS
         )
         return self._over_steps("max", f"group {by(*_KEYS)} ({series})")
 
@@ -214,7 +213,7 @@ class _RangeReader:
         return self._over_steps("avg", f"max {labels} ({self._select((name,), uuids)})")
 
     def _health(self, uuids: Sequence[str]) -> str:
-        series = f"({self._select((families.DEVICE_HEALTH.name,), uuids)}) == 1"
+        series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
         return self._over_steps("max", f"max {by(*_KEYS, 'condition')} ({series})")
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:

@@ -237,28 +237,18 @@ class _KoordinatorDevices(Struct):
 
 
 def koordinator_grants(pod: PodRecord) -> list[Grant]:
-    grants = []
+    text = pod.annotation(KOORDINATOR_DEVICES)
+    grants: list[Grant] = []
+    if not text:
+        return grants
     with _parsing(pod, KOORDINATOR_DEVICES):
-        for number, gpu in enumerate(_koordinator_gpus(pod), 1):
+        for number, gpu in enumerate(msgspec.json.decode(text, type=_KoordinatorDevices).gpu or (), 1):
             device = gpu.id or gpu.minor
             if device is None:
                 raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
             share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
             grants.append(Grant(None, device, KOORDINATOR_DEVICES, share))
     return grants
-
-
-def koordinator_minors(pod: PodRecord) -> list[int]:
-    """Returns the minors that koordinator's hook writes into NVIDIA_VISIBLE_DEVICES; empty if an entry has none."""
-    with _parsing(pod, KOORDINATOR_DEVICES):
-        gpus = _koordinator_gpus(pod)
-    minors = [gpu.minor for gpu in gpus if gpu.minor is not None]
-    return minors if len(minors) == len(gpus) else []
-
-
-def _koordinator_gpus(pod: PodRecord) -> list[_KoordinatorGpu]:
-    text = pod.annotation(KOORDINATOR_DEVICES)
-    return msgspec.json.decode(text, type=_KoordinatorDevices).gpu or [] if text else []
 
 
 _Slice = tuple[str, float | None]

@@ -7,8 +7,7 @@ in it until the kubelet next allocates a device. The kubelet replaces the file b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Annotated
 
@@ -20,7 +19,6 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import (
     HeldId,
     SharedDevice,
-    count_replicas,
     group_replicas,
     is_gpu,
     map_held,
@@ -58,12 +56,6 @@ class _DeviceFile(Struct):
     data: _DeviceData = field(name="Data")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    held: tuple[HeldId, ...]
-    replicas: dict[SharedDevice, int]
-
-
 class CheckpointAllocation(AllocationSource):
     name = SOURCE
 
@@ -72,15 +64,15 @@ class CheckpointAllocation(AllocationSource):
         self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MAX_BYTES)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        checkpoint = self._file.read(self.path)
-        return map_held(SOURCE, checkpoint.held, devices, checkpoint.replicas)
+        held, registered = self._file.read(self.path)
+        return map_held(SOURCE, held, devices, registered)
 
 
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
-) -> Checkpoint:
+) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
+    """Returns the held ids of GPUs, and the registered replicas of shared GPUs. Raises SourceError."""
     data = decode_json(content, path, _DeviceFile).data
-    entries = (held for entry in data.entries or () for held in entry.held_ids())
-    held = tuple(entry for entry in entries if is_gpu(entry, resource_names))
+    held = [held for entry in data.entries or () for held in entry.held_ids() if is_gpu(held, resource_names)]
     registered = (text for ids in (data.registered or {}).values() for text in ids or ())
-    return Checkpoint(held, count_replicas(held, group_replicas(registered)))
+    return held, group_replicas(registered)

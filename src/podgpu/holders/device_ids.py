@@ -132,12 +132,14 @@ def map_held(
     source: str,
     held: Iterable[HeldId],
     devices: Sequence[Device],
-    replicas: Mapping[SharedDevice, int] | None = None,
+    registered: Mapping[SharedDevice, Set[str]] | None = None,
 ) -> Allocation:
     """Maps ids to devices, with one assignment per holder and device.
 
-    `replicas` is the number of replicas of each shared device, or None if the source does not report shares.
+    `registered` are the replicas of each shared device, or None if the source does not report shares.
     """
+    held = tuple(held)
+    replicas = None if registered is None else _count_replicas(held, registered)
     index = DeviceIndex(devices)
     ids: dict[Workload, dict[str, tuple[Device, set[DeviceId]]]] = {}
     unmapped: set[Unmapped] = set()
@@ -202,7 +204,7 @@ def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, frozenset[st
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
 
 
-def count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
+def _count_replicas(held: Iterable[HeldId], registered: Mapping[SharedDevice, Set[str]]) -> dict[SharedDevice, int]:
     """Counts registered replicas, and held ones that are not registered, so that shares add up to at most 1."""
     replicas = {shared: set(numbers) for shared, numbers in registered.items() if numbers}
     for entry in held:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
-from podgpu.files import SETTLED_NS, explain
+from podgpu.files import explain
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
@@ -49,18 +48,10 @@ class Contradiction(SourceError):
         )
 
 
-def parse_pod_directory(name: str) -> Workload | None:
-    """Parses `<namespace>_<pod>_<uid>`, under /var/log/pods."""
-    match = _POD_DIRECTORY.fullmatch(name)
-    return None if match is None else Workload(**match.groupdict())
-
-
-def parse_container_log(name: str) -> Workload | None:
-    """Parses `<pod>_<namespace>_<container>-<id>.log`, in /var/log/containers.
-
-    The kubelet truncates names to 255 bytes. Truncated names are ignored.
-    """
-    match = _CONTAINER_LOG.fullmatch(name)
+def parse_log_name(name: str) -> Workload | None:
+    """Parses `<namespace>_<pod>_<uid>` (/var/log/pods) and `<pod>_<namespace>_<container>-<id>.log`
+    (/var/log/containers). The kubelet truncates names to 255 bytes; truncated names are ignored."""
+    match = _POD_DIRECTORY.fullmatch(name) or _CONTAINER_LOG.fullmatch(name)
     return None if match is None else Workload(**match.groupdict())
 
 
@@ -68,27 +59,25 @@ def parse_container_log(name: str) -> Workload | None:
 class Identities:
     """Known identities, used to complete workloads. Immutable."""
 
-    pods: frozenset[Workload] = frozenset()
-    """Namespace, pod and uid. A name can have two uids, because logs of a recreated pod stay for a while."""
-    containers: frozenset[Workload] = frozenset()
-    """Namespace, pod, container and container id. A name can have two ids after a restart."""
-    api_pods: frozenset[Workload] = frozenset()  # current pods and containers of the API server
+    logged: frozenset[Workload] = frozenset()
+    """Pods with uids and containers with ids, by names of logs. A pod's name can have two uids, because logs of a
+    recreated pod stay for a while. A container's name can have two ids after a restart."""
+    current: frozenset[Workload] = frozenset()  # pods and containers of the API server
     problems: tuple[SourceError, ...] = field(default=(), compare=False)  # errors while reading
     api_uids: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Uid of a static pod on the node -> its uid in the API server."""
 
     def __post_init__(self) -> None:
-        current = [pod for pod in self.api_pods if pod.container_id]
-        current_ids = {container.container_id for container in current}
-        others = [log for log in self.containers if log.container_id not in current_ids]
-        pods = self.pods | self.api_pods
+        current = [owner for owner in self.current if owner.container_id]
+        current_ids = {owner.container_id for owner in current}
+        logs = [log for log in self.logged if log.container_id]
+        others = [log for log in logs if log.container_id not in current_ids]
+        pods = [pod for pod in self.logged | self.current if pod.uid]
         self._by_container_id = _group((owner.container_id, owner) for owner in current + others)
         self._by_uid = _group((pod.uid, Workload(pod.namespace, pod.pod, uid=pod.uid)) for pod in pods)
         self._uids = _group(((pod.namespace, pod.pod), pod.uid) for pod in pods)
-        self._current_uids = _group(((pod.namespace, pod.pod), pod.uid) for pod in self.api_pods)
-        self._logged_ids = _group(
-            ((log.namespace, log.pod, log.container), log.container_id) for log in self.containers
-        )
+        self._current_uids = _group(((pod.namespace, pod.pod), pod.uid) for pod in self.current)
+        self._logged_ids = _group(((log.namespace, log.pod, log.container), log.container_id) for log in logs)
         self._current_ids = _group(
             ((owner.namespace, owner.pod, owner.uid, owner.container), owner.container_id) for owner in current
         )
@@ -98,7 +87,7 @@ class Identities:
         records = tuple(records)
         workloads = frozenset(workload for record in records for workload in _to_workloads(record))
         api_uids = {record.uid: record.api_uid for record in records if record.api_uid}
-        return replace_fields(self, api_pods=self.api_pods | workloads, api_uids=api_uids)
+        return replace_fields(self, current=workloads, api_uids=api_uids)
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the parts that are known for certain. Raises Contradiction."""
@@ -177,49 +166,25 @@ def _to_workloads(record: PodRecord) -> Iterable[Workload]:
 
 
 class IdentityReader:
-    """Reads the names of the kubelet's log files. Returns the same object until they change."""
+    """Reads the names of the kubelet's log files. `pods` returns the pods of the API server."""
 
     def __init__(
         self,
         pods_dir: str = PODS_DIR,
         containers_dir: str = CONTAINERS_DIR,
-        clock: Callable[[], int] = time.time_ns,
         pods: Callable[[], tuple[PodRecord, ...]] = tuple,
     ) -> None:
-        """`pods` returns the pods of the API server."""
-        self._directories = ((pods_dir, parse_pod_directory), (containers_dir, parse_container_log))
-        self._clock = clock
-        self._read_records = pods
-        self._cached: tuple[object, Identities] | None = None
+        self._directories = (pods_dir, containers_dir)
+        self._read_pods = pods
 
     def read(self) -> Identities:
         """Returns the current identities. Directories that cannot be read are reported in `problems`."""
-        now, records = self._clock(), self._read_records()
-        states = tuple(_stat_directory(path) for path, _ in self._directories)
-        if self._cached is not None and self._cached[0] == (states, records):
-            return self._cached[1]
+        names: list[str] = []
         problems: list[SourceError] = []
-        pods, containers = (_read_names(path, parse, problems) for path, parse in self._directories)
-        identities = Identities(pods, containers, problems=tuple(problems))
-        identities = identities.with_pods(records) if records else identities
-        # After a recent change, a second one may leave the time stamp unchanged.
-        is_settled = all(state is None or now - state[-1] >= SETTLED_NS for state in states)
-        self._cached = ((states, records), identities) if is_settled else None
-        return identities
-
-
-def _stat_directory(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def _read_names(path: str, parse: Callable[[str], Workload | None], problems: list[SourceError]) -> frozenset[Workload]:
-    try:
-        names = os.listdir(path)
-    except (OSError, ValueError) as error:
-        problems.append(explain(error, path))
-        return frozenset()
-    return frozenset(workload for workload in map(parse, names) if workload is not None)
+        for path in self._directories:
+            try:
+                names += os.listdir(path)
+            except (OSError, ValueError) as error:
+                problems.append(explain(error, path))
+        logged = frozenset(workload for workload in map(parse_log_name, names) if workload is not None)
+        return Identities(logged, problems=tuple(problems)).with_pods(self._read_pods())

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -16,7 +16,6 @@ from podgpu.holders import AllocationSource, podresources_pb2
 from podgpu.holders.device_ids import (
     HeldId,
     SharedDevice,
-    count_replicas,
     count_vcuda,
     group_replicas,
     is_gpu,
@@ -27,6 +26,9 @@ from podgpu.holders.device_ids import (
 from podgpu.holders.grpc_client import GrpcError, UnixGrpcClient
 from podgpu.model import Allocation, Device, Workload
 
+if TYPE_CHECKING:
+    from podgpu.holders.dra import DraClaims
+
 SOURCE = "kubelet"
 OPTION = "--pod-resources-kubelet-socket"
 DEADLINE = 30.0
@@ -34,20 +36,11 @@ DEADLINE = 30.0
 _ALLOCATABLE_SECONDS = 60.0
 """Interval of GetAllocatableResources. Its answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
-_API_VERSIONS = ("v1", "v1alpha1")
-"""Kubernetes 1.13 to 1.19 has v1alpha1 only."""
-_MAX_SOCKET_PATH = 107  # sun_path has 108 bytes including the final zero
 _MAX_BYTES = 64 * 1024 * 1024
 """Maximum size of an answer. Large nodes send a few MiB; the kubelet has no limit."""
 
 SocketIdentity = tuple[int, int, int]
 """Device, inode and ctime. Changes when a restarted kubelet creates its socket again."""
-
-
-class ClaimMapper(Protocol):
-    """Maps the DRA claims of a List answer to devices."""
-
-    def held(self, response: Any, devices: Sequence[Device]) -> Allocation: ...
 
 
 class KubeletAllocation(AllocationSource):
@@ -61,7 +54,7 @@ class KubeletAllocation(AllocationSource):
         resource_names: frozenset[str] = frozenset(),
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
-        claims: ClaimMapper | None = None,
+        claims: DraClaims | None = None,
     ) -> None:
         """Without `claims`, DRA claims are ignored."""
         self.client = PodResourcesClient(socket, deadline)
@@ -119,7 +112,7 @@ def parse_assignments(
     """Maps the device ids of a decoded List answer. `replicas` are the known replicas of shared devices."""
     held = list(_held_ids(response))
     gpus = [entry for entry in held if is_gpu(entry, resource_names)]
-    mapped = map_held(SOURCE, gpus, devices, count_replicas(gpus, replicas or {}))
+    mapped = map_held(SOURCE, gpus, devices, replicas or {})
     return replace(mapped, vcuda=count_vcuda(held))
 
 
@@ -151,7 +144,6 @@ class PodResourcesClient:
         self._identity: SocketIdentity | None = None
         self.source_instance = 0
         """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
-        self.version: str | None = None  # API version of this kubelet; None until its first answer
 
     def close(self) -> None:
         self._grpc.close()
@@ -160,40 +152,22 @@ class PodResourcesClient:
         """Returns a decoded List answer. Raises SourceError."""
         self._check_identity()
         try:
-            answer = self._list(time.monotonic() + self.deadline)
+            answer = self._grpc.call("/v1.PodResourcesLister/List", self.deadline)
         except GrpcError as error:
-            if error.status in ("UNAVAILABLE", "UNIMPLEMENTED"):
+            if error.status == "UNAVAILABLE":
                 self.source_instance += 1
-                self.version = None
             raise _explain(error, self.socket) from error
         self._check_identity()  # the client reconnects by itself, so a new kubelet may have answered
         return decode_list(answer, self.socket)
 
     def _check_identity(self) -> None:
         identity = _stat_socket(self.socket)
-        if identity != self._identity:
-            if self._identity is not None:
-                self.source_instance += 1
-                self.version = None
-            self._identity = identity
-
-    def _list(self, deadline: float) -> bytes:
-        versions = _API_VERSIONS if self.version is None else (self.version,)
-        for version in versions:
-            try:
-                answer = self._grpc.call(f"/{version}.PodResourcesLister/List", deadline - time.monotonic())
-            except GrpcError as error:
-                if error.status != "UNIMPLEMENTED" or version == versions[-1]:
-                    raise
-            else:
-                self.version = version
-                return answer
-        raise AssertionError("unreachable")
+        if self._identity is not None and identity != self._identity:
+            self.source_instance += 1
+        self._identity = identity
 
     def allocatable_ids(self, deadline: float) -> tuple[str, ...]:
         """Returns the ids of all healthy devices, or none if the kubelet does not report them (before 1.23)."""
-        if self.version != "v1":
-            return ()
         try:
             answer = self._grpc.call("/v1.PodResourcesLister/GetAllocatableResources", deadline)
             response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
@@ -203,7 +177,7 @@ class PodResourcesClient:
 
 
 def decode_list(answer: bytes, path: str = "its socket") -> Any:
-    """Decodes a List answer of v1 or v1alpha1, whose messages are a subset. Raises SourceError."""
+    """Raises SourceError."""
     try:
         return podresources_pb2.ListPodResourcesResponse.FromString(answer)
     except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in pure-Python protobuf
@@ -216,12 +190,6 @@ def decode_list(answer: bytes, path: str = "its socket") -> Any:
 
 def _stat_socket(path: str) -> SocketIdentity:
     """Checks the path before connecting, because file system errors are clearer than gRPC errors."""
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        raise SourceError(
-            "path_too_long",
-            f"the socket path {path} is longer than {_MAX_SOCKET_PATH} bytes, the limit of Linux: mount the kubelet's"
-            f" pod-resources directory at a shorter path and set {OPTION}",
-        )
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from msgspec import Meta, Struct
 
 from podgpu.decode import decode_json
 from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, read_bounded
+from podgpu.files import ReadOnChange
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import HeldId, map_held, parse_id_or_minor
 from podgpu.model import Allocation, Device, Workload
@@ -26,7 +25,6 @@ DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
 MAX_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
-_OCTAL_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 _NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -42,33 +40,24 @@ class PodlistAllocation(AllocationSource):
 
     name = SOURCE
 
-    def __init__(
-        self,
-        path: str | None = None,
-        mountinfo: str = "/proc/self/mountinfo",
-        defaults: Sequence[str] = DEFAULT_PATHS,
-    ) -> None:
+    def __init__(self, path: str | None = None, defaults: Sequence[str] = DEFAULT_PATHS) -> None:
         self.path = None if path is None else os.path.abspath(path)
         self.defaults = defaults
-        self._mountinfo = mountinfo
         self._file = ReadOnChange(parse_podlist, MAX_BYTES)
         self._mount_checked: set[str] = set()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         path = self.path or _find_podlist(self.defaults)
-        self._check_mount(path)
-        return map_held(SOURCE, self._file.read(path), devices)
-
-    def _check_mount(self, path: str) -> None:
-        if path in self._mount_checked or not os.path.exists(path):
-            return
-        self._mount_checked.add(path)
-        if is_mount_point(path, self._mountinfo):
-            _log.warning(
-                "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the old file;"
-                " mount its directory instead",
-                path,
-            )
+        held = self._file.read(path)
+        if path not in self._mount_checked:
+            self._mount_checked.add(path)
+            if os.path.ismount(path):
+                _log.warning(
+                    "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the old file;"
+                    " mount its directory instead",
+                    path,
+                )
+        return map_held(SOURCE, held, devices)
 
 
 def _find_podlist(paths: Sequence[str]) -> str:
@@ -96,18 +85,3 @@ def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, .
         for holder in [Workload(entry.namespace, entry.name, entry.container)]
         for text in entry.gpu_list or ()
     )
-
-
-def is_mount_point(path: str, mountinfo: str) -> bool:
-    try:
-        content = read_bounded(mountinfo, MAX_BYTES)
-    except SourceError:
-        return False
-    return os.fsencode(os.path.realpath(path)) in parse_mount_points(content)
-
-
-def parse_mount_points(content: bytes) -> frozenset[bytes]:
-    """Returns the fifth word of each line of a mountinfo file, with the kernel's octal escapes decoded."""
-    lines = (line.split(b" ") for line in content.split(b"\n"))
-    points = (words[4] for words in lines if len(words) > 4)
-    return frozenset(_OCTAL_ESCAPE.sub(lambda match: bytes((int(match[1], 8),)), point) for point in points)

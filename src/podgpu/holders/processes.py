@@ -5,7 +5,7 @@ It cannot detect shares or idle holders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import sort_allocation
@@ -13,7 +13,6 @@ from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped,
 from podgpu.usage.containers import (
     FAILED_LOOKUPS,
     ContainerFinder,
-    ContainerLookup,
     require_host_pid_namespace,
     require_permission,
 )
@@ -36,23 +35,17 @@ class ProcessHolders(AllocationSource):
         processes = [process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)]
         places = self._finder.find_all({process.pid for process in processes})
         require_permission(places, self._finder.proc)
-        return map_processes(processes, places, devices)
-
-
-def map_processes(
-    processes: Iterable[ProcessUsage], places: Mapping[int, ContainerLookup], devices: Sequence[Device]
-) -> Allocation:
-    keys = {device.key for device in devices}
-    assignments: set[Assignment] = set()
-    unmapped: set[Unmapped] = set()
-    for process in processes:
-        place = places[process.pid]
-        if place.outcome in FAILED_LOOKUPS:
-            unmapped.add(Unmapped(SOURCE, place.outcome, process.device, _RESOURCE, Workload()))
-        elif place.outcome != "found":
-            continue  # a process of the host, or one that ended
-        elif process.device in keys:
-            assignments.add(Assignment(process.device, place.workload, SOURCE))
-        else:
-            unmapped.add(Unmapped(SOURCE, "unknown_device", process.device, _RESOURCE, place.workload))
-    return sort_allocation(assignments, unmapped)
+        keys = {device.key for device in devices}
+        assignments: set[Assignment] = set()
+        unmapped: set[Unmapped] = set()
+        for process in processes:
+            place = places[process.pid]
+            if place.outcome in FAILED_LOOKUPS:
+                unmapped.add(Unmapped(SOURCE, place.outcome, process.device, _RESOURCE, Workload()))
+            elif place.outcome != "found":
+                continue  # a process of the host, or one that ended
+            elif process.device in keys:
+                assignments.add(Assignment(process.device, place.workload, SOURCE))
+            else:
+                unmapped.add(Unmapped(SOURCE, "unknown_device", process.device, _RESOURCE, place.workload))
+        return sort_allocation(assignments, unmapped)

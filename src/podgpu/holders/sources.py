@@ -1,6 +1,7 @@
 """Table of allocation sources and the factory for `--allocation NAME[:ARGUMENT],…`.
 
-Sources are imported when they are created, because protobuf, h2 and aiohttp slow down commands that only need names.
+The kubelet's source is imported when it is created, because protobuf, h2 and aiohttp slow down commands that only need
+names.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from podgpu.errors import UsageError
 from podgpu.holders import AllocationSource
+from podgpu.holders.annotations import AnnotationsAllocation
+from podgpu.holders.checkpoint import NAME as CHECKPOINT_NAME
+from podgpu.holders.checkpoint import CheckpointAllocation
+from podgpu.holders.hpc import HpcAllocation
+from podgpu.holders.podlist import DEFAULT_PATHS, PodlistAllocation
+from podgpu.holders.processes import ProcessHolders
 from podgpu.model import Device, ProcessUsage
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace
 
@@ -62,21 +69,15 @@ class SourceType:
 
 
 def _create_annotations(argument: str, settings: SourceSettings) -> AllocationSource:
-    from podgpu.holders.annotations import AnnotationsAllocation
-
     return AnnotationsAllocation(settings.api.pods())
 
 
 def _create_podlist(argument: str, settings: SourceSettings) -> AllocationSource:
-    from podgpu.holders.podlist import PodlistAllocation
-
     return PodlistAllocation(argument or None, defaults=_podlist_paths(settings))
 
 
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
     """Returns the path next to the kubelet's socket, or the usual paths for the default socket."""
-    from podgpu.holders.podlist import DEFAULT_PATHS
-
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
     return DEFAULT_PATHS if os.path.normpath(path) == DEFAULT_PATHS[0] else (path,)
 
@@ -90,9 +91,9 @@ def _create_kubelet(argument: str, settings: SourceSettings) -> AllocationSource
 
 def _create_claims(settings: SourceSettings) -> DraClaims | None:
     """Uses only the DRA driver's checkpoint, if it is mounted, when no API server is configured."""
-    from podgpu.holders.dra import CHECKPOINT_NAME, ClaimReader, DraClaims, DriverCheckpoint
+    from podgpu.holders.dra import DRIVER_CHECKPOINT, ClaimReader, DraClaims, DriverCheckpoint
 
-    path = os.path.join(settings.kubelet_directory, CHECKPOINT_NAME)
+    path = os.path.join(settings.kubelet_directory, DRIVER_CHECKPOINT)
     try:
         slices, reader = settings.api.resource_slices(), ClaimReader(settings.api.config)
     except UsageError as error:
@@ -102,16 +103,12 @@ def _create_claims(settings: SourceSettings) -> DraClaims | None:
 
 
 def _create_checkpoint(argument: str, settings: SourceSettings) -> AllocationSource:
-    from podgpu.holders.checkpoint import CheckpointAllocation
-
-    own = _checkpoint_path(settings)
-    return CheckpointAllocation(argument or (own if os.path.exists(own) else None), settings.resource_names)
+    path = _checkpoint_path(settings)
+    return CheckpointAllocation(argument or (path if os.path.exists(path) else None), settings.resource_names)
 
 
 def _checkpoint_path(settings: SourceSettings) -> str:
-    from podgpu.holders.checkpoint import NAME
-
-    return os.path.join(settings.kubelet_directory, NAME)
+    return os.path.join(settings.kubelet_directory, CHECKPOINT_NAME)
 
 
 def _has_checkpoint_only(settings: SourceSettings) -> bool:
@@ -120,8 +117,6 @@ def _has_checkpoint_only(settings: SourceSettings) -> bool:
 
 
 def _create_hpc(argument: str, settings: SourceSettings) -> AllocationSource:
-    from podgpu.holders.hpc import HpcAllocation
-
     directory = argument or settings.job_directory
     if not directory:
         raise UsageError("--allocation hpc: set the directory of the job files, as in hpc:/run/dcgm-job-map")
@@ -129,8 +124,6 @@ def _create_hpc(argument: str, settings: SourceSettings) -> AllocationSource:
 
 
 def _create_processes(argument: str, settings: SourceSettings) -> AllocationSource:
-    from podgpu.holders.processes import ProcessHolders
-
     return ProcessHolders(settings.processes, ContainerFinder(settings.proc))
 
 

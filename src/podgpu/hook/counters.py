@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
-from podgpu.metrics import families
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import FamilySpec
+from podgpu.metrics.encode import NO_LABELS, Labels, Sample
+from podgpu.metrics.families import families_in
 
-_PLAIN = (families.HOOK_SYNCHRONISATIONS, families.HOOK_ADJUSTMENTS, families.HOOK_WRITES)
-_LABELLED = (families.HOOK_REQUESTS, families.HOOK_REQUEST_SECONDS, families.HOOK_ERRORS)
+_COUNTERS = [spec for spec in families_in("hook").values() if spec.type == "counter"]
 
 
 class HookCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[str, Counter[str]] = {spec.name: Counter() for spec in (*_PLAIN, *_LABELLED)}
+        self._values: dict[str, Counter[str]] = {spec.name: Counter() for spec in _COUNTERS}
 
-    def add(self, spec: FamilySpec, label: str = "", amount: float = 1) -> None:
+    def add(self, family: str, label: str = "", amount: float = 1) -> None:
         with self._lock:
-            self._values[spec.name][label] += amount  # type: ignore[assignment]
+            self._values[family][label] += amount  # type: ignore[assignment]
 
     def error(self, reason: str) -> None:
-        self.add(families.HOOK_ERRORS, reason)
+        self.add("podgpu_hook_errors_total", reason)
 
-    def families(self) -> Iterator[Family]:
+    def samples(self) -> dict[str, list[Sample]]:
+        """Returns the samples by family. A counter without labels is 0 before the first event."""
         with self._lock:
-            values = {name: dict(counts) for name, counts in self._values.items()}
-        for spec in _PLAIN:
-            yield spec.of([Sample(NO_LABELS, values[spec.name].get("", 0))])
-        for spec in _LABELLED:
-            samples = sorted(values[spec.name].items())
-            yield spec.of([Sample(Labels(((spec.labels[0], label),)), value) for label, value in samples])
+            values = {name: sorted(counts.items()) for name, counts in self._values.items()}
+        samples = {}
+        for spec in _COUNTERS:
+            if spec.labels:
+                (label,) = spec.labels
+                samples[spec.name] = [Sample(Labels([(label, text)]), n) for text, n in values[spec.name]]
+            else:
+                samples[spec.name] = [Sample(NO_LABELS, n) for _, n in values[spec.name] or [("", 0)]]
+        return samples

@@ -16,16 +16,15 @@ from podgpu import __version__
 from podgpu.errors import SourceError, StartError
 from podgpu.files import AtomicFile
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import Cards, CardsWatch, Sandbox, read_cards
+from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.podlist import PodlistWriter
-from podgpu.metrics import families
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
+from podgpu.metrics.families import make_families
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
-_CARDS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +43,12 @@ class Hook:
     def __init__(self, settings: HookSettings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
         self._settings = settings
         self._counters = HookCounters()
-        self._cards = CardsWatch(partial(read, settings.proc), lambda: self._writer.wake.set())
-        self._writer = PodlistWriter(file, self._counters, lambda: self._cards.cards)
+        self._writer = PodlistWriter(file, self._counters, partial(read, settings.proc))
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
-        self._plugin: Plugin | None = None  # plugin of the open connection; changes from others are ignored
+        self._plugin: Plugin | None = None  # plugin of the open connection
         self._logged = ""
-        self._thread: threading.Thread | None = None
         self.fatal: StartError | None = None  # set if the inherited connection failed
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and self._writer.is_alive
 
     @property
     def is_synchronised(self) -> bool:
@@ -69,25 +62,20 @@ class Hook:
     def families(self) -> list[Family]:
         plugin = self._plugin
         build = Labels((("version", __version__), ("python_version", platform.python_version())))
-        gauges = (
-            (families.HOOK_SYNCHRONISED, int(self.is_synchronised)),
-            (families.HOOK_CONTAINERS, plugin.containers if plugin is not None else 0),
-            (families.HOOK_GPU_CONTAINERS, self._writer.gpu_containers),
-            (families.HOOK_DISAGREEING, self._writer.disagreeing),
-            (families.HOOK_UP_TO_DATE, int(self.is_up_to_date)),
-        )
-        return [
-            families.HOOK_BUILD_INFO.of([Sample(build, 1)]),
-            *(spec.of([Sample(NO_LABELS, value)]) for spec, value in gauges),
-            *self._counters.families(),
-        ]
+        gauges = {
+            "podgpu_hook_synchronised": int(self.is_synchronised),
+            "podgpu_hook_containers": plugin.containers if plugin is not None else 0,
+            "podgpu_hook_gpu_containers": self._writer.gpu_containers,
+            "podgpu_hook_podlist_up_to_date": int(self.is_up_to_date),
+        }
+        samples = {name: [Sample(NO_LABELS, value)] for name, value in gauges.items()}
+        samples["podgpu_hook_build_info"] = [Sample(build, 1)]
+        return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
         """Calls `on_fatal` when an inherited connection ends. The runtime then starts another hook."""
-        self._cards.start()
-        self._thread = threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True)
         self._writer.start()
-        self._thread.start()
+        threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
 
     def reload(self) -> None:
         """Does nothing, because the hook has no configuration files."""
@@ -98,11 +86,9 @@ class Hook:
         connection = self._connection
         if connection is not None:
             _shut(connection)
-        self._cards.stop()
         self._writer.stop()
 
     def _run(self, on_end: Callable[[], object]) -> None:
-        self._cards.wait_read(_CARDS_SECONDS)  # so that the first file contains UUIDs instead of numbers
         retry = _FIRST_RETRY
         while not self._stopping.is_set():
             was_good = self._connect_once()
@@ -116,14 +102,15 @@ class Hook:
 
     def _connect_once(self) -> bool:
         """Returns True if the runtime reported its containers before the connection ended."""
-        plugin = Plugin(self._changed, self._counters, lambda: self._cards.cards, self._settings.inject)
+        cards = (lambda: self._writer.cards) if self._settings.inject else None
+        plugin = Plugin(self._writer.update, self._counters, cards)
         try:
             self._connection = self._connect()
             self._plugin = plugin
             if self._stopping.is_set():
                 _shut(self._connection)
             name = self._settings.name, self._settings.index
-            Session(self._connection, plugin, name, self._counters).run()
+            Session(self._connection, plugin.answer, name, self._counters).run()
             self._ended("connection_ended", "the runtime ended the connection", plugin)
         except SourceError as error:
             self._ended(error.reason, str(error), plugin)
@@ -133,10 +120,6 @@ class Hook:
         finally:
             self._connection = self._plugin = None
         return plugin.is_synchronised
-
-    def _changed(self, plugin: Plugin, sandboxes: tuple[Sandbox, ...]) -> None:
-        if plugin is self._plugin:
-            self._writer.update(sandboxes)
 
     def _ended(self, reason: str, message: str, plugin: Plugin) -> None:
         """Counts every failure. Logs it only once until a connection works again."""
@@ -177,8 +160,6 @@ def _explain(error: OSError, path: str) -> SourceError:
             f"there is no NRI socket {path}: mount its directory from the host, and check that NRI is enabled"
             " in the runtime (containerd 1.7 disables it by default)",
         )
-    if error.errno == errno.ECONNREFUSED:
-        return SourceError("no_runtime", f"nothing listens at {path}: the runtime is stopped or still starting")
     if error.errno in (errno.EACCES, errno.EPERM):
         return SourceError("permission_denied", f"no permission to connect to {path}: run as root (runAsUser: 0)")
-    return SourceError("no_connection", f"cannot connect to {path} ({error.strerror or error})")
+    return SourceError("no_connection", f"cannot connect to {path} ({error.strerror}): the runtime may be stopped")

@@ -10,19 +10,18 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
-from podgpu.metrics import families
 
 PLUGIN_SERVICE = 1  # stream of the runtime's requests
 RUNTIME_SERVICE = 2  # stream of the plugin's requests
-REQUEST, RESPONSE, DATA = 1, 2, 3
+REQUEST, RESPONSE = 1, 2
 PLUGIN_API = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_API = "nri.pkg.api.v1alpha1.Runtime"
 MAX_MESSAGE = 4 * 1024 * 1024
@@ -45,7 +44,7 @@ class BadFrame(SourceError):
 
 
 class NoSuchMethod(Exception):
-    """The plugin does not implement this method."""
+    """podgpu does not implement this method."""
 
 
 class Message(NamedTuple):
@@ -62,48 +61,35 @@ class Demuxer:
         self._frames = bytearray()
         self._streams = {PLUGIN_SERVICE: bytearray(), RUNTIME_SERVICE: bytearray()}
 
-    @property
-    def is_between_messages(self) -> bool:
-        return not self._frames and not any(self._streams.values())
-
     def feed(self, received: bytes) -> Iterator[Message]:
         """Yields complete messages. Raises BadFrame."""
         self._frames += received
-        while (frame := self._next_frame()) is not None:
-            service, content = frame
-            if service in self._streams:  # others are ignored, because NRI may add services
-                self._streams[service] += content
-                yield from self._messages(service)
+        while frame := _cut(self._frames, _FRAME_HEADER, 1, _MAX_FRAME):
+            (service, _length), content = frame
+            if service not in self._streams:  # ignored, because NRI may add services
+                continue
+            self._streams[service] += content
+            while message := _cut(self._streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):
+                (_length, stream, kind, _flags), data = message
+                yield Message(service, stream, kind, data)
 
-    def _next_frame(self) -> tuple[int, bytes] | None:
-        if len(self._frames) < _FRAME_HEADER.size:
-            return None
-        service, length = _FRAME_HEADER.unpack_from(self._frames)
-        if service == 0:
-            raise BadFrame("a frame for connection 0, which does not exist")
-        if length > _MAX_FRAME:
-            raise BadFrame(f"a frame of {length:,} bytes; the maximum is {_MAX_FRAME:,}")
-        end = _FRAME_HEADER.size + length
-        if len(self._frames) < end:
-            return None
-        content = bytes(self._frames[_FRAME_HEADER.size : end])
-        del self._frames[:end]
-        return service, content
 
-    def _messages(self, service: int) -> Iterator[Message]:
-        buffer = self._streams[service]
-        while len(buffer) >= _MESSAGE_HEADER.size:
-            length, stream, kind, _flags = _MESSAGE_HEADER.unpack_from(buffer)
-            if length > MAX_MESSAGE:
-                raise BadFrame(f"a message of {length:,} bytes; the maximum is {MAX_MESSAGE:,}")
-            if kind not in (REQUEST, RESPONSE, DATA):
-                raise BadFrame(f"a message of kind {kind}, which ttrpc does not have")
-            end = _MESSAGE_HEADER.size + length
-            if len(buffer) < end:
-                return
-            data = bytes(buffer[_MESSAGE_HEADER.size : end])
-            del buffer[:end]
-            yield Message(service, stream, kind, data)
+def _cut(
+    buffer: bytearray, header: struct.Struct, length_position: int, limit: int
+) -> tuple[tuple[int, ...], bytes] | None:
+    """Removes a header and its content from the buffer and returns both. Returns None if they are incomplete."""
+    if len(buffer) < header.size:
+        return None
+    fields = header.unpack_from(buffer)
+    length = fields[length_position]
+    if length > limit:
+        raise BadFrame(f"{length:,} bytes; the maximum is {limit:,}")
+    end = header.size + length
+    if len(buffer) < end:
+        return None
+    content = bytes(buffer[header.size : end])
+    del buffer[:end]
+    return fields, content
 
 
 def encode(message: Message) -> bytes:
@@ -112,27 +98,27 @@ def encode(message: Message) -> bytes:
     return b"".join(_FRAME_HEADER.pack(message.service, len(frame)) + frame for frame in frames)
 
 
-class RequestHandler(Protocol):
-    def answer(self, method: str, payload: bytes) -> bytes:
-        """Returns the encoded response. Raises NoSuchMethod, SourceError or DecodeError."""
-
-
 class Session:
     """Registers the plugin and answers requests until the connection ends."""
 
     def __init__(
-        self, connection: socket.socket, plugin: RequestHandler, name: tuple[str, str], counters: HookCounters
+        self,
+        connection: socket.socket,
+        answer: Callable[[str, bytes], bytes],
+        name: tuple[str, str],
+        counters: HookCounters,
     ) -> None:
-        """`name` contains the name and the two-digit index of the plugin."""
+        """`answer` returns the encoded response to a method and its payload; it may raise any exception. `name`
+        contains the name and the two-digit index of the plugin."""
         self._connection = connection
-        self._plugin = plugin
+        self._call = answer
         self._name, self._index = name
         self._counters = counters
         self._registered = False
         self._logged: set[str] = set()
 
     def run(self) -> None:
-        """Returns when the connection ends between two messages. Raises SourceError otherwise."""
+        """Returns when the runtime ends the connection. Raises SourceError if it fails."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         try:
             self._register()
@@ -158,8 +144,6 @@ class Session:
         while received := self._connection.recv(_READ_BYTES):
             for message in demuxer.feed(received):
                 self._handle(message)
-        if not demuxer.is_between_messages:
-            raise SourceError("truncated", "the connection to the runtime ended in the middle of a message")
         if not self._registered:
             raise SourceError(
                 "refused",
@@ -196,16 +180,14 @@ class Session:
         except DecodeError:
             self._counters.error("bad_request")
             return b""
-        if request.service != PLUGIN_API:
-            self._counters.error("other_protocol")
-            _log.warning("the runtime called %s, but podgpu implements %s", request.service[:200], PLUGIN_API)
-            return _status(_UNIMPLEMENTED, f"podgpu implements {PLUGIN_API} only")
-        method, answer = request.method, b""
+        method, response = request.method, nri_pb2.Response()
         try:
-            answer = self._plugin.answer(method, request.payload)
+            if request.service != PLUGIN_API:
+                raise NoSuchMethod
+            response.payload = self._call(method, request.payload)
         except NoSuchMethod:
-            self._count_request("other", started)
-            return _status(_UNIMPLEMENTED, f"podgpu has no method {method[:80]}")
+            self._failed(f"{request.service}/{method}", "other_protocol", f"podgpu implements {PLUGIN_API} only")
+            response.status.code, method = _UNIMPLEMENTED, "other"
         except DecodeError:
             self._failed(method, "bad_request", "the request is not an NRI message")
         except SourceError as error:
@@ -213,25 +195,17 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must not fail a container
             _log.exception("unexpected error, please report it")
             self._failed(method, "bug", f"{type(error).__name__}: {error}")
-        self._count_request(method, started)
-        response: bytes = nri_pb2.Response(payload=answer).SerializeToString()
-        return response
-
-    def _count_request(self, method: str, started: float) -> None:
-        self._counters.add(families.HOOK_REQUESTS, method)
-        self._counters.add(families.HOOK_REQUEST_SECONDS, method, time.monotonic() - started)
+        self._counters.add("podgpu_hook_requests_total", method)
+        self._counters.add("podgpu_hook_request_seconds_total", method, time.monotonic() - started)
+        encoded: bytes = response.SerializeToString()
+        return encoded
 
     def _failed(self, method: str, reason: str, problem: str) -> None:
         """Counts every failure. Logs each reason as a warning only once."""
         self._counters.error(reason)
         level = logging.DEBUG if reason in self._logged else logging.WARNING
         self._logged.add(reason)
-        _log.log(level, "%s is answered without an adjustment: %s", method[:80], problem)
+        _log.log(level, "%s is answered without an adjustment: %s", method, problem)
 
     def _send(self, message: Message) -> None:
         self._connection.sendall(encode(message))
-
-
-def _status(code: int, text: str) -> bytes:
-    response: bytes = nri_pb2.Response(status=nri_pb2.Status(code=code, message=text)).SerializeToString()
-    return response

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotations import is_read
+from podgpu.holders.annotations import KOORDINATOR_DEVICES
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import MOUNTED_DEVICES, VISIBLE_DEVICES, Cards, ContainerFacts, Sandbox, wanted_variable
+from podgpu.hook.devices import MOUNTED_DEVICES, Cards, ContainerFacts, Sandbox, find_assigned
 from podgpu.hook.nri import NoSuchMethod
-from podgpu.metrics import families
 
 _RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
 _EVENT_OF_METHOD = {
@@ -32,8 +31,7 @@ EVENTS = sum(1 << number - 1 for number in (_CREATE, *_EVENT_OF_METHOD.values())
 """Subscribed events. Each one adds a request to every pod start."""
 _STOPPED = 4
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-_GPU_MANAGER_DEVICES = "tencent.com/vcuda-device"
-"""Annotation of a container, set by gpu-manager, such as /dev/nvidia0,/dev/nvidia1."""
+_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _NVIDIA_MAJOR = 195
 _FIRST_CONTROL_MINOR = 254
 """254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
@@ -44,8 +42,7 @@ _log = logging.getLogger("podgpu")
 
 def read_sandbox(pod: Any) -> Sandbox:
     """Converts NRI's PodSandbox."""
-    annotations = sorted((key, text) for key, text in pod.annotations.items() if is_read(key))
-    return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, tuple(annotations))
+    return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, pod.annotations.get(KOORDINATOR_DEVICES, ""))
 
 
 def read_container(container: Any) -> ContainerFacts:
@@ -58,11 +55,10 @@ def read_container(container: Any) -> ContainerFacts:
     return ContainerFacts(
         container.id,
         container.name,
-        variables.get(VISIBLE_DEVICES),
+        variables.get(_VISIBLE_DEVICES, ""),
         capabilities == {"utility"},
         tuple(destination[len(prefix) :].decode(errors="replace") for destination in mounted),
         _read_minors(container.linux.devices),
-        container.annotations.get(_GPU_MANAGER_DEVICES, ""),
     )
 
 
@@ -81,8 +77,7 @@ class Sandboxes:
         pod_by_id = {pod.id: pod for pod in pods}
         for pod in pod_by_id.values():
             self.add(pod)
-        # Older runtimes report no time. The sort is stable and then keeps their order.
-        for container in sorted(containers, key=lambda c: c.created_at):
+        for container in sorted(containers, key=lambda c: c.created_at):  # of two with one name, the later one runs
             if container.pod_sandbox_id in pod_by_id:
                 self.put_container(pod_by_id[container.pod_sandbox_id], container)
 
@@ -111,8 +106,7 @@ class Sandboxes:
             raise SourceError("nameless", "the runtime reported a container without an id or without a sandbox")
         sandbox, facts = self._update(pod), read_container(container)
         others = (other for other in sandbox.containers if other.name != facts.name)
-        order = sandbox.order if facts.name in sandbox.order else (*sandbox.order, facts.name)
-        self._by_id[pod.id] = replace(sandbox, containers=(*others, facts), order=order)
+        self._by_id[pod.id] = replace(sandbox, containers=(*others, facts))
 
     def remove_container(self, container_id: str) -> None:
         for sandbox in self.all():
@@ -125,7 +119,7 @@ class Sandboxes:
         known = self._by_id.get(pod.id)
         if known is None or pod.name:
             sandbox = read_sandbox(pod)
-            known = sandbox if known is None else replace(sandbox, containers=known.containers, order=known.order)
+            known = sandbox if known is None else replace(sandbox, containers=known.containers)
             self._by_id[pod.id] = known
         return known
 
@@ -135,15 +129,16 @@ class Plugin:
 
     def __init__(
         self,
-        on_change: Callable[[Plugin, tuple[Sandbox, ...]], None],
+        on_change: Callable[[tuple[Sandbox, ...]], None],
         counters: HookCounters,
-        cards: Callable[[], Cards] = Cards,
-        inject: bool = False,
+        cards: Callable[[], Cards] | None = None,
     ) -> None:
-        """Calls `on_change` with all sandboxes after every change, once the runtime has reported all containers."""
+        """Calls `on_change` with all sandboxes after every change, once the runtime has reported all containers.
+
+        With `cards`, sets NVIDIA_VISIBLE_DEVICES of new containers (--inject).
+        """
         self._on_change = on_change
         self._cards = cards
-        self._inject = inject
         self._counters = counters
         self._sandboxes = Sandboxes()
         self._reported_pods: list[Any] = []  # parts of an unfinished Synchronize
@@ -188,7 +183,7 @@ class Plugin:
         self._sandboxes = Sandboxes(self._reported_pods, self._reported_containers)
         self._reported_pods, self._reported_containers = [], []
         self.is_synchronised = True
-        self._counters.add(families.HOOK_SYNCHRONISATIONS)
+        self._counters.add("podgpu_hook_synchronisations_total")
         _log.info("the runtime reported all its containers: %d", self.containers)
         self._publish()
         return b""
@@ -197,16 +192,16 @@ class Plugin:
         subject = nri_pb2.Subject.FromString(payload)
         self._apply(_CREATE, subject.pod, subject.container)
         sandbox = self._sandboxes.get(subject.pod.id)
-        if not self._inject or sandbox is None:
+        if self._cards is None or sandbox is None:
             return b""
-        value = wanted_variable(sandbox, read_container(subject.container), self._cards())
-        if value is None:
+        value = ",".join(find_assigned(sandbox, self._cards()))
+        if not value or value == read_container(subject.container).visible:
             return b""
-        self._counters.add(families.HOOK_ADJUSTMENTS)
-        env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
-        if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
+        self._counters.add("podgpu_hook_adjustments_total")
+        env = [nri_pb2.KeyValue(key=_VISIBLE_DEVICES, value=value)]
+        if any(variable.startswith(f"{_VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
             # Another plugin may have set the variable. Without removal, the runtime would reject the container.
-            env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
+            env.insert(0, nri_pb2.KeyValue(key=f"-{_VISIBLE_DEVICES}", value=""))
         return _encode(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
     def _apply(self, event: int, pod: Any, container: Any) -> None:
@@ -224,7 +219,7 @@ class Plugin:
 
     def _publish(self) -> None:
         if self.is_synchronised:
-            self._on_change(self, self._sandboxes.all())
+            self._on_change(self._sandboxes.all())
 
 
 def _encode(message: Any) -> bytes:

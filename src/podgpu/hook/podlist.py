@@ -17,14 +17,15 @@ from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
 from podgpu.holders.podlist import MAX_BYTES
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import DISAGREEMENT, Cards, PodlistEntry, PodProblem, Sandbox, SandboxGpus, find_gpus
-from podgpu.metrics import families
+from podgpu.hook.devices import Cards, PodlistEntry, Sandbox, find_gpus
+from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 _PAUSE_SECONDS = 0.05
 _CHECK_SECONDS = 5.0
 _FIRST_RETRY, _LAST_RETRY = 0.5, 30.0
 _STOP_SECONDS = 5.0
+_CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 
 
 def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
@@ -38,14 +39,17 @@ def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
 
 
 class PodlistWriter:
-    def __init__(self, file: AtomicFile, counters: HookCounters, cards: Callable[[], Cards] = Cards) -> None:
+    def __init__(self, file: AtomicFile, counters: HookCounters, read_cards: Callable[[], Cards] = Cards) -> None:
         self._file = file
         self._counters = counters
-        self._cards = cards
+        self._read_cards = read_cards
+        self._workers = Workers()
+        self._next_cards_at = 0.0
+        self.cards = Cards()
         self._sandboxes: tuple[Sandbox, ...] | None = None
         """None until the runtime has reported all containers. The previous file is kept until then."""
         self._logged: set[str] = set()
-        self.wake = threading.Event()
+        self._wake = threading.Event()
         self._stopping = False
         self._identity = self._look()
         self._content: bytes | None = None
@@ -54,33 +58,39 @@ class PodlistWriter:
         self._failure = ""
         self.is_up_to_date = False
         self.gpu_containers = 0
-        self.disagreeing = 0
         self._thread = threading.Thread(target=self._run, name="hook-podlist", daemon=True)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def start(self) -> None:
+        self.update_cards()
         self._thread.start()
 
     def update(self, sandboxes: tuple[Sandbox, ...]) -> None:
         """Sets the sandboxes to write. Does not block."""
         self._sandboxes = sandboxes
-        self.wake.set()
+        self._wake.set()
 
     def stop(self) -> None:
         """Stops the thread after the last update is written, but waits only a few seconds."""
         self._stopping = True
-        self.wake.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
+        self._workers.close()
+
+    def update_cards(self) -> None:
+        """Waits for a second at most, because the driver may hang. A late answer is used when it arrives."""
+        if time.monotonic() < self._next_cards_at:
+            return
+        result = self._workers.run({"cards": self._read_cards}, _CARDS_DEADLINE, self._wake.set)["cards"]
+        if result.value is not None:
+            self.cards = result.value
+            self._next_cards_at = time.monotonic() + _CARDS_INTERVAL
 
     def _run(self) -> None:
         wait, retry, stopping = _CHECK_SECONDS, _FIRST_RETRY, False
         while not stopping:
-            self.wake.wait(wait)
-            self.wake.clear()
+            self._wake.wait(wait)
+            self._wake.clear()
             stopping = self._stopping
             try:
                 self.write_changes()
@@ -99,17 +109,21 @@ class PodlistWriter:
         sandboxes = self._sandboxes
         if sandboxes is None:
             return
-        cards = self._cards()
-        results = [_find_gpus_safely(sandbox, cards) for sandbox in sandboxes]
-        problems = [problem for result in results for problem in result.problems]
-        for reason, text in problems:
-            if text not in self._logged:
-                self._counters.error(reason)
-                _log.warning("%s", text)
-        self._logged = {text for _, text in problems}
-        entries = [entry for result in results for entry in result.entries]
+        self.update_cards()
+        entries: list[PodlistEntry] = []
+        problems: dict[str, str] = {}  # text -> reason
+        for sandbox in sandboxes:
+            try:
+                entries += find_gpus(sandbox, self.cards)
+            except SourceError as error:
+                problems[str(error)] = error.reason
+            except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
+                problems[f"pod {sandbox.namespace}/{sandbox.name} is skipped, please report this: {error!r}"] = "bug"
+        for text in problems.keys() - self._logged:
+            self._counters.error(problems[text])
+            _log.warning("%s", text)
+        self._logged = set(problems)
         self.gpu_containers = len(entries)
-        self.disagreeing = sum(reason == DISAGREEMENT for reason, _ in problems)
         self._write(encode_podlist(entries))
         self.is_up_to_date = sandboxes is self._sandboxes
 
@@ -118,7 +132,7 @@ class PodlistWriter:
             return
         self.is_up_to_date = False
         self._file.write(content)
-        self._counters.add(families.HOOK_WRITES)
+        self._counters.add("podgpu_hook_podlist_writes_total")
         self._content, self._identity = content, self._look()
         if self._failure:
             _log.info("%s: writing works again", self._file.path)
@@ -136,12 +150,3 @@ class PodlistWriter:
             return look_at(str(self._file.path))
         except SourceError:
             return None
-
-
-def _find_gpus_safely(sandbox: Sandbox, cards: Cards) -> SandboxGpus:
-    try:
-        return find_gpus(sandbox, cards)
-    except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
-        _log.exception("unexpected error, please report it")
-        problem = f"pod {sandbox.namespace}/{sandbox.name} is skipped: {type(error).__name__}: {error}"
-        return SandboxGpus(problems=(PodProblem("bug", problem),))

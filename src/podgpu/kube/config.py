@@ -92,7 +92,7 @@ def load_config(
         )
     address = urlsplit(config.server)
     has_token = bool(config.token or config.token_file or config.plugin)
-    if address.scheme != "https" and has_token and not _is_loopback(address.hostname or ""):
+    if address.scheme != "https" and has_token and not is_loopback(address.hostname or ""):
         raise _bad(
             f"{config.origin}: the server {config.server} is plain HTTP, so the user's token could be read on the"
             " network: write https:// in clusters[].cluster.server"
@@ -132,7 +132,7 @@ def _find_config(kubeconfig: str | None, environ: Mapping[str, str], service_acc
     raise SourceError("no_api_config", problem)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -235,14 +235,20 @@ RESOURCE_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 """API versions of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older ones have no device names."""
 
 
+class SliceDevice(NamedTuple):
+    name: str
+    uuid: str = ""  # empty for a MIG device that is created when it is claimed (DynamicMIG)
+    capacity: Pairs = ()  # quantities by name, such as `memory`
+    is_shared: bool = False  # several claims can have a part of its capacity (DRAConsumableCapacity)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSlice:
     """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
 
     pool: str
     generation: int
-    devices: Pairs = ()
-    """Names and UUIDs. The UUID is empty for a MIG device that is created when it is claimed (DynamicMIG)."""
+    devices: tuple[SliceDevice, ...] = ()
 
 
 async def find_slices_path(client: ApiClient) -> str:
@@ -283,18 +289,28 @@ def parse_slice(body: Object) -> PoolSlice | None:
     spec = body["spec"]
     if spec.get("driver") != NVIDIA_DRIVER:
         return None
-    devices = tuple((device["name"], _read_uuid(device)) for device in spec.get("devices") or ())
+    devices = tuple(map(_parse_slice_device, spec.get("devices") or ()))
     return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
 
 
-def _read_uuid(device: Object) -> str:
-    attributes = (device.get("basic") or device).get("attributes") or {}  # v1beta1 and v1alpha3 nest them
-    # An attribute name without a domain belongs to the driver's domain.
-    uuid = attributes.get("uuid") or attributes.get(f"{NVIDIA_DRIVER}/uuid") or {}
-    return uuid.get("string") or ""
+def _parse_slice_device(body: Object) -> SliceDevice:
+    device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the members
+    uuid = strip_domains(device.get("attributes")).get("uuid") or {}
+    capacity = strip_domains(device.get("capacity"))
+    return SliceDevice(
+        body["name"],
+        uuid.get("string") or "",
+        tuple((name, str(entry["value"])) for name, entry in capacity.items() if isinstance(entry, Mapping)),
+        bool(device.get("allowMultipleAllocations")),
+    )
 
 
-def current_devices(slices: Iterable[PoolSlice]) -> dict[str, Pairs]:
+def strip_domains(members: Object | None) -> dict[str, Any]:
+    """Removes the driver's domain, which attribute and capacity names may have or not."""
+    return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
+
+
+def current_devices(slices: Iterable[PoolSlice]) -> dict[str, tuple[SliceDevice, ...]]:
     """Returns the devices of each pool's newest generation, even if some slices are missing."""
     slices = tuple(slices)
     newest = {part.pool: part.generation for part in sorted(slices, key=lambda part: part.generation)}

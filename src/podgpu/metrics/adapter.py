@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import asdict
 
-from podgpu.metrics import families
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_needs_action
+from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LABELS, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
 from podgpu.metrics.names import KEY_FIELDS, POWER, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
@@ -40,10 +40,10 @@ IDENTITY = {
     **{"gpu": "index", "UUID": "uuid", "uuid": "uuid", "gpu_uuid": "uuid", "modelName": "model"},
     **{"model_name": "model", "pci_bus_id": "pci", "device": "device", "GPU_I_PROFILE": "profile"},
 }
-POD_LABELS = (  # (namespace, pod, container); the first row whose pod label is present is used
-    tuple(families.EXPORTED.values()),  # renamed by Prometheus (honor_labels: false)
-    families.POD_LABELS,
-    families.OLD_POD_LABELS,
+POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod label is present is used
+    tuple(EXPORTED.values()),  # renamed by Prometheus (honor_labels: false)
+    POD_LABELS,
+    OLD_POD_LABELS,
 )
 TARGET_LABELS = ("cluster", "job", "instance")
 REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
@@ -80,14 +80,14 @@ class FieldRule(NamedTuple):
 
 
 OWN_RULES = {
-    **{spec.name: OwnRule(spec.part, spec.member, spec.factor) for spec in families.OWN_FAMILIES if spec.part},
-    families.ALLOCATION_INFO.name: OwnRule("holder", "source", label="source"),
-    families.LAST_HOLDER.name: OwnRule("holder", "is_last"),
-    families.CONDITION_SINCE.name: OwnRule("conditions", "{}", label="condition"),
-    families.SOURCE_UP.name: OwnRule("sources", "{}", label="source"),
-    families.BUILD_INFO.name: OwnRule("node", "version", label="version"),
-    families.SNAPSHOT_TIMESTAMP.name: OwnRule("node", "taken_at"),
-    families.DEVICE_COUNT.name: OwnRule("node", "gpus_{}", 1, "state"),
+    **{n: OwnRule(spec.part, spec.member, spec.factor) for n, spec in families_in("exporter").items() if spec.part},
+    "podgpu_allocation_info": OwnRule("holder", "source", label="source"),
+    "podgpu_device_last_holder_info": OwnRule("holder", "is_last"),
+    "podgpu_device_condition_since_timestamp_seconds": OwnRule("conditions", "{}", label="condition"),
+    "podgpu_exporter_source_up": OwnRule("sources", "{}", label="source"),
+    "podgpu_exporter_build_info": OwnRule("node", "version", label="version"),
+    "podgpu_exporter_snapshot_timestamp_seconds": OwnRule("node", "taken_at"),
+    "podgpu_device_count": OwnRule("node", "gpus_{}", 1, "state"),
 }
 
 
@@ -300,9 +300,9 @@ def read_workload(labels: Labels, own_pods: Collection[Pod] = ()) -> Workload | 
 
     `own_pods` are the exporter's pods. Prometheus adds their names to series without a pod label, so they are ignored.
     """
-    if job := labels.get(families.JOB_LABEL):
+    if job := labels.get(JOB_LABEL):
         return Workload(job=job)
-    for namespace, pod, container in POD_LABELS:
+    for namespace, pod, container in POD_LABEL_VARIANTS:
         name = labels.get(pod)
         if name and (pod != "pod" or (labels.get(namespace, ""), name) not in own_pods):
             return Workload(labels.get(namespace, ""), name, labels.get(container, ""))

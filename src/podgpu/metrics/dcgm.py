@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from podgpu.metrics.conditions import xid_text
-from podgpu.metrics.counters import Counter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import CLOCK_EVENTS
 from podgpu.metrics.fields import XID_FIELD, fields
@@ -101,14 +101,14 @@ def _held_labels(names: DeviceNames, texts: Pairs, holder: Holder, state: NodeSt
     return device_labels(names, texts, tuple(pod_labels.items()), attributes, policy)
 
 
-def _label_values(counters: Iterable[Counter], values: Values, parent: Values) -> Pairs:
+def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> Pairs:
     """Returns label-type fields as labels. A MIG instance without a value has the value of its GPU."""
     labels = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
     return tuple((name, str(value)) for name, value in labels if value is not None)
 
 
 def _samples(
-    counter: Counter, rows: Sequence[_LabelledSlot], entities: Sequence[EntityState], policy: Policy
+    counter: CounterSpec, rows: Sequence[_LabelledSlot], entities: Sequence[EntityState], policy: Policy
 ) -> Iterator[Sample]:
     collector = _COLLECTORS.get(counter.field.id)
     if collector is not None:

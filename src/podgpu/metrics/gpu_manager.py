@@ -6,13 +6,14 @@ usage of a card is unknown, that card has no series and the container has no tot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import fsum
+from typing import NamedTuple
 
-from podgpu.metrics import families as f
 from podgpu.metrics.encode import Family, Labels, Sample
+from podgpu.metrics.families import families_in, make_families
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import part_of_gpu
 from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
@@ -20,16 +21,12 @@ from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeStat
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _MIB = 1024 * 1024
-_DECIMALS = 6
-_NAMES = ("pod_name", "namespace", "node", "container_name")
+_DECIMALS = 6  # so that the series shows 57 instead of 56.99999999999999
 
-Key = tuple[str, ...]
 Number = int | float | None
-Shown = Callable[[Number], Number]
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldSlot:
+class _HeldSlot(NamedTuple):
     """A GPU or MIG instance that a container holds or uses."""
 
     gpu: DeviceState
@@ -44,136 +41,77 @@ class _HeldSlot:
     def usage(self) -> HolderUsage:
         return self.holder.usage or HolderUsage()
 
-    @property
-    def memory_mib(self) -> int | None:
-        total = self.slot.memory_total_bytes
-        return None if total is None or self.slot.hidden else total // _MIB
-
-
-@dataclass(slots=True)
-class _Container:
-    slots: list[_HeldSlot] = field(default_factory=list)
-    vcuda: VcudaRequest | None = None
-
-    @property
-    def assigned(self) -> list[_HeldSlot]:
-        return [held for held in self.slots if held.holder.source]
-
-
-Containers = Sequence[tuple[Key, _Container]]
-
 
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
-    containers, node = sorted(_containers(state).items(), key=lambda item: item[0]), policy.hostname
-    return [
-        f.GPU_MANAGER_UTILIZATION.of(_card_samples(containers, node, "gpu", _utilization, _percent)),
-        f.GPU_MANAGER_MEMORY.of(_card_samples(containers, node, "gpu_memory", _memory, _whole_mib)),
-        f.GPU_MANAGER_REQUESTED.of(_request_samples(containers, node, "req_of_gpu", _requested_cards)),
-        f.GPU_MANAGER_REQUESTED_MEMORY.of(_request_samples(containers, node, "req_of_gpu_memory", _requested_mib)),
-    ]
-
-
-def _containers(state: NodeState) -> dict[Key, _Container]:
-    """Returns the containers that hold, use or requested a device. HPC jobs are omitted, because they have no pod."""
-    containers: dict[Key, _Container] = {}
+    """Renders the containers that hold, use or requested a device. HPC jobs are omitted, because they have no pod."""
+    held: dict[tuple[str, ...], list[_HeldSlot]] = defaultdict(list)
     for _, gpu, slot in all_slots(state):
         for holder in slot.holders:
             if holder.pod:
-                containers.setdefault(holder.key, _Container()).slots.append(_HeldSlot(gpu, slot, holder))
-    for request in state.vcuda:
-        if request.pod:
-            containers.setdefault(request.key, _Container()).vcuda = request
-    return containers
+                held[holder.key].append(_HeldSlot(gpu, slot, holder))
+    requests = {request.key: request for request in state.vcuda if request.pod}
+    samples: dict[str, list[Sample]] = {name: [] for name in families_in("gpu-manager")}
+    for key in sorted(held.keys() | requests.keys()):
+        for family, values in _container_values(held[key], requests.get(key, VcudaRequest())).items():
+            label = families_in("gpu-manager")[family].labels[-1]
+            samples[family] += [
+                Sample(_labels(key, policy.hostname, label, card), v) for card, v in values.items() if v is not None
+            ]
+    return make_families("gpu-manager", samples)
 
 
-# Usage
-
-
-def _card_samples(
-    containers: Containers,
-    node: str,
-    label: str,
-    number: Callable[[_HeldSlot], Number],
-    shown: Shown,
-) -> list[Sample]:
-    samples = []
-    for key, container in containers:
-        cards = {f"gpu{index}": shown(value) for index, value in _by_card(container.slots, number).items()}
-        values = {**cards, "total": _tidy(_add(cards.values()))}
-        samples += [Sample(_labels(key, node, label, card), v) for card, v in values.items() if v is not None]
-    return samples
-
-
-def _by_card(slots: Iterable[_HeldSlot], number: Callable[[_HeldSlot], Number]) -> dict[int, Number]:
-    """Sums the numbers of each card, ordered by card index."""
-    numbers: dict[int, list[Number]] = {}
+def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict[str, dict[str, Number]]:
+    """Returns the values of one container by family and card."""
+    cards: dict[int, list[_HeldSlot]] = defaultdict(list)
     for held in slots:
         if held.gpu.index is not None and not held.slot.hidden:
-            numbers.setdefault(held.gpu.index, []).append(number(held))
-    return {index: _add(numbers[index]) for index in sorted(numbers)}
+            cards[held.gpu.index].append(held)
+    percents: dict[str, Number] = {}
+    mebibytes: dict[str, Number] = {}
+    for index, on_card in sorted(cards.items()):
+        ratios = (_multiply(held.usage.utilization_ratio, held.part_of_card) for held in on_card)
+        percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
+        size = _add(held.usage.memory_used_bytes for held in on_card)
+        mebibytes[f"gpu{index}"] = None if size is None else int(size // _MIB)
+    return {
+        "container_gpu_utilization": {**percents, "total": _add(percents.values())},
+        "container_gpu_memory_total": {**mebibytes, "total": _add(mebibytes.values())},
+        "container_request_gpu_utilization": {"total": _requested_cards(slots, request)},
+        "container_request_gpu_memory": {"total": _requested_mib(slots, request)},
+    }
 
 
-def _utilization(held: _HeldSlot) -> Number:
-    return _times(held.usage.utilization_ratio, held.part_of_card)
+def _requested_cards(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:
+    if request.cores:
+        return request.cores / _CORES_OF_A_CARD
+    return _add(_multiply(held.holder.share_ratio, held.part_of_card) for held in slots if held.holder.source)
 
 
-def _percent(ratio: Number) -> Number:
-    return None if ratio is None else _tidy(ratio * 100)
+def _requested_mib(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:
+    if request.memory_blocks:
+        return request.memory_blocks * _BLOCK_MIB
+    sizes = ((held.holder, None if held.slot.hidden else held.slot.memory_total_bytes) for held in slots)
+    size = _add(_multiply(holder.share_ratio, size) for holder, size in sizes if holder.source)
+    return None if size is None else round(size / _MIB)
 
 
-def _memory(held: _HeldSlot) -> Number:
-    return held.usage.memory_used_bytes
-
-
-def _whole_mib(size: Number) -> Number:
-    return None if size is None else int(size // _MIB)
-
-
-# Requests
-
-
-def _request_samples(
-    containers: Containers, node: str, label: str, number: Callable[[_Container], Number]
-) -> list[Sample]:
-    numbers = ((key, number(container)) for key, container in containers)
-    return [Sample(_labels(key, node, label, "total"), value) for key, value in numbers if value is not None]
-
-
-def _requested_cards(container: _Container) -> Number:
-    if container.vcuda is not None and container.vcuda.cores:
-        return container.vcuda.cores / _CORES_OF_A_CARD
-    return _tidy(_add(_times(held.holder.share_ratio, held.part_of_card) for held in container.assigned))
-
-
-def _requested_mib(container: _Container) -> Number:
-    if container.vcuda is not None and container.vcuda.memory_blocks:
-        return container.vcuda.memory_blocks * _BLOCK_MIB
-    total = _add(_times(held.holder.share_ratio, held.memory_mib) for held in container.assigned)
-    return None if total is None else round(total)
-
-
-def _times(ratio: float | None, whole: Number) -> Number:
+def _multiply(ratio: Number, whole: Number) -> Number:
     return None if ratio is None or whole is None else ratio * whole
 
 
 def _add(numbers: Iterable[Number]) -> Number:
     """Returns None if there are no numbers, or if one of them is unknown."""
-    addends: list[int | float] = []
-    for number in numbers:
-        if number is None:
-            return None
-        addends.append(number)
-    exact = all(isinstance(number, int) for number in addends)
-    return (sum(addends) if exact else fsum(addends)) if addends else None  # fsum does not depend on the order
-
-
-def _tidy(number: Number) -> Number:
-    """Rounds, so that the series shows 57 instead of 56.99999999999999."""
-    return round(number, _DECIMALS) if isinstance(number, float) else number
+    addends = list(numbers)
+    known = [number for number in addends if number is not None]
+    if not known or len(known) < len(addends):
+        return None
+    if all(isinstance(number, int) for number in known):
+        return sum(known)
+    return round(fsum(known), _DECIMALS)  # fsum does not depend on the order
 
 
 @lru_cache(maxsize=4096)
-def _labels(key: Key, node: str, label: str, card: str) -> Labels:
+def _labels(key: tuple[str, ...], node: str, label: str, card: str) -> Labels:
     _, namespace, pod, container = key
-    named = zip(_NAMES, (pod, namespace, node or None, container), strict=True)
-    return Labels([*((name, value) for name, value in named if value is not None), (label, card)])
+    host = [("node", node)] if node else []
+    return Labels([("pod_name", pod), ("namespace", namespace), *host, ("container_name", container), (label, card)])

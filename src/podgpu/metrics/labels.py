@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from podgpu.metrics.counters import Counter
+from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Labels
 from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.model import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
@@ -26,7 +26,7 @@ _RESERVED = HOLDER_LABELS | {
 class Policy:
     """The user's settings for series and labels."""
 
-    counters: tuple[Counter, ...] = ()
+    counters: tuple[CounterSpec, ...] = ()
     hostname: str = ""  # no host label if empty
     hostname_labels: tuple[str, ...] = ("Hostname",)
     old_namespace: bool = False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name

@@ -35,10 +35,6 @@ class Rename:
     """The old value times this factor is the new value."""
 
     @property
-    def old_name(self) -> str:
-        return self.old.name
-
-    @property
     def old_names(self) -> tuple[str, ...]:
         """All old names except those of 1.x."""
         return tuple(name for name in self.old.names if name not in (self.new_name, self.old.name_1x))

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
-from podgpu.metrics import families as f
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
+from podgpu.metrics.families import families_in, make_families
 from podgpu.metrics.labels import (
     DeviceNames,
     Pairs,
@@ -44,22 +44,21 @@ def render_self(state: NodeState) -> list[Family]:
     last = [source for source in state.sources if source.up is not None]
     errors = sorted((s.name, reason, count) for s in state.sources for reason, count in s.errors.items())
     unmapped = sorted((s.name, reason, count) for s in state.sources for reason, count in s.unmapped.items())
-    return [
-        f.BUILD_INFO.of([Sample(_build_labels(state.version), 1)]),
-        f.SOURCE_UP.of([Sample(_labels(("source", s.name)), int(bool(s.up))) for s in last]),
-        f.SOURCE_ERRORS.of([Sample(_reason_labels(name, reason), count) for name, reason, count in errors]),
-        f.COLLECT_DURATION.of([Sample(_labels(("source", s.name)), s.seconds) for s in last if s.seconds is not None]),
-        f.SNAPSHOT_TIMESTAMP.of([] if state.taken_at is None else [Sample(NO_LABELS, state.taken_at)]),
-        f.UNMAPPED.of([Sample(_reason_labels(name, reason), count) for name, reason, count in unmapped]),
-        f.UNSUPPORTED.of(
-            [
-                Sample(_unsupported_labels(names, field), 1)
-                for names, _, slot in visible_slots(state)
-                for field in slot.unsupported
-            ]
-        ),
-        f.DROPPED.of([Sample(_labels(("field", name)), count) for name, count in sorted(state.dropped.items())]),
-    ]
+    unsupported = [(names, field) for names, _, slot in visible_slots(state) for field in slot.unsupported]
+    taken_at = [] if state.taken_at is None else [Sample(NO_LABELS, state.taken_at)]
+    durations = [Sample(_labels(("source", s.name)), s.seconds) for s in last if s.seconds is not None]
+    dropped = [Sample(_labels(("field", name)), count) for name, count in sorted(state.dropped.items())]
+    samples = {
+        "podgpu_exporter_build_info": [Sample(_build_labels(state.version), 1)],
+        "podgpu_exporter_source_up": [Sample(_labels(("source", s.name)), int(bool(s.up))) for s in last],
+        "podgpu_exporter_source_errors_total": [Sample(_reason_labels(name, reason), n) for name, reason, n in errors],
+        "podgpu_exporter_collect_duration_seconds": durations,
+        "podgpu_exporter_snapshot_timestamp_seconds": taken_at,
+        "podgpu_exporter_unmapped_assignments": [Sample(_reason_labels(name, why), n) for name, why, n in unmapped],
+        "podgpu_exporter_unsupported_field": [Sample(_unsupported_labels(*field), 1) for field in unsupported],
+        "podgpu_exporter_dropped_values_total": dropped,
+    }
+    return make_families("exporter", samples)
 
 
 @lru_cache(maxsize=1024)
@@ -87,7 +86,7 @@ def _unsupported_labels(names: DeviceNames, field: str) -> Labels:
 def _figures(part: str, rows: Sequence[tuple[Labels, Document]]) -> list[Family]:
     """Renders the families whose samples are members of this part of the document."""
     families = []
-    for spec in f.OWN_FAMILIES:
+    for spec in families_in("exporter").values():
         if spec.part == part:
             numbers = ((labels, getattr(row, spec.member)) for labels, row in rows)
             divisor = spec.factor if spec.factor > 1 else None
@@ -108,12 +107,11 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
         (device_labels(names, (), (), (), policy), slot.usage) for names, _, slot in slots if slot.usage is not None
     ]
     namespaces = [(_namespace_labels(usage, policy), usage) for usage in state.namespaces]
+    methods = [Sample(labels.plus(("method", usage.method)), 1) for labels, usage in devices if usage.method]
     return [
         *_figures("holder_usage", holders),
         *_figures("slot_usage", devices),
-        f.DEVICE_USAGE_METHOD.of(
-            [Sample(labels.plus(("method", usage.method)), 1) for labels, usage in devices if usage.method]
-        ),
+        *make_families("exporter", {"podgpu_device_usage_method": methods}),
         *_figures("namespaces", namespaces),
     ]
 
@@ -140,7 +138,12 @@ def _health(state: NodeState, policy: Policy) -> list[Family]:
                 since.append(Sample(_health_labels(names, policy, name, *detail), round(condition.since, 3)))
         health += (Sample(_health_labels(names, policy, ("condition", name)), 0) for name in gpu.healthy)
         last += (Sample(_last_holder_labels(names, policy, holder), 1) for holder in gpu.last_holders)
-    return [f.DEVICE_HEALTH.of(health), f.CONDITION_SINCE.of(since), f.LAST_HOLDER.of(last)]
+    samples = {
+        "podgpu_device_health": health,
+        "podgpu_device_condition_since_timestamp_seconds": since,
+        "podgpu_device_last_holder_info": last,
+    }
+    return make_families("exporter", samples)
 
 
 @lru_cache(maxsize=1024)
@@ -169,21 +172,20 @@ def _devices(state: NodeState, policy: Policy) -> list[Family]:
         for names, _, slot in slots
         for holder in assigned_holders(slot)
     ]
-    return [
-        f.DEVICE_COUNT.of([Sample(_labels(("state", s), *policy.host), n) for s, n in counts if n is not None]),
-        f.THROTTLED.of(
-            [
-                Sample(_device_labels(names, policy, ("reason", reason)), ns / _NS)
-                for names, gpu in gpus
-                for reason, ns in gpu.throttled_ns.items()
-            ]
-        ),
-        f.DEVICE_XIDS.of([Sample(_device_labels(names, policy), _count_xids(gpu)) for names, gpu in gpus]),
-        f.XIDS.of([Sample(labels, xid.total) for labels, xid in xids]),
-        f.XID_LAST_SEEN.of([Sample(labels, xid.last_seen) for labels, xid in xids]),
-        f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in holders]),
-        *_figures("holder", holders),
-    ]
+    throttled = [(names, reason, ns) for names, gpu in gpus for reason, ns in gpu.throttled_ns.items()]
+    samples = {
+        "podgpu_device_count": [Sample(_labels(("state", s), *policy.host), n) for s, n in counts if n is not None],
+        "podgpu_device_throttled_seconds_total": [
+            Sample(_device_labels(names, policy, ("reason", reason)), ns / _NS) for names, reason, ns in throttled
+        ],
+        "podgpu_device_xid_errors_total": [
+            Sample(_device_labels(names, policy), _count_xids(gpu)) for names, gpu in gpus
+        ],
+        "podgpu_xid_errors_total": [Sample(labels, xid.total) for labels, xid in xids],
+        "podgpu_xid_last_seen_timestamp_seconds": [Sample(labels, xid.last_seen) for labels, xid in xids],
+        "podgpu_allocation_info": [Sample(labels, 1) for labels, _ in holders],
+    }
+    return [*make_families("exporter", samples), *_figures("holder", holders)]
 
 
 def _count_xids(gpu: DeviceState) -> int:

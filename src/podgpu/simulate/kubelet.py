@@ -57,7 +57,7 @@ class SimulatedKubelet:
         self.allocatable: Resources | None = None
         """Devices that device plugins registered; empty if no plugin runs. If None, the allocated devices are used."""
         self.numa_nodes: Sequence[int] = (0,)  # NUMA nodes of every device; the kubelet lists a device once per node
-        self.versions: frozenset[str] = frozenset({"v1", "v1alpha1"})  # served versions; others are Unimplemented
+        self.versions: frozenset[str] = frozenset({"v1"})  # served versions; others are Unimplemented
         self.raw_answer: bytes | None = None  # response that is sent instead of the pods
         self.refusal: tuple[str, str] | None = None  # gRPC code and message with which every call fails
         self.calls: deque[str] = deque(maxlen=1000)  # recent methods, such as `/v1.PodResourcesLister/List`
@@ -120,7 +120,6 @@ class SimulatedKubelet:
         if package not in self.versions:
             return None
         answers = {("v1", "List"): self._list_v1, ("v1", "GetAllocatableResources"): self._allocatable_v1}
-        answers["v1alpha1", "List"] = self._list_v1alpha1
         answer = answers.get((package, method))
         if answer is None:
             return None
@@ -139,9 +138,6 @@ class SimulatedKubelet:
     def _list_v1(self) -> bytes:
         return list_answer(self.pods, self.numa_nodes)
 
-    def _list_v1alpha1(self) -> bytes:
-        return list_answer(self.pods, numa_nodes=(), with_claims=False)
-
     def _allocatable_v1(self) -> bytes:
         registered = self._held() if self.allocatable is None else self.allocatable
         devices = _container_devices(registered, self.numa_nodes)
@@ -157,15 +153,14 @@ class SimulatedKubelet:
         return held
 
 
-def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), with_claims: bool = True) -> bytes:
-    """Encodes a List response. v1alpha1 has neither NUMA nodes nor claims."""
+def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) -> bytes:
+    """Encodes a List response."""
     answer = podresources_pb2.ListPodResourcesResponse()
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
         for container, resources in pod.containers.items():
             listed = entry.containers.add(name=container, devices=_container_devices(resources, numa_nodes))
-            claims = pod.claims.get(container, ()) if with_claims else ()
-            listed.dynamic_resources.extend(_dynamic_resource(claim) for claim in claims)
+            listed.dynamic_resources.extend(map(_dynamic_resource, pod.claims.get(container, ())))
     return bytes(answer.SerializeToString())
 
 

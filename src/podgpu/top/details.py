@@ -5,16 +5,16 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView, XidView
+from rich.cells import cell_len
+
+from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, XidView
 from podgpu.errors import few_of
-from podgpu.top.feed import FetchedDetails, Sparklines
+from podgpu.top.feed import Seen
 from podgpu.top.lines import Line, severity_of
 from podgpu.top.table import Spans, format_condition
 from podgpu.top.text import (
     NO_DATA,
-    Glyphs,
     draw_sparkline,
     fit,
     format_gib,
@@ -26,7 +26,6 @@ from podgpu.top.text import (
     name_of,
     printable,
     shorten_model,
-    width_of,
 )
 
 _INDENT = "  "
@@ -37,44 +36,44 @@ _UNITS_NOT_SHOWN = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    line: Line  # the line of a GPU or MIG instance
-    now: float  # Unix time by the source's clock
-    currency: str = ""
-    sparklines: Sparklines | None = None
-    fetched: FetchedDetails | None = None  # None if the source has no API
-
-
-def render_details(subject: Subject, width: int, glyphs: Glyphs) -> list[Spans]:
-    slot, fetched = subject.line.slot, subject.fetched
-    lines = [_title(subject.line, width, glyphs)]
+def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
+    """`line` is the line of a GPU or MIG instance."""
+    slot, fetched = line.slot, seen.fetched
+    is_fetched = fetched is not None and fetched.uuid == line.gpu.uuid
+    details = fetched.details if fetched and is_fetched else None
+    lines = [_title(line)]
     for condition in slot.conditions:
-        lines += _condition(condition, subject.now, width)
+        lines += _condition(condition, seen.now, width)
     if slot.absent and not slot.conditions:
         lines += _wrap("no longer present", width, "bad")
-    if fetched is not None and fetched.details is not None:
-        lines += _problems(fetched.details, width)
-    lines += _join(_figures(subject, glyphs), width)
-    lines += _sparkline(subject, width, glyphs)
+    if details is not None:
+        lines += _problems(details, width)
+    lines += _join(_figures(line, seen), width)
+    lines += _sparkline(line, seen, width)
     for holder in slot.holders:
         owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
         lines += _wrap(f"held by {name_of(holder)}{owner}", width, "title")
-        lines += _join(_holder_figures(holder, subject, glyphs), width, _INDENT)
+        lines += _join(_holder_figures(holder, seen), width, _INDENT)
     if slot.last_holders:
         lines += _wrap(f"last held by {few_of(map(name_of, slot.last_holders))}", width)
     elif not slot.holders:
         lines += _wrap("free", width)
-    if fetched is not None:
-        lines += _fetched(fetched, width, glyphs)
+    if not is_fetched:
+        lines += _wrap("fetching details …", width)
+    elif fetched and fetched.error:
+        lines += _wrap(f"details are not available: {fetched.error}", width, "warn")
+    if details is not None:
+        if details.method:
+            lines += _wrap(f"usage measured by: {details.method}", width, "dim")
+        lines += _fields(details.fields or (), width)
     return lines
 
 
-def _title(line: Line, width: int, glyphs: Glyphs) -> Spans:
-    instance = f" {line.slot.profile}" if isinstance(line.slot, InstanceView) else ""
+def _title(line: Line) -> Spans:
+    instance = f" {line.model}" if line.kind == "instance" else ""
     node = f"  on {line.node}" if line.node else ""
     text = f"GPU {line.number}{instance}  {shorten_model(line.gpu.model)}{node}  {line.gpu.uuid}"
-    return [(fit(printable(text), width, glyphs), "title")]
+    return [(printable(text), "title")]
 
 
 def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spans]:
@@ -87,42 +86,39 @@ def _condition(condition: ConditionView, now: float, width: int) -> Iterator[Spa
         yield from _wrap(f"{_INDENT}do: {condition.do}", width)
 
 
-def _figures(subject: Subject, glyphs: Glyphs) -> list[str]:
-    slot = subject.line.slot
+def _figures(line: Line, seen: Seen) -> list[str]:
+    slot = line.slot
     facts = [
-        f"utilisation {format_percent(slot.utilization_ratio, glyphs)}",
-        f"memory {format_gib(slot.memory_used_bytes, glyphs)} of {format_gib(slot.memory_total_bytes, glyphs)} GiB",
-        f"power {format_number(slot.power_watts, 'W', glyphs)}",
-        f"temperature {format_number(slot.temperature_celsius, 'C', glyphs)}",
+        f"utilisation {format_percent(slot.utilization_ratio)}",
+        f"memory {format_gib(slot.memory_used_bytes)} of {format_gib(slot.memory_total_bytes)} GiB",
+        f"power {format_number(slot.power_watts, 'W')}",
+        f"temperature {format_number(slot.temperature_celsius, 'C')}",
     ]
     if slot.price_per_hour is not None:
-        facts.append(f"price {format_money(slot.price_per_hour, subject.currency)}/h")
+        facts.append(f"price {format_money(slot.price_per_hour, seen.view.currency)}/h")
     return facts
 
 
-def _sparkline(subject: Subject, width: int, glyphs: Glyphs) -> Iterator[Spans]:
-    if subject.sparklines is None:
-        return
-    points = subject.sparklines.points.get(subject.line.row, b"")
+def _sparkline(line: Line, seen: Seen, width: int) -> Iterator[Spans]:
+    points = seen.sparklines.points.get(line.row[1:3], b"")
     if points.strip(bytes([NO_DATA])):
-        label = f"last {format_span(subject.sparklines.span)} "
-        room = max(0, width - len(label))
-        yield [(label[:width], "dim"), (draw_sparkline(points, min(len(points), room), glyphs), "bar")]
+        label = f"last {format_span(seen.sparklines.span)} "
+        yield [(label, "dim"), (draw_sparkline(points, min(len(points), max(0, width - len(label)))), "bar")]
 
 
-def _holder_figures(holder: HolderView, subject: Subject, glyphs: Glyphs) -> list[str]:
+def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
     since = holder.idle_since
-    idle = format_idle(holder.use, None if since is None else max(0.0, subject.now - since), glyphs)
+    idle = format_idle(holder.use, None if since is None else max(0.0, seen.now - since))
     facts = [
-        f"utilisation {format_percent(holder.utilization_ratio, glyphs)}",
-        f"memory {format_gib(holder.memory_used_bytes, glyphs)} GiB",
-        f"processes {format_number(holder.processes, '', glyphs)}",
+        f"utilisation {format_percent(holder.utilization_ratio)}",
+        f"memory {format_gib(holder.memory_used_bytes)} GiB",
+        f"processes {format_number(holder.processes)}",
         idle if idle in ("busy", "idle") else f"idle {idle}",
     ]
     if holder.share_ratio is not None:
-        facts.append(f"share {format_percent(holder.share_ratio, glyphs)}")
+        facts.append(f"share {format_percent(holder.share_ratio)}")
     if holder.cost_per_hour is not None:
-        facts.append(f"costs {format_money(holder.cost_per_hour, subject.currency)}/h")
+        facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
     return facts
 
 
@@ -143,27 +139,13 @@ def _describe_xid(xid: XidView) -> str:
     return " ".join(filter(None, parts)) + (f": {xid.says}" if xid.says else "")
 
 
-def _fetched(fetched: FetchedDetails, width: int, glyphs: Glyphs) -> Iterator[Spans]:
-    if fetched.details is None:
-        text = f"details are not available: {fetched.error}" if fetched.error else f"fetching details {glyphs.cut}"
-        yield from _wrap(text, width)
-        return
-    if fetched.error:
-        yield from _wrap(f"the following details are out of date: {fetched.error}", width, "warn")
-    if fetched.details.method:
-        yield from _wrap(f"usage measured by: {fetched.details.method}", width, "dim")
-    yield from _fields(fetched.details.fields or (), width, glyphs)
-
-
-def _fields(fields: Iterable[FieldView], width: int, glyphs: Glyphs) -> Iterator[Spans]:
+def _fields(fields: Iterable[FieldView], width: int) -> Iterator[Spans]:
     """Arranges the fields in as many columns as fit."""
     texts = [printable(f"{field.name} {_format_value(field)}") for field in fields]
-    if not texts:
-        return
-    cell = min(max(map(width_of, texts)), max(_MAX_FIELD, width // 2 - 2))
+    cell = min(max(map(cell_len, texts), default=0), max(_MAX_FIELD, width // 2 - 2))
     count = max(1, (width + 2) // (cell + 2))
     for start in range(0, len(texts), count):
-        yield [("  ".join(fit(text, min(cell, width), glyphs) for text in texts[start : start + count]), "")]
+        yield [("  ".join(fit(text, min(cell, width)) for text in texts[start : start + count]), "")]
 
 
 def _format_value(field: FieldView) -> str:

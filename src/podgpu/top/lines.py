@@ -6,10 +6,9 @@ A GPU or instance and its holder share one line if there is only one holder.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-from msgspec.structs import replace as replace_in
 
 from podgpu.agent.usage_turn import RunningProcess
 from podgpu.cluster.parts import BLIND, Use
@@ -33,39 +32,36 @@ _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "")
 class Line:
     kind: Kind
     row: Row
-    node: str
     gpu: GpuView
     slot: SlotOfView  # the line's GPU or MIG instance (or its parent); has no figures if it could not be read
-    number: str = ""
-    model: str = ""
     holder: Workload | None = None
     remark: str = ""  # shown if the line has no holder
     utilization: float | None = None
     memory: int | None = None
     power: float | None = None
-    temperature: float | None = None
     processes: int | None = None
     use: Use | None = None
     idle: float | None = None  # idle time in seconds
-    conditions: Sequence[ConditionView] = ()
+    condition: ConditionView | None = None
     age: float | None = None  # age of the condition, in seconds
     beneath: tuple[Line, ...] = ()
 
     @property
-    def severity(self) -> Severity:
-        """The highest severity of this line and all lines below it."""
-        severities = {line.severity for line in self.beneath} | {severity_of(c) for c in self.conditions}
-        if self.is_slot and self.slot.absent:
-            severities.add("bad")
-        return next((severity for severity in _SEVERITIES if severity in severities), "")
+    def node(self) -> str:
+        return self.row[0]
+
+    @property
+    def number(self) -> str:
+        index = "?" if self.gpu.index is None else str(self.gpu.index)
+        return f"{index}/{self.slot.id}" if isinstance(self.slot, InstanceView) else index
+
+    @property
+    def model(self) -> str:
+        return self.slot.profile if isinstance(self.slot, InstanceView) else self.gpu.model
 
     @property
     def is_slot(self) -> bool:
         return self.kind in ("gpu", "instance")
-
-    @property
-    def is_held(self) -> bool:
-        return bool(self.slot.holders)
 
     @property
     def name(self) -> str:
@@ -74,6 +70,17 @@ class Line:
     @property
     def label(self) -> str:
         return self.remark if self.kind == "process" else self.name or self.remark
+
+    @property
+    def severity(self) -> Severity:
+        """The highest severity of this line and all lines below it."""
+        severities = {line.severity for line in self.beneath}
+        if self.condition is not None:
+            severities.add(severity_of(self.condition))
+        if self.is_slot:
+            severities |= {severity_of(condition) for condition in self.slot.conditions}
+            severities.add("bad" if self.slot.absent else "")
+        return next((severity for severity in _SEVERITIES if severity in severities), "")
 
 
 def severity_of(condition: ConditionView) -> Severity:
@@ -89,64 +96,58 @@ def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]
 
 def make_lines(view: View, now: float, processes: Processes | None = None) -> list[Line]:
     """Returns one tree of lines for each GPU. `now` is Unix time by the clock of the source."""
-    return [_LineBuilder(node, gpu, now, processes or {}).build() for node in view.nodes for gpu in node.gpus]
+    return [_make_gpu_line(node, gpu, now, processes or {}) for node in view.nodes for gpu in node.gpus]
 
 
-class _LineBuilder:
-    """Builds the lines of one GPU."""
+def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processes) -> Line:
+    if node.old or gpu.absent or any(c.condition in BLIND for c in gpu.conditions):
+        gpu = _without_figures(gpu)
+    line = _make_slot_line(node, gpu, gpu, now, processes)
+    instances = sorted(gpu.instances, key=lambda instance: (len(instance.id), instance.id))
+    inner = tuple(_make_slot_line(node, gpu, instance, now, processes) for instance in instances)
+    if inner and not gpu.holders:
+        held = sum(bool(instance.holders) for instance in instances)
+        remark = f"{held} of {count_of(len(inner), 'instance')} held"
+        line = replace(line, remark=remark, processes=_sum(part.processes for part in inner))
+    return replace(line, beneath=(*line.beneath, *inner))
 
-    def __init__(self, node: NodeView, gpu: GpuView, now: float, processes: Processes) -> None:
-        self._node = node.name
-        self._is_blind = node.old or gpu.absent or any(c.condition in BLIND for c in gpu.conditions)
-        self._gpu = gpu
-        self._now = now
-        self._processes = processes
 
-    def build(self) -> Line:
-        line = self._slot_line(self._gpu)
-        instances = sorted(self._gpu.instances, key=lambda instance: (len(instance.id), instance.id))
-        parts = tuple(self._slot_line(instance) for instance in instances)
-        if not parts:
-            return line
-        if not line.is_held:
-            held = sum(part.is_held for part in parts)
-            remark = f"{held} of {count_of(len(parts), 'instance')} held"
-            line = replace(line, remark=remark, processes=_sum(part.processes for part in parts))
-        return replace(line, beneath=(*line.beneath, *parts))
+def _without_figures(gpu: GpuView) -> GpuView:
+    """Removes the figures, which are out of date. Keeps identity, conditions and holders."""
+    gpu = deepcopy(gpu)
+    for slot in (gpu, *gpu.instances):
+        slot.utilization_ratio = slot.power_watts = slot.temperature_celsius = None
+        slot.memory_used_bytes = slot.memory_total_bytes = None
+        slot.holders = [
+            HolderView(*parts_of(h), share_ratio=h.share_ratio, owner=h.owner, cost_per_hour=h.cost_per_hour)
+            for h in slot.holders
+        ]
+    return gpu
 
-    def _slot_line(self, slot: SlotOfView) -> Line:
-        if self._is_blind:
-            slot = _without_figures(slot)
-        number = "?" if self._gpu.index is None else str(self._gpu.index)
-        line = self._line(
-            "gpu",
-            slot,
-            number=number,
-            remark=_describe_free(slot),
-            utilization=slot.utilization_ratio,
-            memory=slot.memory_used_bytes,
-            power=slot.power_watts,
-            temperature=slot.temperature_celsius,
-            conditions=slot.conditions,
+
+def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, processes: Processes) -> Line:
+    instance = slot.id if isinstance(slot, InstanceView) else ""
+
+    def make(kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
+        return Line(kind, (node.name, gpu.uuid, instance, key), gpu, slot, **figures)
+
+    def make_condition(condition: ConditionView) -> Line:
+        age = None if condition.since is None else max(0.0, now - condition.since)
+        return make("condition", condition.condition, condition=condition, age=age)
+
+    def make_process(process: RunningProcess) -> Line:
+        return make(
+            "process",
+            f"pid {process.pid}",
+            holder=process.owner,
+            remark=_describe_process(process, slot),
+            utilization=process.utilization,
+            memory=process.memory,
         )
-        if isinstance(slot, InstanceView):
-            line = replace(line, kind="instance", number=f"{number}/{slot.id}", model=slot.profile)
-        wrong = [self._condition_line(slot, condition) for condition in slot.conditions]
-        processes = self._processes_on(slot)
-        keys = {holder.key for holder in slot.holders}
-        others = self._process_lines(slot, (p for p in processes if _key_of(p) not in keys))
-        holders = [self._holder_line(slot, holder, processes) for holder in slot.holders]
-        if len(holders) == 1:
-            return _merge_holder(line, holders[0], (*wrong, *holders[0].beneath, *others))
-        if holders:
-            remark = count_of(len(holders), "holder")
-            line = replace(line, remark=remark, processes=_sum(holder.processes for holder in holders))
-        return replace(line, beneath=(*wrong, *sorted(holders, key=lambda holder: holder.name), *others))
 
-    def _holder_line(self, slot: SlotOfView, holder: HolderView, processes: Iterable[RunningProcess]) -> Line:
-        return self._line(
+    def make_holder(holder: HolderView) -> Line:
+        return make(
             "holder",
-            slot,
             holder.key,
             holder=holder,
             utilization=holder.utilization_ratio,
@@ -154,38 +155,26 @@ class _LineBuilder:
             power=holder.power_watts,
             processes=holder.processes,
             use=holder.use,
-            idle=None if holder.idle_since is None else max(0.0, self._now - holder.idle_since),
-            beneath=self._process_lines(slot, (p for p in processes if _key_of(p) == holder.key)),
+            idle=None if holder.idle_since is None else max(0.0, now - holder.idle_since),
+            beneath=tuple(make_process(p) for p in running if p.owner is not None and p.owner.key == holder.key),
         )
 
-    def _condition_line(self, slot: SlotOfView, condition: ConditionView) -> Line:
-        age = None if condition.since is None else max(0.0, self._now - condition.since)
-        return self._line("condition", slot, condition.condition, conditions=(condition,), age=age)
-
-    def _process_lines(self, slot: SlotOfView, processes: Iterable[RunningProcess]) -> tuple[Line, ...]:
-        return tuple(
-            self._line(
-                "process",
-                slot,
-                f"pid {process.pid}",
-                holder=process.owner,
-                remark=_describe_process(process, slot),
-                utilization=process.utilization,
-                memory=process.memory,
-            )
-            for process in sorted(processes, key=lambda process: process.pid)
-        )
-
-    def _processes_on(self, slot: SlotOfView) -> Sequence[RunningProcess]:
-        if not self._processes:
-            return ()
-        instance = int(slot.id) if isinstance(slot, InstanceView) else None
-        return self._processes.get(device_key(self._gpu.uuid, instance), ())
-
-    def _line(self, kind: Kind, slot: SlotOfView, key: WorkloadKey | str = "", **figures: Any) -> Line:
-        instance = slot.id if isinstance(slot, InstanceView) else ""
-        row = self._node, self._gpu.uuid, instance, key
-        return Line(kind, row, self._node, self._gpu, slot, model=self._gpu.model, **figures)
+    key = device_key(gpu.uuid, int(instance) if instance else None) if processes else ""
+    running = sorted(processes.get(key, ()), key=lambda process: process.pid)
+    keys = {holder.key for holder in slot.holders}
+    others = [make_process(p) for p in running if p.owner is None or p.owner.key not in keys]
+    problems = [make_condition(condition) for condition in slot.conditions]
+    holders = sorted(map(make_holder, slot.holders), key=lambda line: line.name)
+    line = make(
+        "instance" if instance else "gpu",
+        remark=count_of(len(holders), "holder") if holders else _describe_free(slot),
+        utilization=slot.utilization_ratio,
+        memory=slot.memory_used_bytes,
+        power=slot.power_watts,
+        processes=_sum(holder.processes for holder in holders),
+        beneath=(*problems, *holders, *others),
+    )
+    return _merge_holder(line, holders[0], (*problems, *holders[0].beneath, *others)) if len(holders) == 1 else line
 
 
 def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
@@ -195,32 +184,9 @@ def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
         utilization=holder.utilization if line.utilization is None else line.utilization,
         memory=holder.memory if line.memory is None else line.memory,
         power=holder.power if line.power is None else line.power,
-        processes=holder.processes,
         use=holder.use,
         idle=holder.idle,
         beneath=beneath,
-    )
-
-
-def _without_figures(slot: SlotOfView) -> SlotOfView:
-    """Removes the figures, which are out of date. Keeps identity, conditions and holders."""
-    holders = [
-        HolderView(
-            *parts_of(holder),
-            share_ratio=holder.share_ratio,
-            owner=holder.owner,
-            cost_per_hour=holder.cost_per_hour,
-        )
-        for holder in slot.holders
-    ]
-    return replace_in(
-        slot,
-        utilization_ratio=None,
-        memory_used_bytes=None,
-        memory_total_bytes=None,
-        power_watts=None,
-        temperature_celsius=None,
-        holders=holders,
     )
 
 
@@ -235,10 +201,6 @@ def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:
         return f"pid {process.pid}, in no known container"
     is_beneath_owner = any(holder.key == process.owner.key for holder in slot.holders)
     return f"pid {process.pid}" if is_beneath_owner else f"pid {process.pid}, {name_of(process.owner)}"
-
-
-def _key_of(process: RunningProcess) -> WorkloadKey:
-    return process.owner.key if process.owner else ()
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
@@ -259,19 +221,15 @@ def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
     """Shows a condition that affects a whole node only below the first GPU of the node."""
     shown: set[tuple[str, str]] = set()
     for line in lines:
-        shared = {(line.node, c.condition) for c in line.conditions if c.condition in (DRIVER_AWAY, NODE_GONE)}
-        repeated = {name for _, name in shared & shown}
-        shown |= shared
+        names = {c.condition for c in line.slot.conditions} & {DRIVER_AWAY, NODE_GONE}
+        repeated = {name for name in names if (line.node, name) in shown}
+        shown |= {(line.node, name) for name in names}
         yield _without_conditions(line, repeated) if repeated else line
 
 
 def _without_conditions(line: Line, names: Container[str]) -> Line:
-    kept = (_without_conditions(inner, names) for inner in line.beneath if not _is_condition(inner, names))
-    return replace(line, beneath=tuple(kept)) if line.beneath else line
-
-
-def _is_condition(line: Line, names: Container[str]) -> bool:
-    return line.kind == "condition" and line.conditions[0].condition in names
+    kept = (inner for inner in line.beneath if inner.condition is None or inner.condition.condition not in names)
+    return replace(line, beneath=tuple(_without_conditions(inner, names) for inner in kept))
 
 
 def _match(line: Line, wanted: str) -> Line | None:
@@ -284,17 +242,16 @@ def _match(line: Line, wanted: str) -> Line | None:
 
 def _searchable(line: Line) -> str:
     words = [line.name, line.node, line.model]
-    if line.conditions:
-        words += ["broken", *(condition.condition.replace("_", " ") for condition in line.conditions)]
-    if line.kind == "condition":
-        words += [condition.says for condition in line.conditions]
+    found = line.slot.conditions if line.is_slot else filter(None, [line.condition])
+    for condition in found:
+        words += ["broken", condition.condition.replace("_", " "), condition.says]
     return "\n".join(words)
 
 
 def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
     if order == "gpu":
         return list(lines)
-    inner = [replace(line, beneath=tuple(_sort(line.beneath, order))) if line.beneath else line for line in lines]
+    inner = [replace(line, beneath=tuple(_sort(line.beneath, order))) for line in lines]
     return sorted(inner, key=lambda line: (line.kind != "condition", -_largest(line, order)))
 
 

@@ -13,12 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 from podgpu.errors import StartError
-from podgpu.top.feed import DetailsFeed, Feed, Seen
-from podgpu.top.lines import Line
-from podgpu.top.screen import Controls, Frame, Scene, draw, make_live_table
+from podgpu.top.feed import Feed, Seen
+from podgpu.top.lines import Line, arrange
+from podgpu.top.screen import Controls, Frame, Scene, draw
 from podgpu.top.table import Spans, Table
 from podgpu.top.terminal import EventLoop, Events, read_single_keys, stop_process
-from podgpu.top.text import Glyphs
 
 _REDRAW_SECONDS = 1.0  # updates the displayed ages even if there are no events
 _EXIT_BY_SIGNAL = 128
@@ -39,7 +38,6 @@ class Painter:
     """Writes styled lines to a terminal."""
 
     def __init__(self, file: TextIO, colour: bool) -> None:
-        self._colour = colour
         self._console = Console(file=file, force_terminal=True, no_color=not colour, highlight=False, markup=False)
         self._live: Live | None = None
 
@@ -71,19 +69,18 @@ class Painter:
     def _to_text(self, line: Spans) -> Text:
         text = Text(no_wrap=True, overflow="crop")
         for part, names in line:
-            styles = (_STYLES.get(name, "") for name in names.split()) if self._colour else ()
-            text.append(part, " ".join(filter(None, styles)))
+            text.append(part, " ".join(_STYLES.get(name, "") for name in names.split()))
         return text
 
 
-def show_live(feed: Feed, controls: Controls, colour: bool, glyphs: Glyphs, keyboard: int, output: TextIO) -> int:
+def show_live(feed: Feed, controls: Controls, colour: bool, keyboard: int, output: TextIO) -> int:
     """Shows the table until the user quits. Raises StartError.
 
     Returns the exit code: 0, or 128 plus the number of the signal that ended the process.
     """
     painter = Painter(output, colour)
     with EventLoop(keyboard) as events:
-        session = _Session(feed, controls, glyphs, painter, output.fileno(), events)
+        session = _Session(feed, controls, painter, output.fileno(), events)
         feed.start(events.notify)
         while True:
             with read_single_keys(keyboard), painter.use_alternate_screen():
@@ -94,16 +91,12 @@ def show_live(feed: Feed, controls: Controls, colour: bool, glyphs: Glyphs, keyb
 
 
 class _Session:
-    def __init__(
-        self, feed: Feed, controls: Controls, glyphs: Glyphs, painter: Painter, output: int, events: EventLoop
-    ) -> None:
+    def __init__(self, feed: Feed, controls: Controls, painter: Painter, output: int, events: EventLoop) -> None:
         self._feed = feed
         self._controls = controls
-        self._glyphs = glyphs
         self._painter = painter
         self._output = output
         self._events = events
-        self._details = DetailsFeed(events.notify)
         self._lines: tuple[Line, ...] = ()
         self._made_for: tuple[object, ...] = ()
         self._table: Table | None = None  # cached, because moving the cursor does not change it
@@ -131,20 +124,18 @@ class _Session:
         return 0 if self._controls.ended or events.closed else None
 
     def _draw(self, size: os.terminal_size) -> Frame:
-        feed = self._feed
-        seen = feed.seen or feed.read()
+        seen = self._feed.seen or self._feed.read()
         table = self._make_table(seen, size.columns)
-        scene = Scene(
-            *(seen, table, feed.name, time.monotonic(), size, self._glyphs),
-            fetch=lambda uuid: self._details.get(uuid, feed.api),
-        )
-        frame = draw(scene, self._controls)
+        frame = draw(Scene(seen, table, self._feed.name, time.monotonic(), size), self._controls)
+        self._feed.select(frame.selected)
         self._controls = frame.controls
         return frame
 
     def _make_table(self, seen: Seen, width: int) -> Table:
-        made_for = (self._controls.order, self._controls.wanted, width)
+        order, wanted = self._controls.order, self._controls.wanted
+        made_for = (order, wanted, width)
         if self._table is None or self._lines is not seen.lines or self._made_for != made_for:
             self._lines, self._made_for = seen.lines, made_for
-            self._table = make_live_table(seen, self._controls, width, self._glyphs)
-        return self._table.with_sparklines(seen.sparklines)
+            self._table = Table(arrange(seen.lines, order, wanted), order, width, seen.sparklines)
+        self._table.sparklines = seen.sparklines
+        return self._table

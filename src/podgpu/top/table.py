@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rich.cells import cell_len
 
 from podgpu.cluster.parts import Totals
 from podgpu.cluster.view import ConditionView
-from podgpu.top.feed import Sparklines
-from podgpu.top.lines import Kind, Line, Order, Row, flatten
+from podgpu.top.lines import Kind, Line, Order, flatten
+from podgpu.top.source import Sparklines
 from podgpu.top.text import (
-    Glyphs,
-    draw_bar,
+    ABSENT,
     draw_sparkline,
     fit,
     fit_holder,
@@ -23,10 +24,8 @@ from podgpu.top.text import (
     format_number,
     format_percent,
     format_span,
-    names_of,
     printable,
     shorten_model,
-    width_of,
 )
 
 Span = tuple[str, str]
@@ -45,7 +44,7 @@ def as_text(spans: Spans) -> str:
 @dataclass(frozen=True, slots=True)
 class Column:
     title: str
-    text: Callable[[Line, Glyphs], str]
+    text: Callable[[Line], str]
     min_width: int
     right: bool = True
     order: Order | None = None
@@ -53,7 +52,6 @@ class Column:
     kinds: tuple[Kind, ...] = ("gpu", "instance", "holder", "process")  # kinds of lines that have this column
 
 
-_MIN_MODEL = 7
 _HOT, _VERY_HOT = 80.0, 90.0
 _IDLE, _LONG_IDLE = 60.0, 600.0
 _SLOTS: tuple[Kind, ...] = ("gpu", "instance")
@@ -68,33 +66,31 @@ def _severity_style(line: Line) -> str:
     return line.severity if line.is_slot else ""
 
 
-def _memory_text(line: Line, glyphs: Glyphs) -> str:
+def _memory_text(line: Line) -> str:
     """Lines below a device have blanks instead of the total, so that the figures are aligned."""
-    total = f"/{format_gib(line.slot.memory_total_bytes, glyphs):<4}"
-    return format_gib(line.memory, glyphs) + (total if line.is_slot else " " * len(total))
+    total = f"/{format_gib(line.slot.memory_total_bytes):<4}"
+    return format_gib(line.memory) + (total if line.is_slot else " " * len(total))
 
 
-_NODE = Column("NODE", lambda line, _: line.node, 4, right=False, style=_severity_style, kinds=("gpu",))
-_GPU = Column("GPU", lambda line, _: line.number, 3, right=False, order="gpu", style=_severity_style)
-_MODEL = Column(
-    "MODEL", lambda line, _: shorten_model(line.model), _MIN_MODEL, right=False, style=lambda _: "dim", kinds=_SLOTS
-)
-_HOLDER = Column("HOLDER", lambda line, _: line.label, 6, right=False, style=_severity_style)
-_HISTORY = Column("HISTORY", lambda *_: "", 8, right=False, style=lambda _: "bar")
-_UTIL = Column("UTIL", lambda line, glyphs: format_percent(line.utilization, glyphs), 4, order="utilisation")
+_NODE = Column("NODE", lambda line: line.node, 4, right=False, style=_severity_style, kinds=("gpu",))
+_GPU = Column("GPU", lambda line: line.number, 3, right=False, order="gpu", style=_severity_style, kinds=_SLOTS)
+_MODEL = Column("MODEL", lambda line: shorten_model(line.model), 5, right=False, style=lambda _: "dim", kinds=_SLOTS)
+_HOLDER = Column("HOLDER", lambda line: line.label, 6, right=False, style=_severity_style)
+_HISTORY = Column("HISTORY", lambda _: "", 8, right=False, style=lambda _: "bar", kinds=_SLOTS)
+_UTIL = Column("UTIL", lambda line: format_percent(line.utilization), 4, order="utilisation")
 _MEMORY = Column("MEM GiB", _memory_text, 9, order="memory")
-_POWER = Column("POWER", lambda line, glyphs: format_number(line.power, "W", glyphs), 5, order="power", kinds=_HELD)
+_POWER = Column("POWER", lambda line: format_number(line.power, "W"), 5, order="power", kinds=_HELD)
 _TEMPERATURE = Column(
     "TEMP",
-    lambda line, glyphs: format_number(line.temperature, "C", glyphs),
+    lambda line: format_number(line.slot.temperature_celsius, "C"),
     4,
-    style=lambda line: _style_above(line.temperature, _HOT, _VERY_HOT),
+    style=lambda line: _style_above(line.slot.temperature_celsius, _HOT, _VERY_HOT),
     kinds=("gpu",),
 )
-_PROCESSES = Column("PROC", lambda line, glyphs: format_number(line.processes, "", glyphs), 4, kinds=_HELD)
+_PROCESSES = Column("PROC", lambda line: format_number(line.processes), 4, kinds=_HELD)
 _IDLE_TIME = Column(
     "IDLE",
-    lambda line, glyphs: format_idle(line.use, line.idle, glyphs) if line.holder else "",
+    lambda line: format_idle(line.use, line.idle) if line.holder else "",
     6,
     order="idle",
     style=lambda line: _style_above(line.idle, _IDLE, _LONG_IDLE),
@@ -104,190 +100,98 @@ _COLUMNS = (
     *(_NODE, _GPU, _MODEL, _HOLDER, _HISTORY, _UTIL),
     *(_MEMORY, _POWER, _TEMPERATURE, _PROCESSES, _IDLE_TIME),
 )
-
-
-# Widths
-
-_BAR, _NARROW_BAR, _MAX_BAR = 10, 4, 20
-_NARROW_NODE, _NARROW_MODEL = 16, 12
-_NAMESPACE, _MIN_NAMESPACE = 13, 5  # widths of a shortened namespace, including the ellipsis and the slash
-_MIN_HOLDER = 24
-_READABLE_POD = 40  # columns are removed until this many characters of the pod's name fit
+_OPTIONAL = (_PROCESSES, _TEMPERATURE, _POWER, _MEMORY, _HISTORY, _IDLE_TIME, _NODE)  # hidden in this order
+_READABLE_HOLDER = 34
+_NARROW_NODE = 16
 _MAX_HISTORY = 30
-_MIN_REMARK = 12
 
 
-@dataclass(frozen=True, slots=True)
-class _HolderWidths:
-    """Widths of the longest holder name: in full, without the container, and only the pod."""
+def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
+    """Hides columns until the holder column is readable, then distributes the remaining width."""
+    widths, holder = dict(natural), natural[_HOLDER]
 
-    full: int
-    without_container: int
-    pod: int
+    def room() -> int:
+        return width - sum(widths.values()) + widths[_HOLDER] - len(widths) + 1
 
-
-@dataclass(slots=True)
-class _Layout:
-    widths: dict[str, int]  # by column title, without hidden columns
-    bar: int = _BAR
-
-    def has(self, column: Column) -> bool:
-        return column.title in self.widths
-
-    def room(self, width: int) -> int:
-        bar = self.bar + 1 if self.bar else 0
-        return width - sum(self.widths.values()) - len(self.widths) + 1 - bar
-
-
-def _lay_out(cells: Sequence[Sequence[str]], holder: _HolderWidths, width: int | None, hidden: set[Column]) -> _Layout:
-    """`cells` has one text per line and column of `_COLUMNS`. Without `width`, nothing is truncated."""
-    widths = {
-        column.title: max(column.min_width, len(column.title), *(width_of(row[at]) for row in cells), 0)
-        for at, column in enumerate(_COLUMNS)
-        if column not in hidden
-    }
-    widths[_HOLDER.title] = max(_HOLDER.min_width, holder.full)
-    layout = _Layout(widths)
-    if width is None:
-        return layout
-    if layout.room(width) < 0:
-        _narrow(layout, holder, width)
-    if layout.has(_HISTORY):
-        widths[_HISTORY.title] += max(0, min(layout.room(width), _MAX_HISTORY - widths[_HISTORY.title]))
-    if layout.bar:
-        layout.bar += max(0, min(layout.room(width), _MAX_BAR - layout.bar))
-    return layout
-
-
-def _narrow(layout: _Layout, holder: _HolderWidths, width: int) -> None:
-    """Removes columns one by one, each only if the part of the holder's name listed next to it does not fit."""
-    widths = layout.widths
-    for column, narrow in ((_NODE, _NARROW_NODE), (_MODEL, _NARROW_MODEL)):
-        if layout.has(column):
-            widths[column.title] = min(widths[column.title], narrow)
-    layout.bar = 0 if layout.has(_HISTORY) else _NARROW_BAR  # the sparkline ends with the same value
-    widths[_HOLDER.title] = 0
-    pod = min(holder.pod, _READABLE_POD)
-    most = holder.full
-    for column, needed in (
-        (_MODEL, holder.without_container),
-        (_PROCESSES, min(holder.without_container, pod + _NAMESPACE)),
-        (_TEMPERATURE, min(holder.without_container, pod + _NAMESPACE)),
-        (_POWER, min(holder.without_container, pod + _MIN_NAMESPACE)),
-        (_MEMORY, pod),
-        (_HISTORY, pod),
-        (_UTIL, pod),
-        (_IDLE_TIME, min(pod, _MIN_HOLDER)),
-        (_NODE, min(pod, _MIN_HOLDER)),
-    ):
-        if layout.room(width) >= needed or not layout.has(column):
-            continue
-        if column is _UTIL:
-            layout.bar = 0  # removes only the bar, not the figure
-        else:
-            del widths[column.title]
-            most = holder.full if column is _MODEL else holder.without_container
-    widths[_HOLDER.title] = max(1, min(layout.room(width), max(_HOLDER.min_width, most)))
-
-
-def _measure_holders(lines: Iterable[tuple[int, Line]]) -> _HolderWidths:
-    full, without_container, pod = [0], [0], [0]
-    for depth, line in lines:
-        if line.kind != "condition":
-            names = (line.label,) if line.holder is None or line.kind == "process" else names_of(line.holder)
-            widths = [depth * len(_INDENT) + width_of(printable(name)) for name in names]
-            full.append(widths[0])
-            without_container.append(widths[min(1, len(widths) - 1)])
-            pod.append(widths[-1] if line.holder else min(widths[-1], _MIN_REMARK))
-    return _HolderWidths(max(full), max(without_container), max(pod))
+    if room() < holder and _NODE in widths:
+        widths[_NODE] = min(widths[_NODE], _NARROW_NODE)
+    if room() < holder:
+        del widths[_MODEL]
+    for column in _OPTIONAL:
+        if column in widths and room() < min(holder, _READABLE_HOLDER):
+            del widths[column]
+    widths[_HOLDER] = max(1, min(holder, room()))
+    if _HISTORY in widths:
+        widths[_HISTORY] += min(room() - widths[_HOLDER], _MAX_HISTORY - widths[_HISTORY])
+    return widths
 
 
 # The table
 
 
-@dataclass(frozen=True)
 class Table:
-    lines: Sequence[tuple[int, Line]]  # each row's depth in the tree, and its line
-    order: Order
-    glyphs: Glyphs
-    width: int | None
-    sparklines: Sparklines | None
-    _cells: Sequence[Sequence[str]] = field(repr=False)
-    _layout: _Layout = field(repr=False)
+    def __init__(
+        self, lines: Iterable[Line], order: Order, width: int | None = None, sparklines: Sparklines | None = None
+    ) -> None:
+        """Without `width`, nothing is truncated. The node column is shown if there are several nodes."""
+        self.lines = list(flatten(lines))  # each row's depth in the tree, and its line
+        self.sparklines = sparklines
+        self._order = order
+        self._width = width
+        hidden = {_NODE} if len({line.node for _, line in self.lines}) <= 1 else set()
+        if sparklines is None:
+            hidden.add(_HISTORY)
+        natural = {column: self._measure(column) for column in _COLUMNS if column not in hidden}
+        self._widths = natural if width is None else _lay_out(natural, width)
 
-    @property
-    def rows(self) -> list[Row]:
-        return [line.row for _, line in self.lines]
+    def _measure(self, column: Column) -> int:
+        indent = len(_INDENT) if column is _HOLDER else 0
+        cells = (cell_len(_cell(column, line)) + depth * indent for depth, line in self.lines)
+        return max([column.min_width, len(column.title), *cells])
 
     @property
     def body(self) -> list[Spans]:
         return self.render(0, len(self.lines))
 
-    def with_sparklines(self, sparklines: Sparklines) -> Table:
-        return replace(self, sparklines=sparklines)
-
     def header(self) -> Spans:
         spans: Spans = []
-        for column in filter(self._layout.has, _COLUMNS):
-            has_bar = column is _UTIL and self._layout.bar
-            width = self._layout.widths[column.title] + (self._layout.bar + 1 if has_bar else 0)
+        for column, width in self._widths.items():
             title = column.title
             if column is _HISTORY and self.sparklines:
                 title = f"LAST {format_span(self.sparklines.span)}"
-            style = "sorted" if column.order == self.order else "header"
-            spans += [(fit(title, width, self.glyphs, column.right and not has_bar), style), (" ", "header")]
+            style = "sorted" if column.order == self._order else "header"
+            spans += [(fit(title, width, column.right), style), (" ", "header")]
         return spans[:-1]
 
     def render(self, start: int, end: int) -> list[Spans]:
         """Renders only these rows, because a screen shows few of possibly thousands."""
-        return [self._render_row(at) for at in range(max(0, start), min(end, len(self.lines)))]
+        return [self._render_row(depth, line) for depth, line in self.lines[start:end]]
 
-    def _render_row(self, at: int) -> Spans:
-        depth, line = self.lines[at]
-        if line.kind == "condition":
-            text = _INDENT * depth + "! " + printable(format_condition(line.conditions[0], line.age))
-            return [(text if self.width is None else fit_start(text, self.width, self.glyphs), line.severity)]
+    def _render_row(self, depth: int, line: Line) -> Spans:
+        if line.condition is not None:
+            text = _INDENT * depth + "! " + printable(format_condition(line.condition, line.age))
+            return [(text if self._width is None else fit_start(text, self._width), line.severity)]
         base = "dim" if line.kind == "process" else ""
         spans: Spans = []
-        for column, text in zip(_COLUMNS, self._cells[at], strict=True):
-            if not self._layout.has(column):
-                continue
-            if column is _UTIL and self._layout.bar:
-                spans += [(draw_bar(line.utilization, self._layout.bar, self.glyphs), "bar"), (" ", base)]
-            style = "dim" if text == self.glyphs.absent else column.style(line) or base
-            spans += [(self._fit(column, depth, line, text), style), (" ", base)]
+        for column, width in self._widths.items():
+            text = _cell(column, line)
+            style = "dim" if text == ABSENT else column.style(line) or base
+            spans += [(self._fit(column, depth, line, text, width), style), (" ", base)]
         return spans[:-1]
 
-    def _fit(self, column: Column, depth: int, line: Line, text: str) -> str:
-        width = self._layout.widths[column.title]
-        if column is _HISTORY:
-            points = self.sparklines.points.get(line.row, b"") if self.sparklines else b""
-            return draw_sparkline(points, width, self.glyphs)
+    def _fit(self, column: Column, depth: int, line: Line, text: str, width: int) -> str:
+        if column is _HISTORY and self.sparklines and line.is_slot:
+            return draw_sparkline(self.sparklines.points.get(line.row[1:3], b""), width)
         if column is _HOLDER:
             indent = (_INDENT * depth)[:width]
             if line.holder is None or line.kind == "process":
-                return fit(indent + text, width, self.glyphs)
-            return indent + fit_holder(line.holder, width - len(indent), self.glyphs)
-        if column is _MODEL:
-            return fit_start(text, width, self.glyphs)
-        return fit(text, width, self.glyphs, column.right)
+                return fit(indent + text, width)
+            return indent + fit_holder(line.holder, width - len(indent))
+        return fit(text, width, column.right)
 
 
-def make_table(
-    lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | None = None, sparklines: Sparklines | None = None
-) -> Table:
-    """Without `width`, nothing is truncated. The node column is shown if there are several nodes."""
-    flat = list(flatten(lines))
-    cells = [[_cell(column, line, glyphs) for column in _COLUMNS] for _, line in flat]
-    hidden = set() if len({line.node for _, line in flat}) > 1 else {_NODE}
-    if sparklines is None:
-        hidden.add(_HISTORY)
-    layout = _lay_out(cells, _measure_holders(flat), width, hidden)
-    return Table(flat, order, glyphs, width, sparklines, cells, layout)
-
-
-def _cell(column: Column, line: Line, glyphs: Glyphs) -> str:
-    return printable(column.text(line, glyphs)) if line.kind in column.kinds else ""
+def _cell(column: Column, line: Line) -> str:
+    return printable(column.text(line)) if line.kind in column.kinds else ""
 
 
 def format_condition(condition: ConditionView, age: float | None) -> str:
@@ -302,21 +206,15 @@ _OPTIONAL_TOTALS = ("free", "used", "allocated", "unknown")  # removed in this o
 _GAP = "  "
 
 
-def render_totals(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Spans:
-    parts = _make_totals(totals, currency, glyphs)
+def render_totals(totals: Totals, currency: str, width: int) -> Spans:
+    parts = _make_totals(totals, currency)
     for name in _OPTIONAL_TOTALS:
-        if sum(width_of(text) + len(_GAP) for text, _ in parts.values()) - len(_GAP) > width:
+        if len(_GAP.join(text for text, _ in parts.values())) > width:
             parts.pop(name, None)
-    spans: Spans = []
-    room = width
-    for text, style in parts.values():
-        shown = text + _GAP
-        spans.append((shown if width_of(shown) <= room else fit(text, room, glyphs), style))
-        room = max(0, room - width_of(shown))
-    return spans
+    return [(text + _GAP, style) for text, style in parts.values()]
 
 
-def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Span]:
+def _make_totals(totals: Totals, currency: str) -> dict[str, Span]:
     parts = {
         "allocated": (f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_format_gpus(totals.used)} used", ""),
@@ -324,7 +222,7 @@ def _make_totals(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Spa
         "unknown": (f"{_format_gpus(totals.unknown)} unknown", ""),
         "free": (f"{_format_gpus(totals.free)} free", ""),
         "broken": (f"{totals.broken} broken", "bad" if totals.broken else ""),
-        "watts": (_format_watts(totals.power_watts, glyphs), ""),
+        "watts": (_format_watts(totals.power_watts), ""),
     }
     if not totals.unknown:
         del parts["unknown"]
@@ -338,7 +236,7 @@ def _format_gpus(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
-def _format_watts(watts: float | None, glyphs: Glyphs) -> str:
+def _format_watts(watts: float | None) -> str:
     if watts is None:
-        return f"{glyphs.absent} W"
+        return f"{ABSENT} W"
     return f"{watts / 1000:.1f} kW" if watts >= 10_000 else f"{watts:.0f} W"

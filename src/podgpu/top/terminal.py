@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
 import re
@@ -14,63 +13,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O[A-Za-z])")
-_INCOMPLETE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*|O)?")
-_MAX_SEQUENCE = 32
-_SEQUENCES = {
+_KEY = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_INCOMPLETE = re.compile(rb"\x1b(\[[0-9;?]*|O)?\Z")
+_ESCAPE_SECONDS = 0.05  # sufficient, because the bytes of a sequence arrive together
+_NAMES = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
     **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
     **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
     **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"), "end"),
+    **dict.fromkeys(("\r", "\n"), "enter"),
+    **dict.fromkeys(("\x7f", "\x08"), "backspace"),
+    "\x1b": "escape",
     "\x1b[5~": "page_up",
     "\x1b[6~": "page_down",
 }
-_CHARACTERS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}
-
-
-class KeyReader:
-    """Decodes bytes into key names. Buffers incomplete characters and escape sequences."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    @property
-    def is_incomplete(self) -> bool:
-        """True after an Escape, which may start a sequence. Call `finish` if no more bytes arrive soon."""
-        return bool(self._rest)
-
-    def decode(self, data: bytes) -> list[str]:
-        return self._keys(self._rest + self._decoder.decode(data))
-
-    def finish(self) -> list[str]:
-        """Reports buffered bytes as the Escape key."""
-        rest, self._rest = self._rest, ""
-        return ["escape"] if rest else []
-
-    def _keys(self, text: str) -> list[str]:
-        keys: list[str] = []
-        at = 0
-        self._rest = ""
-        while at < len(text):
-            if text[at] != "\x1b":
-                keys.append(_CHARACTERS.get(text[at], text[at]))
-                at += 1
-            elif (sequence := _SEQUENCE.match(text, at)) is not None:
-                keys.append(_SEQUENCES.get(sequence[0], "unknown"))
-                at = sequence.end()
-            elif _INCOMPLETE.fullmatch(text, at) and len(text) - at <= _MAX_SEQUENCE:
-                self._rest = text[at:]
-                break
-            else:
-                keys.append("escape")
-                at += 1
-        return keys
-
-
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HANDLED = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
-_ESCAPE_SECONDS = 0.05  # sufficient, because the bytes of a sequence arrive together
+
+
+def decode_keys(data: bytes) -> list[str]:
+    """Returns characters and the names of special keys. An unknown escape sequence remains as it is."""
+    return [_NAMES.get(key, key) for key in _KEY.findall(data.decode(errors="replace"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +49,6 @@ class EventLoop:
 
     def __init__(self, keyboard: int) -> None:
         self._keyboard = keyboard
-        self._keys = KeyReader()
 
     def __enter__(self) -> EventLoop:
         self._receiver, self._sender = os.pipe()
@@ -116,22 +78,16 @@ class EventLoop:
             ending = next((number for number in signals if number in _ENDING), 0)
             if ending or signal.SIGTSTP in signals:
                 return Events(ended_by=ending, stopped=not ending)
-        if self._keyboard in ready:
-            return self._read_keys()
-        return Events()
+        if self._keyboard not in ready:
+            return Events()
+        data = self._read_keyboard()
+        while _INCOMPLETE.search(data) and self._keyboard in self._ready(_ESCAPE_SECONDS):
+            more = self._read_keyboard()
+            data = data + more if more else b""
+        return Events(decode_keys(data)) if data else Events(closed=True)
 
     def _ready(self, seconds: float) -> list[int]:
         return select.select([self._keyboard, self._receiver], [], [], seconds)[0]
-
-    def _read_keys(self) -> Events:
-        data = self._read_keyboard()
-        if not data:
-            return Events(closed=True)
-        keys = self._keys.decode(data)
-        while self._keys.is_incomplete:
-            more = self._read_keyboard() if self._keyboard in self._ready(_ESCAPE_SECONDS) else b""
-            keys += self._keys.decode(more) if more else self._keys.finish()
-        return Events(keys)
 
     def _read_keyboard(self) -> bytes:
         try:

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from podgpu.agent.assemble import open_telemetry
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
+from podgpu.cli.options import EXPORTER_OPTIONS
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
