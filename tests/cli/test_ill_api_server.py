@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.api_access import ApiAccess
 from podgpu.agent.loop import Agent
+from podgpu.holders.api import ApiAccess
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
