@@ -1,14 +1,14 @@
 # Every target creates and uses .venv. PYTHON is the interpreter (3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests bench endurance docs deploy
+SOURCES := src tests bench endurance docs deploy release
 # The tests of a file share servers, so each file runs in one worker. Many tests wait: five workers suit two cores.
 WORKERS ?= 5
-TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+TESTS := $(BIN)/python -m pytest --ignore tests/release -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # If it is set, every command that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test retest lint check golden bench faults soak attack docs manifests proto clean
+.PHONY: demo test retest lint check golden bench faults soak attack docs manifests release check-release proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
@@ -56,6 +56,14 @@ manifests: .venv/dev
 	$(BIN)/python -m deploy.tables
 	$(BIN)/python -m deploy.dashboards
 	$(BIN)/python -m deploy.render
+
+# Builds wheel, sdist, images, chart, Debian packages, SBOMs and checksums of the last commit in dist/.
+release: .venv/dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m release
+
+# Installs what `make release` builds: from a registry, with runc, as a wheel and as a Debian package. Downloads packages.
+check-release: .venv/dev
+	$(BIN)/python -m pytest tests/release
 
 # The generated code must load with protobuf 6.31, which refuses the output of newer compilers.
 proto:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import click
 
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.options import Option, shown_options
+from podgpu.cli.options import EXPORTER_OPTIONS, Option, shown_options
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -75,8 +74,6 @@ _DIFFERENCES: Mapping[str, str] = {
     "no-hostname": "works; it has no effect in 4.0 to 4.8.2",
     "web-read-timeout": "100 ms to 24 h; an invalid value ends podgpu",
     "web-write-timeout": "100 ms to 24 h; an invalid value ends podgpu",
-    "watch-max-keep-age": "only with DCGM",
-    "watch-max-keep-samples": "only with DCGM",
     "enable-exporter-metrics": "`process_*`, not `go_*`",
     "web-config-file": "changes are followed; no HTTP/2 ([security](security.md))",
     "hpc-job-mapping-dir": "with several jobs, `podgpu_allocation_info` names each",

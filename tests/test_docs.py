@@ -17,7 +17,6 @@ import click
 import pytest
 import yaml
 
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.options import normalize_arguments
 from podgpu.metrics.families import families_in
@@ -146,7 +145,7 @@ def parse(arguments: list[str]) -> None:
     name = arguments[0]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, f"there is no command {name!r}"
-    command.make_context(name, normalize_arguments(arguments, EXPORTER_OPTIONS)[1:])
+    command.make_context(name, normalize_arguments(arguments)[1:])
 
 
 @pytest.mark.parametrize("arguments", list(command_lines()), ids=" ".join)

@@ -49,6 +49,7 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()  # UUIDs of its compute instances, as the kubelet reports them
     maker: str = "nvidia"  # prefix of `name`
+    memory_bytes: float | None = field(default=None, compare=False)  # set only for allocation sources, if known
 
     @property
     def name(self) -> str:
@@ -344,6 +345,7 @@ class Assignment:
     replica: str = ""  # number of the time slice or vGPU, if the device id names one
     share: float | None = None  # part of the device, if known
     attributes: tuple[tuple[str, str], ...] = ()  # labels for the device's series, such as dra_claim_name
+    is_shared: bool = False  # other workloads may get the rest, so an unknown share of a sole holder is not 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ def test_memory_that_fails(bench: GpuBench, function: str, answer: object, condi
 def test_nvlinks_that_are_down(bench: GpuBench) -> None:
     bench.faults.cut_link(1, 3)
     bench.faults.cut_link(1, 4)
-    bench.turn(0, 1, 2, 3, seconds=30.0)
+    bench.turn(0, 1, 2, 3, seconds=60.0)
     assert broken(bench, 1) == ["nvlink"]
     assert gpu(bench, 1)["conditions"][0]["says"] == "2 of its 18 NVLinks are down"
     assert broken(bench, 0) == []

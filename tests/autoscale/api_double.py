@@ -1,4 +1,4 @@
-"""Test API server for reviews (tokens, access) and APIServices, over real HTTP, in the caller's event loop."""
+"""Test API server for APIServices, over real HTTP, in the caller's event loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
 class ApiDouble:
     """Its attributes may be changed while it runs."""
 
-    tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Token -> user."""
-    allowed: set[tuple[str, str]] = field(default_factory=set)
-    """(user, resource or path)."""
     is_ill: bool = False
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
     """APIServices by name."""
-    reviews: list[dict[str, Any]] = field(default_factory=list)
-    """The specs that were sent."""
     patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Path -> what a GET of it is answered with."""
@@ -40,8 +34,6 @@ class ApiDouble:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ApiClient]:
         app = web.Application()
-        app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", self._token)
-        app.router.add_post("/apis/authorization.k8s.io/v1/subjectaccessreviews", self._access)
         app.router.add_get(_APISERVICES, self._get)
         app.router.add_patch(_APISERVICES, self._patch)
         app.router.add_delete(_APISERVICES, self._delete)
@@ -57,26 +49,6 @@ class ApiDouble:
                 yield client
         finally:
             await runner.cleanup()
-
-    async def _token(self, request: web.Request) -> web.Response:
-        spec = await self._spec(request)
-        user = self.tokens.get(spec["token"])
-        status = {"authenticated": True, "user": user} if user else {"authenticated": False}
-        return web.json_response({"status": status}, status=201)
-
-    async def _access(self, request: web.Request) -> web.Response:
-        spec = await self._spec(request)
-        about = spec.get("resourceAttributes") or spec["nonResourceAttributes"]
-        allowed = (spec["user"], about.get("resource") or about["path"]) in self.allowed
-        return web.json_response({"status": {"allowed": allowed}}, status=201)
-
-    async def _spec(self, request: web.Request) -> dict[str, Any]:
-        if self.is_ill:
-            raise web.HTTPInternalServerError(text="etcd is away")
-        body = await request.json()
-        self.reviews.append(body["spec"])
-        spec: dict[str, Any] = body["spec"]
-        return spec
 
     async def _get(self, request: web.Request) -> web.Response:
         if self.is_ill:

@@ -37,7 +37,7 @@ def pod(
     """`started`: seconds after BEGIN."""
     kind, _, owner_name = owner.partition("/")
     pairs = tuple(sorted((key, value) for key, _, value in (text.partition("=") for text in labels.split(",") if text)))
-    return PodSeen(namespace, name, node, BEGIN + started, kind, owner_name, asks, pairs)
+    return PodSeen(namespace, name, node, BEGIN + started, (kind, owner_name) if owner else None, asks, pairs)
 
 
 def holder(
@@ -105,7 +105,6 @@ class Stage:
     trouble: str = ""
     settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL))
     longest: float = 600.0
-    node_labels: dict[str, tuple[tuple[str, str], ...]] | None = None
     now: float = 0.0
     counts: bool = True
     """Add counters of busy and idle time to holders with a utilisation, as podgpu's exporters do."""
@@ -113,7 +112,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
-        self.store = SampleStore(self.settings, self.longest, self.running, lambda: self.node_labels, clock)
+        self.store = SampleStore(self.settings, self.longest, self.running, clock)
         self._state: ClusterState | None = None
         self._last: dict[str, NodeReading] = {}
         self._counters: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}

@@ -5,23 +5,21 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from podgpu.autoscale.answers import compute_pod_values, compute_scope_value, compute_value, is_active
+from podgpu.autoscale.answers import compute_pod_values, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import AggregationOptions, PodSelector
-from podgpu.autoscale.selectors import parse_selector
+from podgpu.autoscale.requests import AggregationOptions, PodSelector, parse_selector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.model import DeviceState, MigInstance
+from podgpu.model import DeviceState
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
-
-
-def node_value(stage: Stage, metric: str, node: str = "n1", window: float = INTERVAL) -> float:
-    return compute_scope_value(stage.snapshot(), ("node", node), find_metric(metric), window).value
 
 
 def pod_values(stage: Stage, metric: str = "gpu_utilization", **aggregation: float) -> dict[str, float]:
     how = AggregationOptions(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
-    values = compute_pod_values(stage.snapshot(), stage.pods, find_metric(metric), how)
+    try:
+        values = compute_pod_values(stage.snapshot(), INFERENCE, "", find_metric(metric), how)
+    except Refusal:
+        return {}
     return {name: value.value for name, value in values.items()}
 
 
@@ -60,12 +58,9 @@ def test_less_than_half_of_a_window_is_no_value() -> None:
     stage.turns(4, n1=(busy("a", 0.2, 0),))
     assert refused(stage, window=window).kind is RefusalKind.NO_DATA
     assert pod_values(stage, window=window) == {}
-    with pytest.raises(Refusal):
-        node_value(stage, "gpu_utilization", window=window)
     assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
     stage.turn(n1=(busy("a", 0.2, 0),))
     assert figure(stage, window=window) == pytest.approx(20)
-    assert node_value(stage, "gpu_utilization", window=window) == pytest.approx(20)
 
 
 def test_a_new_pod_of_the_same_name_has_none_of_the_previous_ones_rounds() -> None:
@@ -178,7 +173,7 @@ def test_used_utilisation_leaves_out_gpus_that_are_not_in_use() -> None:
     assert figure(stage, "avg_GPU_utilization", window=30.0) == pytest.approx(40)
 
 
-def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
+def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
     stage = Stage([pod("a"), pod("x", namespace="other", node="n2")])
     stage.turn(
         n1=(gpu(0, holder("a"), measured=80.0), gpu(1, measured=0.0)),
@@ -188,7 +183,6 @@ def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
     assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
     p90 = parse_aggregate("p90")
     assert refused(stage, "avg_GPU_utilization", aggregate=p90).kind is RefusalKind.BAD_REQUEST
-    assert node_value(stage, "avg_GPU_utilization", "n2") == pytest.approx(20)
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])
@@ -210,34 +204,6 @@ def test_a_ratio_as_the_used_field_becomes_per_cent() -> None:
     stage = Stage([pod("a")], settings=ViewSettings(used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE"))
     stage.turn(n1=(gpu(0, holder("a"), values={"DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.25}),))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(25)
-
-
-# Nodes
-
-
-def test_a_node_is_the_mean_of_its_gpus_held_or_not() -> None:
-    stage = Stage()
-    instances = tuple(MigInstance(id=n, utilization_ratio=ratio) for n, ratio in enumerate((0.2, 0.6)))
-    stage.turn(
-        n1=(busy("a", 1.0, 0, power_watts=500.0), gpu(1, utilization=0.0, power_watts=100.0)),
-        n2=(gpu(2, instances=instances),),
-    )
-    assert node_value(stage, "gpu_utilization") == pytest.approx(50)
-    assert node_value(stage, "gpu_power") == pytest.approx(600)
-    assert node_value(stage, "gpu_utilization", "n2") == pytest.approx(40)
-
-
-def test_a_nodes_busy_time_includes_shared_gpus_and_mig_instances() -> None:
-    stage = Stage()
-    for step in range(2):
-        full, half = (15.0 * step, 7.5 * step)
-        shared = gpu(0, *(holder(name, utilization=1.0, busy_seconds=full) for name in "ab"))
-        instances = tuple(
-            MigInstance(id=n, holders=(holder(f"m{n}", utilization=0.5, busy_seconds=seconds),))
-            for n, seconds in enumerate((full, half))
-        )
-        stage.turn(n1=(shared, gpu(1, instances=instances), gpu(2)))
-    assert node_value(stage, "gpu_busy") == pytest.approx((100 + 75 + 0) / 3)
 
 
 # The pods of a workload
@@ -319,7 +285,6 @@ def test_no_metric_is_zero_if_idleness_is_not_proven(metric: str) -> None:
     own = holder("a", utilization=0.0, busy_seconds=5.0)
     stage.turns(8, n1=(gpu(0, own, utilization=0.0, values=values, **zeros),))
     assert figure(stage, metric, idle_for=300.0, window=60.0) == 0.001
-    assert node_value(stage, metric, window=60.0) == 0.001
     assert pod_values(stage, metric, window=60.0) == {"a": 0.001}
 
 

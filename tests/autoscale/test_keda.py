@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,14 @@ import grpc.aio
 import pytest
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.keda import ExternalScaler, KedaCallers, KedaTls, start_scaler, stop_scaler
+from podgpu.autoscale.keda import ExternalScaler, KedaTls, start_scaler, stop_scaler
 from podgpu.errors import StartError
 from podgpu.tls import Pem
 from podgpu.web.sockets import Address
-from tests.autoscale.authorities import Authorities
 from tests.autoscale.scenes import Stage, busy, pod
+from tests.certificates import Certificates
 
 TRIGGER = {"scalerAddress": "x:1", "owner": "Deployment/inference", "target": "60", "window": "60s", "idleFor": "60s"}
-SERVING = KedaCallers(by_certificate=False, namespaces=frozenset({"serving"}))
-BY_CERTIFICATE = KedaCallers(by_certificate=True)
 
 
 class Client:
@@ -40,19 +37,12 @@ class Client:
         self.metrics = unary("GetMetrics", pb.GetMetricsResponse)
         self.unknown = unary("StreamMetricSpec", pb.GetMetricSpecResponse)
         self.raw = channel.unary_unary("/externalscaler.ExternalScaler/IsActive")
-        self.stream = channel.unary_stream(
-            "/externalscaler.ExternalScaler/StreamIsActive",
-            lambda message: message.SerializeToString(),
-            pb.IsActiveResponse.FromString,
-        )
 
 
 @asynccontextmanager
-async def serving(
-    stage: Stage, callers: KedaCallers = SERVING, credentials: Any = None, **more: Any
-) -> AsyncIterator[int]:
+async def serving(stage: Stage, credentials: Any = None, names: frozenset[str] = frozenset()) -> AsyncIterator[int]:
     """Yields the port."""
-    server, bound = await start_scaler(ExternalScaler(stage.store, callers, **more), LOCAL, credentials)
+    server, bound = await start_scaler(ExternalScaler(stage.store, names), LOCAL, credentials)
     try:
         yield bound.port
     finally:
@@ -62,9 +52,9 @@ async def serving(
 LOCAL = Address("127.0.0.1", 0)
 
 
-def call(stage: Stage, use: Callable[[Client], Awaitable[Any]], **more: Any) -> Any:
+def call(stage: Stage, use: Callable[[Client], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        async with serving(stage, **more) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with serving(stage) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             return await use(Client(channel))
 
     return asyncio.run(run())
@@ -91,25 +81,21 @@ def make_stage(ratio: float = 0.75) -> Stage:
     return stage
 
 
-def test_the_four_calls_of_a_polling_interval() -> None:
+def test_the_calls_of_a_polling_interval() -> None:
     async def use(client: Client) -> tuple[Any, ...]:
         spec = (await client.metric_spec(ref())).metricSpecs[0]
         value = (await client.metrics(request(spec.metricName))).metricValues[0]
-        stream = client.stream(ref())
-        first = await stream.read()
-        stream.cancel()
-        return spec, value, (await client.is_active(ref())).result, first.result
+        return spec, value, (await client.is_active(ref())).result
 
-    spec, value, active, streamed = call(make_stage(), use)
+    spec, value, active = call(make_stage(), use)
     assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("gpu_utilization", 60, 60.0)
     assert (value.metricName, value.metricValue) == ("gpu_utilization", 75)
     assert value.metricValueFloat == pytest.approx(75)
     assert active
-    assert streamed
 
 
 def test_a_small_value_is_never_zero_for_an_old_keda() -> None:
-    value = call(make_stage(0.002), lambda client: client.metrics(request("s0-gpu_utilization"))).metricValues[0]
+    value = call(make_stage(0.002), lambda client: client.metrics(request("gpu_utilization"))).metricValues[0]
     assert value.metricValue == 1
     assert value.metricValueFloat == pytest.approx(0.2)
 
@@ -121,31 +107,6 @@ def test_an_idle_workload_is_inactive() -> None:
 
 def test_the_spec_needs_no_values() -> None:
     assert call(Stage(), lambda client: client.metric_spec(ref())).metricSpecs[0].targetSizeFloat == 60
-
-
-def test_a_stream_sends_changes_and_ends_with_an_error_if_values_are_missing() -> None:
-    stage = make_stage(0.0)
-    turns: asyncio.Queue[None] = asyncio.Queue()
-
-    async def sleep(_seconds: float) -> None:
-        await turns.get()
-
-    async def use(client: Client) -> list[Any]:
-        stream = client.stream(ref())
-        received = [(await stream.read()).result]
-        turns.put_nowait(None)  # no change: nothing is sent
-        stage.now -= 6.0
-        stage.turn(n1=(busy("a", 0.5, 0),))
-        stage.now += 6.0
-        turns.put_nowait(None)
-        received.append((await stream.read()).result)
-        stage.now += 1000.0
-        turns.put_nowait(None)
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await stream.read()
-        return [*received, raised.value.code()]
-
-    assert call(stage, use, sleep=sleep) == [False, True, grpc.StatusCode.UNAVAILABLE]
 
 
 # Errors
@@ -171,9 +132,6 @@ def test_no_data_is_an_error(use: Callable[[Client], Awaitable[Any]]) -> None:
         (lambda client: client.is_active(ref(metric="gpu_utilisation")), "NOT_FOUND", "gpu_utilization?"),
         (lambda client: client.is_active(ref(owner="Deployment/none")), "NOT_FOUND", "Deployment serving/none"),
         (lambda client: client.is_active(ref(targt="1")), "INVALID_ARGUMENT", "did you mean target?"),
-        (lambda client: client.metrics(request("gpu_power")), "INVALID_ARGUMENT", "gpu_power"),
-        (lambda client: client.is_active(ref("kube-system")), "PERMISSION_DENIED", "--keda-namespaces"),
-        (lambda client: client.is_active(ref(owner="", scope="cluster")), "PERMISSION_DENIED", "--keda-namespaces"),
         (lambda client: client.unknown(ref()), "UNIMPLEMENTED", ""),
     ],
 )
@@ -199,7 +157,7 @@ def test_an_address_in_use_is_named() -> None:
     async def run() -> None:
         async with serving(Stage()) as port:
             with pytest.raises(StartError, match=f"127.0.0.1:{port}.*--keda-address"):
-                await start_scaler(ExternalScaler(Stage().store, SERVING), Address("127.0.0.1", port), None)
+                await start_scaler(ExternalScaler(Stage().store), Address("127.0.0.1", port), None)
 
     asyncio.run(run())
 
@@ -207,19 +165,19 @@ def test_an_address_in_use_is_named() -> None:
 # Certificates
 
 
-def make_tls(authorities: Authorities, folder: Path) -> KedaTls:
-    for name, copied in (("server.crt", "tls.crt"), ("server.key", "tls.key"), ("client-ca.crt", "ca.crt")):
-        shutil.copy(authorities.path(name), folder / copied)
+def make_tls(certificates: Certificates, folder: Path) -> KedaTls:
+    certificates.put("server", folder)
+    shutil.copy(certificates.path("ca.crt"), folder / "ca.crt")
     return KedaTls(*(Pem(file=str(folder / name)) for name in ("tls.crt", "tls.key", "ca.crt")))
 
 
-async def call_over_tls(port: int, authorities: Authorities, shows: str) -> bool:
+async def call_over_tls(port: int, certificates: Certificates, shows: str) -> bool:
     credentials = grpc.ssl_channel_credentials(
-        authorities.read("serving.crt"),
-        authorities.read(f"{shows}.key") if shows else None,
-        authorities.read(f"{shows}.crt") if shows else None,
+        certificates.text("ca.crt").encode(),
+        certificates.text(f"{shows}.key").encode() if shows else None,
+        certificates.text(f"{shows}.crt").encode() if shows else None,
     )
-    options = (("grpc.ssl_target_name_override", "localhost"),)
+    options = (("grpc.ssl_target_name_override", "api.test"),)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
         answer = await Client(channel).metric_spec(ref("any"), timeout=30)
         return len(answer.metricSpecs) == 1
@@ -229,38 +187,37 @@ async def call_over_tls(port: int, authorities: Authorities, shows: str) -> bool
     ("shows", "code"),
     [
         ("", grpc.StatusCode.UNAVAILABLE),
-        ("mallory", grpc.StatusCode.UNAVAILABLE),
-        ("late", grpc.StatusCode.UNAVAILABLE),
-        ("aggregator", grpc.StatusCode.UNAVAILABLE),
-        ("aggregator-of-clients", grpc.StatusCode.PERMISSION_DENIED),
+        ("outsider", grpc.StatusCode.UNAVAILABLE),
+        ("expired", grpc.StatusCode.UNAVAILABLE),
+        ("scraper", grpc.StatusCode.PERMISSION_DENIED),
     ],
 )
 def test_only_certificates_with_an_accepted_ca_and_name_are_answered(
-    authorities: Authorities, tmp_path: Path, shows: str, code: grpc.StatusCode
+    certificates: Certificates, tmp_path: Path, shows: str, code: grpc.StatusCode
 ) -> None:
     async def run() -> None:
-        credentials = make_tls(authorities, tmp_path).make_credentials()
-        async with serving(Stage(), replace(BY_CERTIFICATE, names=frozenset({"alice"})), credentials) as port:
+        credentials = make_tls(certificates, tmp_path).make_credentials()
+        async with serving(Stage(), credentials, frozenset({"client"})) as port:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await call_over_tls(port, authorities, shows)
+                await call_over_tls(port, certificates, shows)
             assert raised.value.code() is code
-            assert await call_over_tls(port, authorities, "alice")
+            assert await call_over_tls(port, certificates, "client")
 
     asyncio.run(run())
 
 
-def test_replaced_certificates_are_used_for_the_next_connection(authorities: Authorities, tmp_path: Path) -> None:
+def test_replaced_certificates_are_used_for_the_next_connection(certificates: Certificates, tmp_path: Path) -> None:
     async def run() -> None:
-        credentials = make_tls(authorities, tmp_path).make_credentials()
-        async with serving(Stage(), BY_CERTIFICATE, credentials) as port:
-            assert await call_over_tls(port, authorities, "alice")
+        credentials = make_tls(certificates, tmp_path).make_credentials()
+        async with serving(Stage(), credentials) as port:
+            assert await call_over_tls(port, certificates, "client")
             (tmp_path / "tls.key").write_text("half of a rotation")
-            assert await call_over_tls(port, authorities, "alice")
-            shutil.copy(authorities.path("server.key"), tmp_path / "tls.key")
-            shutil.copy(authorities.path("stranger.crt"), tmp_path / "ca.crt")
+            assert await call_over_tls(port, certificates, "client")
+            shutil.copy(certificates.path("server.key"), tmp_path / "tls.key")
+            shutil.copy(certificates.path("stranger.crt"), tmp_path / "ca.crt")
             with pytest.raises(grpc.aio.AioRpcError):
-                await call_over_tls(port, authorities, "alice")
-            assert await call_over_tls(port, authorities, "mallory")
+                await call_over_tls(port, certificates, "client")
+            assert await call_over_tls(port, certificates, "outsider")
 
     asyncio.run(run())
 
@@ -269,14 +226,14 @@ def test_replaced_certificates_are_used_for_the_next_connection(authorities: Aut
     "300 clients connect to KEDA's listener and do not start the TLS handshake",
     "their connections are closed after 3 seconds, and KEDA is answered",
 )
-def test_silent_connections_are_closed_and_keda_is_answered(authorities: Authorities, tmp_path: Path) -> None:
+def test_silent_connections_are_closed_and_keda_is_answered(certificates: Certificates, tmp_path: Path) -> None:
     async def run() -> None:
-        credentials = make_tls(authorities, tmp_path).make_credentials()
-        async with serving(Stage(), BY_CERTIFICATE, credentials) as port:
+        credentials = make_tls(certificates, tmp_path).make_credentials()
+        async with serving(Stage(), credentials) as port:
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
             async with asyncio.timeout(60):
                 await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
-            assert await call_over_tls(port, authorities, "alice")
+            assert await call_over_tls(port, certificates, "client")
             for _, writer in silent:
                 writer.transport.abort()
 

@@ -1,41 +1,36 @@
-"""Answers of the custom and the external metrics API over real HTTP, to callers who are allowed."""
+"""Answers of the custom metrics API over real HTTPS, to the API server's front proxy and to others."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from podgpu.autoscale.metrics_api import MetricsApi, format_quantity
-from podgpu.autoscale.requests import ResourceAttributes
+from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, make_api_tls, parse_front_proxy
+from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
-from tests.autoscale.scenes import Stage, gpu, holder, pod
+from tests.autoscale.scenes import Stage, busy, gpu, holder, pod
+from tests.certificates import Certificates
 
 CUSTOM = "/apis/custom.metrics.k8s.io"
 V2 = f"{CUSTOM}/v1beta2"
-EXTERNAL = "/apis/external.metrics.k8s.io/v1beta1"
 
 
-class OpenGate:
-    def __init__(self) -> None:
-        self.targets: list[ResourceAttributes | None] = []
+def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]:
+    """Requests without TLS and without a check of the caller."""
 
-    async def check(self, request: web.Request, target: ResourceAttributes | None) -> None:
-        self.targets.append(target)
-
-
-def get(
-    stage: Stage, *paths: str, external: bool = False, method: str = "GET", gate: OpenGate | None = None
-) -> list[tuple[int, Any]]:
     async def run() -> list[tuple[int, Any]]:
-        app = MetricsApi(stage.store, gate or OpenGate(), external=external).application()
+        app = MetricsApi(stage.store, FrontProxy).application()
         answers = []
         async with (
             listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound,
@@ -52,8 +47,7 @@ def get(
 def cluster() -> Stage:
     """serving/a and b on n1 and n2 (half and fully busy), web without a GPU, other/x on n2."""
     stage = Stage(
-        [pod("a"), pod("b", node="n2"), pod("web", asks=False), pod("x", namespace="other", owner="", node="n2")],
-        node_labels={"n1": (("zone", "a"),), "n2": (("zone", "b"),)},
+        [pod("a"), pod("b", node="n2"), pod("web", asks=False), pod("x", namespace="other", owner="", node="n2")]
     )
     stage.turns(
         4,
@@ -77,11 +71,7 @@ WORKLOAD = "namespaces/serving/deployments.apps/inference/gpu_utilization?metric
         ("namespaces/serving/pods/%2A/gpu_utilization", {"a": "50", "b": "100"}),
         ("namespaces/serving/pods/a/gpu_power", {"a": "400250m"}),
         ("namespaces/serving/metrics/gpu_utilization", {"serving": "75"}),
-        ("namespaces/serving/gpu_utilization", {"serving": "75"}),
         ("namespaces/serving/metrics/avg_GPU_utilization", {"serving": "75"}),
-        ("nodes/n2/gpu_utilization", {"n2": "55"}),
-        ("nodes/*/gpu_utilization?labelSelector=zone%3Da", {"n1": "50"}),
-        ("nodes/*/gpu_utilization", {"n1": "50", "n2": "55"}),
         (f"{WORKLOAD}aggregate%3Dmax", {"inference": "100"}),
         (f"{WORKLOAD}aggregate%3Dp50,window%3D30s", {"inference": "75"}),
     ],
@@ -130,27 +120,6 @@ def test_answers_have_the_shape_of_the_reference_adapter(path: str) -> None:
             assert type(item[key]) is type(reference[key])
 
 
-def test_external_metrics_of_a_workload_a_namespace_and_the_cluster() -> None:
-    base = f"{EXTERNAL}/namespaces/serving"
-    answers = get(
-        cluster(),
-        f"{base}/gpu_utilization?labelSelector=owner%3DDeployment.inference",
-        f"{base}/gpu_utilization",
-        f"{base}/avg_GPU_utilization?labelSelector=scope%3Dcluster",
-        external=True,
-    )
-    assert [body["items"][0]["value"] for _, body in answers] == ["75", "75", "53333m"]
-    assert answers[0][1]["kind"] == "ExternalMetricValueList"
-
-
-def test_the_scope_cluster_needs_permission_for_all_namespaces() -> None:
-    gate, path = OpenGate(), f"{EXTERNAL}/namespaces/serving/gpu_utilization"
-    scopes = ("scope%3Dcluster", "scope%3Dnamespace,window%3D30s", "window%3D30s,scope%20in%20(cluster)", "scope")
-    answers = get(cluster(), *(f"{path}?labelSelector={scope}" for scope in scopes), external=True, gate=gate)
-    assert [target.namespace for target in gate.targets if target] == ["", "serving", "", "serving"]
-    assert [status for status, _ in answers] == [200, 200, 200, 400]
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0"), (73.5, "73500m"), (42.0, "42"), (0.0001, "1m"), (33.333333, "33333m"), (1e6, "1000000")],
@@ -160,24 +129,17 @@ def test_quantities_are_in_thousandths_if_needed(value: float, text: str) -> Non
 
 
 def test_discovery() -> None:
-    answers = get(cluster(), "/apis", CUSTOM, V2, f"{CUSTOM}/v1beta1", EXTERNAL, "/openapi/v2", external=True)
-    assert [status for status, _ in answers] == [200] * 6
-    groups, group, new, old, external, _ = (body for _, body in answers)
-    assert [entry["name"] for entry in groups["groups"]] == ["custom.metrics.k8s.io", "external.metrics.k8s.io"]
+    answers = get(cluster(), "/apis", CUSTOM, V2, f"{CUSTOM}/v1beta1", "/openapi/v2")
+    assert [status for status, _ in answers] == [200] * 5
+    groups, group, new, old, _ = (body for _, body in answers)
+    assert [entry["name"] for entry in groups["groups"]] == ["custom.metrics.k8s.io"]
     assert group["preferredVersion"]["version"] == "v1beta2"
     assert new["groupVersion"] == "custom.metrics.k8s.io/v1beta2"
     assert old["groupVersion"] == "custom.metrics.k8s.io/v1beta1"
     names = {entry["name"]: entry for entry in new["resources"]}
     assert names["pods/gpu_utilization"]["namespaced"]
-    assert not names["nodes/gpu_power"]["namespaced"]
+    assert not names["namespaces/gpu_power"]["namespaced"]
     assert "deployments.apps/avg_GPU_utilization" in names
-    assert {entry["verbs"][0] for entry in external["resources"]} == {"get"}
-
-
-def test_external_metrics_are_off_by_default() -> None:
-    ((status, _), (_, groups)) = get(cluster(), f"{EXTERNAL}/namespaces/serving/gpu_utilization", "/apis")
-    assert status == 404
-    assert [group["name"] for group in groups["groups"]] == ["custom.metrics.k8s.io"]
 
 
 # Errors
@@ -190,19 +152,18 @@ def test_external_metrics_are_off_by_default() -> None:
         ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dnobody", 404, "app=nobody"),
         ("namespaces/serving/pods/*/gpu_utilization?labelSelector=app%20in", 400, "cannot parse"),
         ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=windw%3D5m", 400, "window?"),
-        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=window%3D5h", 400, "--longest-window"),
+        ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=window%3D5h", 400, "at most 600s"),
         ("namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=!window", 400, "window=VALUE"),
         ("namespaces/serving/pods/web/gpu_utilization", 404, "none of its 1 running pods holds a GPU"),
-        ("namespaces/serving/pods/gone/gpu_utilization", 404, "no running pod serving/gone"),
+        ("namespaces/serving/pods/gone/gpu_utilization", 404, "serving/gone has no running pod"),
         ("namespaces/none/pods/*/gpu_utilization", 404, "no running pod"),
         ("namespaces/serving/pods/a/gpu_sm_activity", 503, "DCGM_FI_PROF_SM_ACTIVE"),
-        ("namespaces/serving/ingresses.networking.k8s.io/main/gpu_power", 404, "podgpu has no metrics of"),
-        ("nodes/n9/gpu_power", 404, "no exporter reports node n9"),
-        ("nodes/*/gpu_power?labelSelector=zone%3Dz", 404, "no node with a GPU matches"),
-        ("pods/a/gpu_power", 404, "podgpu has no metrics of"),
-        ("namespaces/serving", 404, "not a path of this API"),
+        ("namespaces/serving/ingresses.networking.k8s.io/main/gpu_power", 404, "of this API"),
+        ("pods/a/gpu_power", 404, "see /apis"),
+        ("namespaces/serving/pods", 404, "not a path of this API"),
         ("namespaces//pods/*/gpu_power", 404, "not a path of this API"),
-        ("namespaces/serving/pods/%00/gpu_power", 404, "not a path of this API"),
+        ("namespaces//metrics/gpu_power", 404, "not a path of this API"),
+        ("namespaces/serving/pods/%00/gpu_power", 404, "no running pod"),
     ],
 )
 def test_a_wrong_request_has_its_status_and_a_reason(path: str, status: int, text: str) -> None:
@@ -219,9 +180,8 @@ def test_missing_values_do_not_affect_discovery() -> None:
     stage.now -= 6.0
     stage.turns(6)
     stage.now += 6.0
-    paths = (f"{V2}/namespaces/serving/pods/*/gpu_utilization", f"{V2}/nodes/n1/gpu_utilization", V2, "/apis")
-    answers = get(stage, *paths)
-    assert [status for status, _ in answers] == [503, 503, 200, 200]
+    answers = get(stage, f"{V2}/namespaces/serving/pods/*/gpu_utilization", V2, "/apis")
+    assert [status for status, _ in answers] == [503, 200, 200]
     assert ", last read " in answers[0][1]["message"]
     assert answers[0][1]["reason"] == "ServiceUnavailable"
 
@@ -230,3 +190,109 @@ def test_other_methods_and_paths_have_an_error_in_json() -> None:
     assert [status for status, _ in get(cluster(), V2, "/apis", method="POST")] == [405, 405]
     ((status, body),) = get(cluster(), "/api/v1/pods")
     assert (status, body["reason"]) == (404, "NotFound")
+
+
+# The front proxy
+
+METRIC = f"{V2}/namespaces/serving/pods/*/gpu_utilization?labelSelector=app%3Dinference"
+
+
+def configmap(certificates: Certificates, ca: str = "ca", names: str = '["client"]') -> FrontProxy:
+    data = {"requestheader-client-ca-file": certificates.text(f"{ca}.crt"), "requestheader-allowed-names": names}
+    proxy = parse_front_proxy({"data": data})
+    assert proxy is not None
+    return proxy
+
+
+@dataclass
+class Site:
+    """The metrics API with TLS. `ca` is the front proxy's CA, and `client` is its name."""
+
+    certificates: Certificates
+    folder: Path
+    proxy: FrontProxy = field(default_factory=FrontProxy)
+    url: str = ""
+
+    def run(self, use: Callable[[], Awaitable[Any]]) -> Any:
+        async def run() -> Any:
+            stage = Stage([pod("a")])
+            stage.turns(4, n1=(busy("a", 0.735, 0),))
+            certificate, key = (Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key"))
+            tls = make_api_tls(certificate, key, lambda: self.proxy)
+            app = MetricsApi(stage.store, lambda: self.proxy).application()
+            async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), ConnectionLimits()) as bound:
+                self.url = bound.url
+                return await use()
+
+        return asyncio.run(run())
+
+    async def get(self, shows: str = "client") -> tuple[int, Any]:
+        context = self.certificates.client(shows)
+        async with aiohttp.ClientSession() as session, session.get(self.url + METRIC, ssl=context) as answer:
+            return answer.status, json.loads(await answer.read())
+
+    async def fails(self, shows: str) -> bool:
+        try:
+            await self.get(shows)
+        except (aiohttp.ClientError, ssl.SSLError):
+            return True
+        return False
+
+
+@pytest.fixture
+def site(certificates: Certificates, tmp_path: Path) -> Site:
+    certificates.put("server", tmp_path)
+    return Site(certificates, tmp_path, configmap(certificates))
+
+
+def test_the_front_proxy_is_answered(site: Site) -> None:
+    status, body = site.run(site.get)
+    assert status == 200
+    (item,) = body["items"]
+    assert (item["value"], item["describedObject"]["name"], item["windowSeconds"]) == ("73500m", "a", 60)
+
+
+@pytest.mark.parametrize("shows", ["", "outsider", "expired"])
+def test_other_clients_fail_the_handshake(site: Site, shows: str) -> None:
+    async def use() -> tuple[bool, int]:
+        return await site.fails(shows), (await site.get())[0]
+
+    assert site.run(use) == (True, 200)
+
+
+@pytest.mark.parametrize(("names", "status"), [('["client"]', 403), ("[]", 200)])
+def test_the_front_proxys_name_is_checked(site: Site, names: str, status: int) -> None:
+    site.proxy = configmap(site.certificates, names=names)
+    answer = site.run(lambda: site.get("scraper"))
+    assert answer[0] == status
+    assert status == 200 or "requestheader-allowed-names" in answer[1]["message"]
+
+
+@pytest.mark.fault(
+    "the API server's front-proxy CA is changed",
+    "new connections with the old one are rejected; the new one counts at once",
+)
+def test_the_front_proxys_ca_may_change(site: Site) -> None:
+    async def use() -> tuple[bool, int]:
+        await site.get()
+        site.proxy = configmap(site.certificates, ca="stranger", names='["outsider"]')
+        return await site.fails("client"), (await site.get("outsider"))[0]
+
+    assert site.run(use) == (True, 200)
+
+
+def test_before_the_configmap_is_read_every_connection_fails(site: Site) -> None:
+    assert parse_front_proxy({}) is None
+    site.proxy = FrontProxy()
+    assert site.run(lambda: site.fails("client"))
+
+
+def test_a_replaced_server_certificate_is_used_for_the_next_connection(site: Site) -> None:
+    async def use() -> list[Any]:
+        (site.folder / "tls.key").write_text("half of a rotation")
+        answers: list[Any] = [(await site.get())[0]]
+        for name in ("crt", "key"):
+            shutil.copy(site.certificates.path(f"elsewhere.{name}"), site.folder / f"tls.{name}")
+        return [*answers, await site.fails("client")]
+
+    assert site.run(use) == [200, True]

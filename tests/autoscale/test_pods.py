@@ -1,4 +1,4 @@
-"""The pods and nodes that podgpu autoscale watches."""
+"""The pods that podgpu autoscale watches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.autoscale.pods import NodeWatcher, PodWatcher
+from podgpu.autoscale.pods import PodWatcher
 from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
 from tests.kube.api_server import SimulatedApiServer
@@ -30,18 +30,15 @@ def test_running_pods_have_owner_and_labels() -> None:
         server.put("pods", pod_object("a"), pod_object("b", "Pending"), pod_object("c", "Succeeded"))
         server.put("pods", pod_object("going", deletionTimestamp="2026-01-01T00:00:00Z"))
         watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
-        nodes = NodeWatcher(ApiConfig(server.url, "the test"), HURRY)
         try:
             assert watcher.wait_synced(30)
-            (seen,) = watcher.current().by_owner["serving", "Deployment", "inference"]
+            (seen,) = watcher.current().by_namespace["serving"]
+            assert seen.owner == ("Deployment", "inference")
             assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
             server.put("pods", pod_object("b"))
             eventually(lambda: len(watcher.current().by_key) == 2)
-            server.put("nodes", {"metadata": {"name": "n1", "labels": {"zone": "a"}}})
-            eventually(lambda: nodes.current() == {"n1": (("zone", "a"),)})
         finally:
             watcher.close()
-            nodes.close()
 
 
 @pytest.mark.fault(

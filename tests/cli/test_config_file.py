@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.process_metrics import process_families
+from podgpu.agent.publish import process_families
 from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
@@ -80,8 +80,7 @@ def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("version: 3\n", ["config.yaml: version: must be 2", "4.8.3"]),
-        ("version: 2\nserver: {maxConcurrentScrapes: 0}\n", ["server.maxConcurrentScrapes", ">= 1"]),
+        ("version: 1\n", ["config.yaml: version: must be 2", "4.8.4"]),
         (
             "version: 2\ncollections:\n- {name: links, every: 2s, metrics: {include: [DCGM_FI_DEV_NVLINK_FOO]}}\n",
             ["config.yaml: collections[0]", "links", "no configured field matches"],
@@ -95,29 +94,16 @@ def test_a_bad_file_is_named(write: Write, text: str, names: list[str]) -> None:
         assert name in ran.complaint
 
 
-def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
-    large, binary = tmp_path / "large.yaml", tmp_path / "binary.yaml"
-    large.write_bytes(b"# " + b"x" * 10 * 1024 * 1024)
-    binary.write_bytes(b"version: 2\n\xff\xfe")
-    for path, words in (
-        (tmp_path / "nowhere.yaml", "does not exist"),
-        (tmp_path, "is a directory"),
-        (large, "is larger than the limit of 262144 bytes"),
-        (binary, "not UTF-8"),
-    ):
-        ran = execute([*QUICK, "--config-file", str(path)])
-        assert (ran.code, ran.out) == (2, "")
-        assert words in ran.complaint
-        assert str(path) in ran.complaint
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    ran = execute([*QUICK, "--config-file", str(tmp_path / "nowhere.yaml")])
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{tmp_path}/nowhere.yaml does not exist" in ran.complaint
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--watch-max-keep-age", "0s"], "kept without limit"),
-        (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
-        (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
-        (["--max-concurrent-scrapes", "0"], "from 1 to"),
+        (["--max-concurrent-scrapes", "0"], "in the range"),
         (["--web-read-timeout", "0s"], "must be from 100"),
         (["--web-write-timeout", "soon"], "not a duration"),
     ],
@@ -126,10 +112,6 @@ def test_bad_values_of_the_newer_options(arguments: list[str], words: str) -> No
     ran = execute([*QUICK, *arguments])
     assert ran.code == 2
     assert words in ran.complaint
-
-
-def test_go_durations_are_taken() -> None:
-    assert execute([*QUICK, "-c", "100ms", "--web-read-timeout", "1m30s", "--watch-max-keep-age", "1h1m"]).code == 0
 
 
 def test_what_does_nothing_here_is_said(write: Write) -> None:

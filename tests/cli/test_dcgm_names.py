@@ -29,7 +29,7 @@ def exposition(folder: Path, names: Sequence[str], *arguments: str) -> str:
         uuids=["GPU-00000000-1111-2222-3333-444444444444"],
         loads=[{"gpu": 0, "pid": 100, "duty": 0.94, "memory": (10 << 30) + 4096}],
         files={"counters.csv": rows},
-        arguments=["--container-usage=false", "-f", f"{folder}/counters.csv", *arguments],
+        arguments=["--usage-from=none", "-f", f"{folder}/counters.csv", *arguments],
     )
     with node_of(description, folder) as node:
         node.take_turns()

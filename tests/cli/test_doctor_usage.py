@@ -6,21 +6,23 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from podgpu.doctor.examine import NodeSettings, examine
-from podgpu.doctor.findings import Finding, Level
+from podgpu.cli.config_file import merge_config_file
+from podgpu.cli.doctor import command
+from podgpu.cli.examine import NodeExamination
+from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
 from podgpu.gpu.nvml.switch_log import select_layout
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
 from podgpu.model import Device, UsageMethod
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 Examine = Callable[..., list[tuple[Level, str, str]]]
 
 
 @pytest.fixture
 def examined() -> Iterator[Examine]:
-    drivers: list[SimulatedNvml] = []
+    drivers: list[FaultyNvml] = []
 
     def run(
         spec: str = "1xH200",
@@ -30,7 +32,7 @@ def examined() -> Iterator[Examine]:
         version: str = "580.159.04",
         error: SwitchLogError | None = None,
     ) -> list[tuple[Level, str, str]]:
-        driver = SimulatedNvml(spec, jitter=0, driver_version=version)
+        driver = FaultyNvml(spec, jitter=0, driver_version=version)
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:
@@ -41,8 +43,10 @@ def examined() -> Iterator[Examine]:
 
         factory = SwitchLogFactory(wanted, open_log, lambda: privileged)
         telemetry = NvmlTelemetry(driver, "simulated", lambda: None, switch_logs=factory)
-        settings = NodeSettings(usage_from=wanted, no_hostname=True, proc="/nowhere", sysfs="/nowhere", dev="/nowhere")
-        findings: list[Finding] = examine(settings, telemetry, 5.0, lambda _: None)
+        paths = ("--path-proc", "/nowhere", "--path-sysfs", "/nowhere")
+        context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
+        examination = NodeExamination(merge_config_file(context, context.params), False, telemetry)
+        findings = examination.run(5.0, lambda _: None, "/nowhere")
         return [(one.level, one.text, one.advice) for one in findings if one.subject == "sharing"]
 
     yield run

@@ -1,18 +1,20 @@
-"""What commands print by, on a real terminal (a pty): colours only where they are understood and wanted."""
+"""Output on a real terminal (a pty), and log lines."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pty
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, redirect_stdout
 
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
 
 from podgpu.cli.main import run
-from podgpu.cli.terminal import quiet_logs
+from podgpu.cli.terminal import configure_logging
 from tests.cli.test_doctor import Tree, _no_variables, socket, tree
 
 __all__ = ["_no_variables", "socket", "tree"]
@@ -20,7 +22,7 @@ CAPABLE = {"TERM": "xterm-256color"}
 
 
 class Terminal:
-    """Standard output is this; what came is read meanwhile, or whoever prints much would wait."""
+    """A pseudo terminal for standard output. A thread reads it, because its buffer is small."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self._screen, printed_on = pty.openpty()
@@ -33,12 +35,11 @@ class Terminal:
         while True:
             try:
                 data = os.read(self._screen, 65536)
-            except OSError:  # as Linux says that nobody has it open any more
+            except OSError:  # closed
                 return
             self.output += data
 
     def close(self) -> None:
-        """`output` has all then."""
         self.stdout.close()
         self._reader.join()
         os.close(self._screen)
@@ -47,9 +48,9 @@ class Terminal:
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [(CAPABLE, True), ({}, False), ({"TERM": "dumb"}, False), ({**CAPABLE, "NO_COLOR": "1"}, False)],
-    ids=["capable", "unsaid", "dumb", "unwanted"],
+    ids=["capable", "unset", "dumb", "no colour"],
 )
-def test_the_doctor_has_colours_for_a_terminal_that_understands_them(
+def test_colours_depend_on_the_terminal(
     variables: Mapping[str, str], coloured: bool, tree: Tree, socket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TERM", raising=False)
@@ -62,11 +63,40 @@ def test_the_doctor_has_colours_for_a_terminal_that_understands_them(
     assert (b"\x1b[" in terminal.output) is coloured
 
 
-def test_no_line_of_log_comes_between_and_afterwards_all_do(caplog: pytest.LogCaptureFixture) -> None:
-    log = logging.getLogger("podgpu")
-    with quiet_logs():
-        log.error("in between")
-    with pytest.raises(RuntimeError), quiet_logs():
-        raise RuntimeError
-    log.error("afterwards")
-    assert [record.getMessage() for record in caplog.records] == ["afterwards"]
+# Log lines
+
+
+@pytest.fixture
+def _restored_logging() -> Iterator[None]:
+    root, server = logging.getLogger(), logging.getLogger("aiohttp.server")
+    handlers, level, filters = root.handlers[:], root.level, server.filters[:]
+    yield
+    root.handlers[:], server.filters[:] = handlers, filters
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_restored_logging")
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_name_cannot_forge_a_line_or_control_the_terminal(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "n1\n2026-01-01T00:00:00.000Z ERROR   all is lost\x1b[2J\x9b2Jb\u202ec\u2028d\x7fe\U000e0001f"
+    configure_logging(log_format, debug=False)
+    logging.getLogger("podgpu").warning("%s: seen", name)
+    text = capsys.readouterr().err
+    assert text.rstrip("\n").isprintable()
+    if log_format == "json":
+        assert json.loads(text)["msg"] == f"{name}: seen"
+    else:
+        assert r"n1\n2026" in text
+
+
+@pytest.mark.usefixtures("_restored_logging")
+@pytest.mark.parametrize("debug", [False, True])
+def test_malformed_requests_are_logged_only_with_debug(capsys: pytest.CaptureFixture[str], debug: bool) -> None:
+    configure_logging("text", debug=debug)
+    for error in (BadHttpMessage("what?"), ValueError("a bug")):
+        logging.getLogger("aiohttp.server").error("Error handling request", exc_info=error)
+    logged = capsys.readouterr().err
+    assert ("BadHttpMessage" in logged) is debug
+    assert "ValueError: a bug" in logged

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from podgpu.autoscale.requests import parse_custom, parse_custom_path, parse_trigger
+from podgpu.autoscale.requests import parse_path, parse_trigger
 from tests.deploy.fleet import ROOT
 
 FOLDER = ROOT / "deploy" / "autoscaling" / "direct"
@@ -45,8 +45,7 @@ def test_podgpu_understands_the_requests_of_an_hpa(name: str) -> None:
         source = metric[metric["type"].lower()]
         where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
         selector = ",".join(f"{key}={value}" for key, value in source["metric"]["selector"]["matchLabels"].items())
-        attributes = parse_custom_path("v1beta2", f"namespaces/serving/{where}/{source['metric']['name']}")
-        found = parse_custom(attributes, {"metricLabelSelector": selector}, 600.0)
+        found = parse_path(f"serving/{where}/{source['metric']['name']}", {"metricLabelSelector": selector}, 600.0)
         assert found.metric.name == "gpu_utilization"
         assert found.pods.namespace == "serving"
 

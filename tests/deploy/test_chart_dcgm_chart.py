@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.render import CHART
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
+from podgpu.cli.options import EXPORTER_OPTIONS
 from tests.deploy.chart import VARIANTS, container, env, pod, refusal
 
 TAKEN = {"arguments", "extraEnv", "extraConfigMapVolumes"}

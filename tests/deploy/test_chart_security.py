@@ -10,8 +10,8 @@ import pytest
 from tests.deploy.chart import VARIANTS, Object, container, env, notes, objects, of_kind, pod
 
 NO_MAPPING = {"exporter": {"kubernetes": {"enabled": False}}}
-NO_USAGE = {"exporter": {"containerUsage": {"enabled": False}}}
-LEAST = {"exporter": {"kubernetes": {"enabled": False}, "containerUsage": {"enabled": False}}}
+NO_USAGE = {"exporter": {"usage": {"from": "none"}}}
+LEAST = {"exporter": {"kubernetes": {"enabled": False}, "usage": {"from": "none"}}}
 
 
 def test_the_default_exporter_may_read_the_kubelets_socket_and_nothing_else() -> None:
@@ -47,9 +47,9 @@ def test_without_a_path_that_is_roots_it_is_not_root(values: Mapping[str, Any]) 
 
 def test_host_pid_goes_with_container_usage() -> None:
     assert pod()["hostPID"] is True
-    assert env()["PODGPU_CONTAINER_USAGE"] == "true"
+    assert env()["PODGPU_USAGE_FROM"] == "samples"
     assert "hostPID" not in pod(NO_USAGE)
-    assert env(NO_USAGE)["PODGPU_CONTAINER_USAGE"] == "false"
+    assert env(NO_USAGE)["PODGPU_USAGE_FROM"] == "none"
     assert [volume["name"] for volume in pod(NO_USAGE)["volumes"]] == ["pod-resources"]
     assert all("hostPID" not in pod(VARIANTS[name], "enrich") for name in ("enrich", "enrich with all"))
 

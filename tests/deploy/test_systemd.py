@@ -13,8 +13,8 @@ import click
 import pytest
 
 from deploy.render import ROOT
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import cli
+from podgpu.cli.options import EXPORTER_OPTIONS
 
 FOLDER = ROOT / "deploy" / "systemd"
 UNIT = FOLDER / "podgpu.service"

@@ -61,11 +61,11 @@ def series(text: str) -> Counter[str]:
 
 
 def test_seed_000(exposition: Path, out: Path, socket: str) -> None:
-    ran = enrich(exposition, out, socket, "--once", "-o", "--mode", "0640")
+    ran = enrich(exposition, out, socket, "--once", "-o")
     assert (ran.code, ran.out) == (0, "")
     assert series(out.read_text()) == series(SEED)
     assert 'podgpu_exporter_source_up{source="kubelet",file="gpu.prom"} 1' in out.read_text()
-    assert out.stat().st_mode & 0o777 == 0o640
+    assert out.stat().st_mode & 0o777 == 0o644
 
 
 def test_new_names(exposition: Path, out: Path, socket: str) -> None:
@@ -97,7 +97,6 @@ def test_a_bad_exposition_leaves_the_file_and_is_the_exit_code(exposition: Path,
     ("more", "word"),
     [
         (["--in", ""], "--in"),
-        (["--mode", "rw"], "--mode"),
         (["--interval", "soon"], "--interval"),
         (["--in", "ftp://x/"], "ftp"),
     ],

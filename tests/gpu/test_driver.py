@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, translate
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,7 @@ def test_return_codes_become_our_errors(code: int, kind: type[SourceError], reas
 
 
 class OldDriver:
-    """A driver from before nvmlDeviceGetMemoryInfo_v2 and the renamed clock event call."""
-
-    def nvmlDeviceGetMemoryInfo(self, device: object, version: object = None) -> str:
-        if version is not None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return "v1"
+    """A driver from before the renamed clock event call."""
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, device: object) -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -50,14 +45,13 @@ class OldDriver:
 
 def test_older_drivers_get_older_calls() -> None:
     driver = NvmlDriver(OldDriver())
-    assert driver.call("nvmlDeviceGetMemoryInfo", "gpu", 2) == "v1"
     assert driver.call("nvmlDeviceGetCurrentClocksEventReasons", "gpu") == 4
     with pytest.raises(Unsupported, match="newer"):
         driver.call("nvmlDeviceGetSomethingNew", "gpu")
 
 
 def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
-    nvml = SimulatedNvml("1xH100")
+    nvml = FaultyNvml("1xH100")
     driver = NvmlDriver(nvml)
     driver.open()
     inside, leave = threading.Event(), threading.Event()

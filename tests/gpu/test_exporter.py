@@ -10,12 +10,13 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Workload
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
@@ -94,7 +95,7 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
 
 
 def test_the_companion_driver_completes_devices() -> None:
-    driver = SimulatedNvml("1xH100/2x1g.10gb")
+    driver = FaultyNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.gpus[0].uuid
     gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
@@ -175,7 +176,7 @@ class Holder:
 
 def agent_over(exposition: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
-    return Agent(ExporterTelemetry(exposition), [Holder()], Settings(policy=policy))
+    return Agent(ExporterTelemetry(exposition), HolderSources([Holder()]), Settings(policy=policy))
 
 
 def dcgm_samples(agent: Agent) -> list[ParsedSample]:

@@ -13,8 +13,8 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import GpuAnswer
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
 DCP = tuple(c.field for c in shipped_counters("dcp") or ())
 
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, spec: str) -> None:
         self.time = Time()
-        self.driver = SimulatedNvml(spec, clock=self.time, wall=self.time.wall, jitter=0)
+        self.driver = FaultyNvml(spec, clock=self.time, wall=self.time.wall, jitter=0)
         self.expected: int | None = len(self.driver.gpus)
         self.telemetry = NvmlTelemetry(
             self.driver, "simulated", lambda: self.expected, clock=self.time, wall=self.time.wall

@@ -11,17 +11,16 @@ import pytest
 from podgpu.errors import Unsupported
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
 GIB = 1024**3
-COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "MPSCompute", "Graphics"))
-VERSIONS = ("_v3", "_v2")
+COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
 
 
 class Bench:
     def __init__(self, spec: str = "1xH100", nvml: Any = None) -> None:
-        self.driver: SimulatedNvml = nvml.driver if nvml else SimulatedNvml(spec, jitter=0)
+        self.driver: FaultyNvml = nvml.driver if nvml else FaultyNvml(spec, jitter=0)
         self.faults = self.driver.faults
         self.telemetry = NvmlTelemetry(nvml or self.driver, count_expected=lambda: None)
         self.gpus = self.telemetry.inventory().gpus
@@ -32,19 +31,12 @@ class Bench:
     def read(self, gpu: int = 0) -> Sequence[ProcessUsage]:
         return self.telemetry.processes(self.gpus[gpu])
 
-    def calls(self, function: str) -> int:
-        return sum(self.driver.calls[function + version] for version in VERSIONS)
-
-    def strike(self, function: str) -> None:
-        for version in VERSIONS:
-            self.faults.unsupported(function + version)
-
 
 class Wrapped:
     """A simulated driver that a test stands before, function by function."""
 
     def __init__(self, spec: str) -> None:
-        self.driver = SimulatedNvml(spec, jitter=0)
+        self.driver = FaultyNvml(spec, jitter=0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver, name)
@@ -72,16 +64,16 @@ def test_all_kinds_of_processes_are_listed() -> None:
 @pytest.mark.parametrize(("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)])
 def test_a_process_in_two_lists_counts_once(compute: int | None, graphics: int | None, both: int) -> None:
     bench = Bench()
-    bench.faults.answer(COMPUTE + "_v3", [entry(41, compute)])
-    bench.faults.answer(GRAPHICS + "_v3", [entry(41, graphics)])
+    bench.faults.answer(COMPUTE, [entry(41, compute)])
+    bench.faults.answer(GRAPHICS, [entry(41, graphics)])
     assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, both),)
 
 
 def test_mps_clients_are_recognised_although_they_also_compute() -> None:
     """As on an H200 (driver 580): the server is in the first list only, clients are in both."""
     bench = Bench()
-    bench.faults.answer(COMPUTE + "_v3", [entry(9, 1), entry(41, 2)])
-    bench.faults.answer(MPS + "_v3", [entry(41, 2)])
+    bench.faults.answer(COMPUTE, [entry(9, 1), entry(41, 2)])
+    bench.faults.answer(MPS, [entry(41, 2)])
     assert [(process.pid, process.mps) for process in bench.read()] == [(9, False), (41, True)]
 
 
@@ -89,11 +81,9 @@ def test_without_any_list_processes_are_unsupported() -> None:
     bench = Bench()
     bench.place(41)
     for function in (COMPUTE, MPS, GRAPHICS):
-        bench.strike(function)
-    for _ in range(2):
-        with pytest.raises(Unsupported, match=bench.gpus[0].uuid):
-            bench.read()
-    assert bench.calls(COMPUTE) == 2, "each version once"
+        bench.faults.unsupported(function)
+    with pytest.raises(Unsupported, match=bench.gpus[0].uuid):
+        bench.read()
 
 
 class Growing(Wrapped):
@@ -125,7 +115,6 @@ class OnlyParts(Wrapped):
     def __init__(self, spec: str, refuses: bool) -> None:
         super().__init__(spec)
         self.refuses = refuses
-        self.on_whole = 0
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.driver, name)
@@ -133,10 +122,9 @@ class OnlyParts(Wrapped):
             return call
 
         def ask(handle: Any) -> Any:
-            is_part = self.driver.nvmlDeviceIsMigDeviceHandle(handle).value
+            is_part = self.driver.nvmlDeviceGetUUID(handle).startswith("MIG-")
             if is_part or not self.driver.nvmlDeviceGetMigMode(handle)[0]:
                 return call(handle)
-            self.on_whole += 1
             if self.refuses:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
             return []
@@ -166,9 +154,3 @@ def test_without_a_list_of_the_gpu_its_instances_are_read(refuses: bool) -> None
     uuid = bench.gpus[0].uuid
     expected = (ProcessUsage(f"{uuid}/gi{first}", 41, GIB), ProcessUsage(f"{uuid}/gi{second}", 42, GIB, True))
     assert bench.read() == expected
-    asked = nvml.on_whole
-    assert bench.read() == expected
-    assert (nvml.on_whole == asked) is refuses, "a refused list is not read again, an empty one is"
-
-
-# The driver's life

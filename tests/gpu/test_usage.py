@@ -13,11 +13,11 @@ import pytest
 
 from podgpu.errors import DriverGone, SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.source import UsageFlaws
+from podgpu.gpu.source import UsageAnswer
 from podgpu.metrics.fields import fields
 from podgpu.model import DeviceUsage
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
 GIB = 1024**3
 SECOND = 10**9
@@ -38,7 +38,7 @@ class Bench:
     ) -> None:
         self.now = 1000.0
         self.epoch = 1_700_000_000.0
-        self.driver = SimulatedNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
+        self.driver = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
         self.faults = self.driver.faults
         self.faults.unsupported("nvmlEventSetCreate")  # no thread waits for XIDs: letting go need not wait for it
         self.telemetry = NvmlTelemetry(
@@ -49,6 +49,7 @@ class Bench:
             sees_processes=sees_processes,
         )
         self.gpu = self.telemetry.inventory().gpus[0]
+        self.flaws = UsageAnswer(())
 
     def wall(self) -> float:
         return self.epoch + self.now
@@ -62,7 +63,8 @@ class Bench:
         self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
 
     def usages(self) -> tuple[DeviceUsage, ...]:
-        return self.telemetry.usage(self.gpu)
+        self.flaws = self.telemetry.usage(self.gpu)
+        return self.flaws.usages
 
     def after(self, seconds: float) -> DeviceUsage:
         self.now += seconds
@@ -72,10 +74,6 @@ class Bench:
         """The first reading's window begins before the test does."""
         self.now += 1
         self.usages()
-
-    @property
-    def flaws(self) -> UsageFlaws:
-        return self.telemetry.usage_flaws(self.gpu)
 
     @property
     def lacks(self) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
-from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
 from podgpu.model import Allocation, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
@@ -32,8 +32,8 @@ NODE = (
 )
 
 
-def offer(name: str, number: int) -> tuple[str, str]:
-    return name, uuid(number)
+def offer(name: str, number: int) -> SliceDevice:
+    return SliceDevice(name, uuid(number))
 
 
 # Numbers in names are minors and need not be the driver's indices.
@@ -42,11 +42,9 @@ OFFERED = (
     offer("gpu-1", 0),
     offer("gpu-2", 2),
     offer("gone", 9),
-    ("small-c", mig_uuid("c")),
-    ("small-d", mig_uuid("d")),
-    ("big-a", mig_uuid("a")),
-    ("big-b", mig_uuid("b")),
-    ("mute", ""),
+    SliceDevice("small-c", mig_uuid("c")),
+    SliceDevice("small-d", mig_uuid("d")),
+    SliceDevice("mute"),
 )
 
 
@@ -61,7 +59,7 @@ class GivenSlices:
         return self.slices
 
 
-def feed_of(*devices: tuple[str, str]) -> GivenSlices:
+def feed_of(*devices: SliceDevice) -> GivenSlices:
     return GivenSlices((PoolSlice(POOL, 1, devices),))
 
 
@@ -155,16 +153,6 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     later = decode_list(list_answer([pod("c", claim("z", "gpu-1"))]))
     assert reasons(claims.held(later, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")]
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
-
-
-# MIG devices that are created for a claim: their slices have no UUID, so they need the driver's checkpoint
-
-
-DYNAMIC = feed_of(
-    *((f"gpu-3-mig-1g5gb-19-{place}", "") for place in range(7)),
-    *((f"gpu-3-mig-2g10gb-14-{place}", "") for place in (0, 2)),
-    ("gpu-2-mig-2g10gb-14-0", ""),
-)
 
 
 # Ids and claims together, from a kubelet

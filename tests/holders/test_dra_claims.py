@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, admin_devices, parse_driver_checkpoint
+from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, parse_driver_checkpoint
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.merge import merge
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
+from podgpu.kube.objects import NVIDIA_DRIVER, Pairs, PoolSlice, SliceDevice
 from podgpu.simulate.kubelet import SimulatedKubelet
 from tests.holders.test_dra import (
-    DYNAMIC,
     NODE,
     OFFERED,
     POOL,
@@ -38,11 +39,15 @@ from tests.nodes.node import Description, node_of
 
 MakeSource = Callable[..., KubeletAllocation]
 SMALL = [f"gpu-3-mig-1g5gb-19-{place}" for place in range(2)]
+DYNAMIC = feed_of(*map(SliceDevice, SMALL))
+"""MIG devices that are created for a claim: their slices have no UUID, so they need the driver's checkpoint."""
 
 
-def result(device: str, admin: bool | None = None, driver: str = NVIDIA_DRIVER) -> dict[str, Any]:
+def result(device: str, admin: bool | None = None, **consumed: str) -> dict[str, Any]:
     """One of a claim's `status.allocation.devices.results`."""
-    found = {"request": "gpus", "driver": driver, "pool": POOL, "device": device}
+    found = {"request": "gpus", "driver": NVIDIA_DRIVER, "pool": POOL, "device": device}
+    if consumed:
+        found |= {"shareID": "a671734a-e8e5-11e4-8fde-42010af09327", "consumedCapacity": consumed}
     return found if admin is None else found | {"adminAccess": admin}
 
 
@@ -59,11 +64,11 @@ def prepared_device(device: str, live: str) -> dict[str, Any]:
     return {"gpu": None, "mig": {"concrete": concrete, "device": named}}
 
 
-def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, state: str = "PrepareCompleted") -> Any:
+def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, **consumed: str) -> Any:
     names = [(one["gpu"] or one["mig"])["device"]["DeviceName"] for one in devices]
     return {
-        "checkpointState": state,
-        "status": status(*(result(each, admin) for each in names)),
+        "checkpointState": "PrepareCompleted",
+        "status": status(*(result(each, admin, **consumed) for each in names)),
         "preparedDevices": [{"devices": list(devices), "configState": {}}],
         "name": name,
         "namespace": "team",
@@ -71,15 +76,10 @@ def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, sta
 
 
 def checkpoint(*claims: Any) -> str:
-    """The driver writes both versions, for downgrades."""
+    """The driver also writes version 1, for downgrades, which has no names of claims."""
     by_uid = {f"uid-{number}": one for number, one in enumerate(claims)}
-    first = {
-        uid: {key: one[key] for key in ("status", "preparedDevices")}
-        for uid, one in by_uid.items()
-        if one["checkpointState"] == "PrepareCompleted"
-    }
     second = {"checksum": 2, "preparedClaims": by_uid, "nodeBootID": "x"}
-    return json.dumps({"checksum": 1, "v1": {"preparedClaims": first}, "v2": second})
+    return json.dumps({"checksum": 1, "v1": {"preparedClaims": {}}, "v2": second})
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_the_checkpoint_distinguishes_instances_of_one_profile(
 @pytest.mark.parametrize("part", [{"created": {"uuid": "MIG-1"}}, {"info": {"uuid": "MIG-1"}}])
 def test_checkpoints_of_older_drivers(part: dict[str, Any]) -> None:
     device = {"gpu": None, "mig": {**part, "device": {"PoolName": POOL, "DeviceName": "m"}}}
-    old = {"v1": {"preparedClaims": {"uid": {"preparedDevices": [{"devices": [device]}]}}}}
+    old = {"v2": {"preparedClaims": {"uid": {"preparedDevices": [{"devices": [device]}]}}}}
     assert parse_driver_checkpoint(json.dumps(old).encode()).uuids == {(POOL, "m"): "MIG-1"}
 
 
@@ -208,25 +208,14 @@ VALUES = st.recursive(
 def test_any_json_is_parsed_or_rejected(value: object) -> None:
     with suppress(SourceError):
         assert parse_driver_checkpoint(json.dumps(value).encode()).uuids.keys() <= {("", "")}
-    assert isinstance(admin_devices({"spec": value, "status": value}), frozenset)
 
 
 # Claims for looking only
 
 
-def claim_object(name: str, *results: dict[str, Any], requests: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    return {
-        "metadata": {"namespace": "team", "name": name},
-        "spec": {"devices": {"requests": list(requests)}},
-        "status": status(*results),
-    }
-
-
-def test_admin_access() -> None:
-    assert admin_devices(claim_object("x", result("a", True), result("b"), result("c", False))) == {(POOL, "a")}
-    assert admin_devices(claim_object("x", result("a", True, driver="other"))) == frozenset()
-    for request in ({"name": "gpus", "adminAccess": True}, {"name": "gpus", "exactly": {"adminAccess": True}}):
-        assert admin_devices(claim_object("x", result("a"), requests=[request])) == {(POOL, "a")}
+def claim_object(name: str, *results: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"namespace": "team", "name": name}
+    return {"metadata": metadata, "spec": {"devices": {"requests": []}}, "status": status(*results)}
 
 
 def test_admin_access_by_the_checkpoint(kubelet: SimulatedKubelet, make_source: MakeSource, file: Path) -> None:
@@ -281,7 +270,7 @@ def test_a_forbidden_read_keeps_all_holders(
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
     for clock.now in (0.0, 59.0, 61.0, 119.0):
         assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "monitor")]
-    assert len([one for one in caplog.messages if "adminAccess are reported as holders" in one]) == 1
+    assert len([one for one in caplog.messages if "cannot read resourceclaims" in one]) == 1
     api.refusal = None
     clock.now = 200.0
     assert source.assignments(NODE).assignments == ()
@@ -321,6 +310,80 @@ def test_an_upgraded_api_server(kubelet: SimulatedKubelet, make_source: MakeSour
     api.resource_api_versions = ("v1",)
     kubelet.pods = (*kubelet.pods, pod("monitor", claim("all", "gpu-0")))
     assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+
+
+# Consumable capacity
+
+
+MEMORY = (("memory", "80Gi"),)
+SHARES = (("memory", "80Gi"), ("shares", "10"))
+NODE_WITH_MEMORY = tuple(replace(device, memory_bytes=80 * 2**30) for device in NODE)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "consumed", "share"),
+    [
+        pytest.param(MEMORY, {"memory": "20Gi"}, 0.25, id="memory"),
+        pytest.param(MEMORY, {"gpu.nvidia.com/memory": "8589934592"}, 0.1, id="with the driver's domain, in bytes"),
+        pytest.param(SHARES, {"shares": "3", "memory": "0"}, 0.3, id="shares"),
+        pytest.param(SHARES, {"shares": "3", "memory": "60Gi"}, 0.3, id="shares come before memory"),
+        pytest.param(MEMORY, {"memory": "0"}, None, id="unlimited"),
+        pytest.param((), {"memory": "20Gi"}, 0.25, id="memory by the GPU driver"),
+        pytest.param((), {"shares": "3", "memory": "0"}, None, id="slice without the capacity"),
+        pytest.param(MEMORY, {"memory": "200Gi"}, 1.0, id="outdated slice"),
+        pytest.param(MEMORY, {"memory": "much"}, None, id="no quantity"),
+    ],
+)
+def test_the_share_is_the_consumed_part_of_the_capacity(
+    kubelet: SimulatedKubelet,
+    make_source: MakeSource,
+    file: Path,
+    capacity: Pairs,
+    consumed: dict[str, str],
+    share: float | None,
+) -> None:
+    feed = feed_of(SliceDevice("gpu-0", uuid(1), capacity, is_shared=True))
+    file.write_text(checkpoint(prepared("x", prepared_device("gpu-0", uuid(1)), **consumed)))
+    source = make_source(kubelet.socket, claims=DraClaims(feed, DriverCheckpoint(str(file))))
+    kubelet.pods = (pod("a", claim("x", "gpu-0")),)
+    reading = source.assignments(NODE_WITH_MEMORY)
+    (one,) = merge({"kubelet": reading}).assignments
+    assert one.share == share, "an unlimited share of a sole holder is not 1"
+
+
+def test_shares_without_the_api_server_and_by_the_api_server_alone(
+    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path, api: SimulatedApiServer
+) -> None:
+    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "gpu-0")))
+    gpu_0 = prepared_device("gpu-0", uuid(1))
+    file.write_text(checkpoint(prepared("x", gpu_0, memory="20Gi"), prepared("y", gpu_0, memory="40Gi")))
+    by_checkpoint = make_source(kubelet.socket, claims=DraClaims(None, DriverCheckpoint(str(file))))
+    api.put("resourceclaims", *(claim_object(n, result("gpu-0", memory=m)) for n, m in (("x", "20Gi"), ("y", "40Gi"))))
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"))
+    feed = feed_of(SliceDevice("gpu-0", uuid(1), MEMORY, is_shared=True))
+    by_api = make_source(kubelet.socket, claims=DraClaims(feed, reader=reader))
+    for source in (by_checkpoint, by_api):
+        assert shares(source) == [("a", 0.25), ("b", 0.5)]
+
+
+def shares(source: KubeletAllocation) -> list[tuple[str, float | None]]:
+    return [(one.holder.pod, one.share) for one in source.assignments(NODE_WITH_MEMORY).assignments]
+
+
+def test_a_claim_of_several_containers_is_one_share(
+    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
+) -> None:
+    gpu_0 = prepared_device("gpu-0", uuid(1))
+    monitor = prepared("all", gpu_0, admin=True, memory="80Gi")
+    twice = prepared("twice", gpu_0, gpu_0, memory="10Gi")
+    file.write_text(checkpoint(prepared("shared", gpu_0, memory="40Gi"), twice, monitor))
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), DriverCheckpoint(str(file))))
+    kubelet.pods = (
+        pod("a", claim("shared", "gpu-0")),
+        pod("b", claim("shared", "gpu-0"), claim("twice", "gpu-0", "gpu-0")),
+        pod("monitor", claim("all", "gpu-0")),
+    )
+    assert shares(source) == [("a", 0.25), ("b", 0.5)]
 
 
 @pytest.mark.fault(

@@ -12,10 +12,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
-Start = Callable[..., SimulatedNvml]
+Start = Callable[..., FaultyNvml]
 GIB = 1024**3
 UTILISATION = pynvml.NVML_GPU_UTILIZATION_SAMPLES
 XID = pynvml.nvmlEventTypeXidCriticalError
@@ -28,7 +28,7 @@ def refusal(call: Callable[..., Any], *arguments: Any) -> int:
 
 
 def test_sessions() -> None:
-    driver = SimulatedNvml("H100")
+    driver = FaultyNvml("H100")
     assert refusal(driver.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
     assert refusal(driver.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
     driver.nvmlInit()
@@ -173,7 +173,7 @@ def test_samples_include_ended_processes(start: Start, clock: Any) -> None:
 # MIG
 
 
-def mig_handles(driver: SimulatedNvml, gpu: Any) -> list[Any]:
+def mig_handles(driver: FaultyNvml, gpu: Any) -> list[Any]:
     found = []
     for slot in range(driver.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
@@ -234,7 +234,7 @@ def test_another_layout_makes_old_handles_stale(start: Start) -> None:
 # GPM and events
 
 
-def evaluate(driver: SimulatedNvml, first: Any, second: Any, metrics: Sequence[int]) -> dict[int, Any]:
+def evaluate(driver: FaultyNvml, first: Any, second: Any, metrics: Sequence[int]) -> dict[int, Any]:
     request = driver.c_nvmlGpmMetricsGet_t()
     request.version, request.numMetrics = driver.NVML_GPM_METRICS_GET_VERSION, len(metrics)
     request.sample1, request.sample2 = first, second

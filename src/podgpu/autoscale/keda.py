@@ -1,18 +1,15 @@
 """KEDA's external scaler protocol over gRPC.
 
-Without certificates the listener accepts only local connections and only requests for the namespaces in
-`--keda-namespaces`. With certificates, `--keda-client-name` limits the accepted client names.
+Without certificates the listener accepts only local connections. With certificates, `--keda-client-name` limits the
+accepted client names.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import re
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
@@ -20,7 +17,7 @@ import grpc.aio
 
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.answers import compute_value, is_active
-from podgpu.autoscale.refusal import Refusal, RefusalKind, bad_request, forbidden, quote
+from podgpu.autoscale.refusal import Refusal, RefusalKind, forbidden
 from podgpu.autoscale.requests import Trigger, parse_trigger
 from podgpu.autoscale.store import SampleStore
 from podgpu.errors import SourceError, StartError
@@ -32,12 +29,11 @@ KEDA_OPTION = "--keda-address"
 _SERVICE = "externalscaler.ExternalScaler"
 _STATUS = {
     RefusalKind.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    RefusalKind.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RefusalKind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
 }
-_MAX_CALLS = 4000  # maximum number of concurrent calls, including streams
+_MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # makes it an error to start a second podgpu on the same address
@@ -52,64 +48,36 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 _STOP_SECONDS = 1.0
-_HPA_PREFIX = re.compile(r"^s\d{1,4}-")  # KEDA adds this prefix to metric names in the HPA
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KedaCallers:
-    """Decides which callers are allowed."""
-
-    by_certificate: bool
-    names: frozenset[str] = frozenset()  # accepted names in certificates; empty to accept any name
-    namespaces: frozenset[str] = frozenset()  # namespaces that may be requested without certificates
-
-    def check(self, namespace: str, certificate_names: frozenset[str]) -> None:
-        """Raises Refusal."""
-        if self.by_certificate:
-            if self.names and not self.names & certificate_names:
-                raise forbidden(
-                    f"the certificate of {', '.join(sorted(certificate_names)) or '(no name)'} has none of the accepted"
-                    " names: see --keda-client-name"
-                )
-        elif namespace not in self.namespaces:
-            raise forbidden(
-                f"{f'namespace {quote(namespace)}' if namespace else 'the scope cluster'} is not allowed: without"
-                " client certificates, only the namespaces in --keda-namespaces are allowed"
-            )
 
 
 class ExternalScaler:
     """Responds to KEDA's calls from the stored samples, without input or output."""
 
-    def __init__(
-        self, store: SampleStore, callers: KedaCallers, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
+    def __init__(self, store: SampleStore, client_names: frozenset[str] = frozenset()) -> None:
+        """`client_names` are accepted in client certificates; empty to accept any name."""
         self._store = store
-        self._callers = callers
-        self._sleep = sleep
+        self._client_names = client_names
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
     def make_handler(self) -> Any:
         """Returns the generic handler for a gRPC server."""
-        scaled = pb.ScaledObjectRef
-        stream = grpc.unary_stream_rpc_method_handler(
-            self._stream_is_active, scaled.FromString, pb.IsActiveResponse.SerializeToString
-        )
         handlers = {
-            "IsActive": self._make_unary("IsActive", self._is_active, scaled),
-            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, scaled),
+            "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
+            "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
             "GetMetrics": self._make_unary("GetMetrics", self._get_metrics, pb.GetMetricsRequest),
-            "StreamIsActive": stream,
         }
         return grpc.method_handlers_generic_handler(_SERVICE, handlers)
 
-    def _make_unary(self, method: str, answer: Callable[[Any, Any], Any], request_type: Any) -> Any:
+    def _make_unary(self, method: str, answer: Callable[[Any], Any], request_type: Any) -> Any:
         async def handle(request: Any, context: Any) -> Any:
             try:
-                message = answer(request, context)
+                self._check_client(context)
+                message = answer(request)
             except Refusal as error:
-                await self._refuse(method, error, context)
+                code = _STATUS[error.kind]
+                self.calls[method, code.name] += 1
+                await context.abort(code, str(error))
             else:
                 self.calls[method, "OK"] += 1
                 return message
@@ -118,71 +86,46 @@ class ExternalScaler:
             handle, request_type.FromString, lambda message: message.SerializeToString()
         )
 
-    async def _refuse(self, method: str, error: Refusal, context: Any) -> None:
-        code = _STATUS[error.kind]
-        self.calls[method, code.name] += 1
-        await context.abort(code, str(error))
+    def _check_client(self, context: Any) -> None:
+        """Compares the common name and the alternative names of the client's verified certificate. Raises Refusal."""
+        values = context.auth_context()
+        names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
+        texts = {name.decode("utf-8", "replace") for name in names}
+        if self._client_names and not self._client_names & texts:
+            raise forbidden(
+                f"the certificate of {', '.join(sorted(texts)) or '(no name)'} has none of the accepted names: see"
+                " --keda-client-name"
+            )
 
-    def _parse_trigger(self, scaled: Any, context: Any) -> Trigger:
-        names = _read_certificate_names(context)
-        self._callers.check(scaled.namespace, names)
-        trigger = parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
-        self._callers.check(trigger.pods.namespace, names)  # empty for the scope cluster
-        return trigger
+    def _parse_trigger(self, scaled: Any) -> Trigger:
+        return parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
 
-    def _is_active(self, scaled: Any, context: Any) -> Any:
-        trigger = self._parse_trigger(scaled, context)
+    def _is_active(self, scaled: Any) -> Any:
+        trigger = self._parse_trigger(scaled)
         active = is_active(self._store.snapshot(), trigger.pods, trigger.aggregation.idle_for)
         return pb.IsActiveResponse(result=active)
 
-    def _get_metric_spec(self, scaled: Any, context: Any) -> Any:
+    def _get_metric_spec(self, scaled: Any) -> Any:
         """Works without samples, because KEDA needs the response to create its HPA."""
-        trigger = self._parse_trigger(scaled, context)
+        trigger = self._parse_trigger(scaled)
         spec = pb.MetricSpec(
             metricName=trigger.metric.name, targetSize=_round_up(trigger.target), targetSizeFloat=trigger.target
         )
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
-    def _get_metrics(self, request: Any, context: Any) -> Any:
-        trigger = self._parse_trigger(request.scaledObjectRef, context)
+    def _get_metrics(self, request: Any) -> Any:
+        trigger = self._parse_trigger(request.scaledObjectRef)
         name = trigger.metric.name
-        if _HPA_PREFIX.sub("", request.metricName) not in ("", name):
-            raise bad_request(
-                f"the request is for the metric {quote(request.metricName)}, but the trigger has {name}: the"
-                " ScaledObject was changed, and KEDA will retry"
-            )
         value = compute_value(self._store.snapshot(), trigger.pods, trigger.metric, trigger.aggregation).value
         # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
         return pb.GetMetricsResponse(
             metricValues=[pb.MetricValue(metricName=name, metricValue=_round_up(value), metricValueFloat=value)]
         )
 
-    async def _stream_is_active(self, scaled: Any, context: Any) -> AsyncIterator[Any]:
-        """Sends whether the workload is active, then every change. After an error, KEDA opens a new stream."""
-        sent: bool | None = None
-        try:
-            trigger = self._parse_trigger(scaled, context)
-            while True:
-                active = is_active(self._store.snapshot(), trigger.pods, trigger.aggregation.idle_for)
-                if active is not sent:
-                    sent = active
-                    self.calls["StreamIsActive", "OK"] += 1
-                    yield pb.IsActiveResponse(result=active)
-                await self._sleep(self._store.settings.interval)
-        except Refusal as error:
-            await self._refuse("StreamIsActive", error, context)
-
 
 def _round_up(value: float) -> int:
     """Rounds to an integer, but never rounds a value above 0 to 0."""
     return max(1, round(value)) if value > 0 else 0
-
-
-def _read_certificate_names(context: Any) -> frozenset[str]:
-    """Returns common name and alternative names of the client's verified certificate."""
-    values = context.auth_context()
-    names = (*values.get("x509_common_name", ()), *values.get("x509_subject_alternative_name", ()))
-    return frozenset(name.decode("utf-8", "replace") for name in names)
 
 
 # The listener

@@ -65,6 +65,7 @@ USED = ScalingMetric(
 )
 METRICS = (UTILIZATION, MEMORY, BUSY, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
+RATIO_METRICS = (UTILIZATION, BUSY, *PROFILING_METRICS)  # means over a pod's devices
 USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
 COLUMNS = 9
 _BY_NAME = {metric.name: metric for metric in METRICS}
@@ -79,51 +80,46 @@ def find_metric(name: str) -> ScalingMetric:
 
 
 class Aggregate(NamedTuple):
-    """Combines the values of several pods."""
+    """Combines the values of several pods: mean, max, sum, or a quantile such as p90."""
 
     name: str
-    quantile: float = 0.0
 
     def combine(self, values: Sequence[float]) -> float:
         """`values` must not be empty."""
-        if self.name == "mean":
-            return math.fsum(values) / len(values)
-        if self.name == "max":
-            return max(values)
-        if self.name == "sum":
-            return math.fsum(values)
+        match self.name:
+            case "mean":
+                return math.fsum(values) / len(values)
+            case "max":
+                return max(values)
+            case "sum":
+                return math.fsum(values)
         ordered = sorted(values)
-        place = self.quantile * (len(ordered) - 1)
+        place = int(self.name.removeprefix("p")) / 100 * (len(ordered) - 1)
         below = math.floor(place)
         above = min(below + 1, len(ordered) - 1)
         return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 MEAN = Aggregate("mean")
-_QUANTILE = re.compile(r"p(\d{1,2}|100)", re.ASCII)
+_AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
 _DURATION = re.compile(r"(\d{1,6})(s|m|h)?", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
 
 
 def parse_aggregate(text: str) -> Aggregate:
-    """Parses `mean`, `max`, `sum`, or a quantile such as `p90`. Raises Refusal."""
-    if text in ("mean", "max", "sum"):
-        return Aggregate(text)
-    match = _QUANTILE.fullmatch(text)
-    if match is None:
+    """Raises Refusal."""
+    if _AGGREGATE.fullmatch(text) is None:
         raise bad_request(f"aggregate {quote(text)}: must be mean, max, sum, or a quantile such as p90")
-    return Aggregate(text, int(match[1]) / 100)
+    return Aggregate(text)
 
 
 def parse_window(text: str, key: str, longest: float) -> float:
     """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if match is None or seconds <= 0:
-        raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m")
-    if seconds > longest:
-        raise bad_request(f"{key} {text} is longer than the maximum of {longest:g}s (--longest-window)")
+    if not 0 < seconds <= longest:
+        raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
     return seconds
 
 

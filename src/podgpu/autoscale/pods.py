@@ -1,4 +1,4 @@
-"""Watches the running pods and the labels of nodes.
+"""Watches the running pods.
 
 Exporters report only the pods that hold their GPUs. The API server also lists pods that request a GPU but are missing
 in the metrics, for example because their node cannot be reached.
@@ -18,7 +18,6 @@ from podgpu.kube.objects import PODS_PATH, Pairs, parse_owner, parse_pod
 from podgpu.kube.reflector import Informer, ReflectorSettings
 
 _PAGE_SIZE = 500
-_NODES_PATH = "/api/v1/nodes"
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _TRUST_SECONDS = 60.0  # while the watch fails, the last list of pods is used for this time
 _GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")  # in resource names such as nvidia.com/mig-1g.10gb, tencent.com/vcuda-core
@@ -31,8 +30,7 @@ class PodSeen(NamedTuple):
     name: str
     node: str
     started_at: float  # Unix time; 0 if unknown
-    owner_kind: str
-    owner_name: str
+    owner: tuple[str, str] | None  # kind and name
     requests_gpu: bool
     labels: Pairs
 
@@ -54,8 +52,7 @@ def parse_running_pod(body: Object) -> PodSeen | None:
         record.name,
         record.node,
         datetime.fromisoformat(started).timestamp() if started else 0.0,
-        owner.kind if owner else "",
-        owner.name if owner else "",
+        (owner.kind, owner.name) if owner else None,
         any(word in name.lower() for name in resources for word in _GPU_WORDS)
         or bool(body["spec"].get("resourceClaims")),
         record.labels,
@@ -63,22 +60,17 @@ def parse_running_pod(body: Object) -> PodSeen | None:
 
 
 class RunningPods(NamedTuple):
-    by_namespace: Mapping[str, Sequence[PodSeen]]
-    by_owner: Mapping[tuple[str, str, str], Sequence[PodSeen]]  # (namespace, kind, name)
     by_key: Mapping[tuple[str, str], PodSeen]  # (namespace, name)
+    by_namespace: Mapping[str, Sequence[PodSeen]]
     trouble: str = ""  # why the pods are not available; if set, there are no pods
 
 
 def index_pods(pods: Iterable[PodSeen], trouble: str = "") -> RunningPods:
     by_namespace: dict[str, list[PodSeen]] = {}
-    by_owner: dict[tuple[str, str, str], list[PodSeen]] = {}
-    by_key = {}
-    for pod in pods:
-        by_key[pod.key] = pod
+    by_key = {pod.key: pod for pod in pods}
+    for pod in by_key.values():
         by_namespace.setdefault(pod.namespace, []).append(pod)
-        if pod.owner_kind:
-            by_owner.setdefault((pod.namespace, pod.owner_kind, pod.owner_name), []).append(pod)
-    return RunningPods(by_namespace, by_owner, by_key, trouble)
+    return RunningPods(by_key, by_namespace, trouble)
 
 
 class PodWatcher:
@@ -97,13 +89,12 @@ class PodWatcher:
 
     def current(self) -> RunningPods:
         """Returns no pods and a reason if the API server has been unavailable for a minute. Not thread-safe."""
+        error, version, now = self._informer.error, self._informer.version, self._clock.monotonic()
         if not self._informer.synced:
-            why = self._informer.error or "the first list is being read"
-            return index_pods((), f"the list of running pods is not available yet: {why}")
-        version = self._informer.version
+            reason = error or "the first list is being read"
+            return index_pods((), f"the list of running pods is not available yet: {reason}")
         if version != self._version:
             self._index, self._version = index_pods(self._informer.items()), version
-        error, now = self._informer.error, self._clock.monotonic()
         if error is None:
             self._failing_since = None
             return self._index
@@ -123,23 +114,3 @@ class PodWatcher:
 
     def close(self) -> None:
         self._informer.close()
-
-
-class NodeWatcher:
-    """Watches the labels of all nodes."""
-
-    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
-        self._informer: Informer[tuple[str, Pairs]] = Informer(
-            config, _NODES_PATH, {}, _parse_node, settings=settings, metadata_only=True, page_size=_PAGE_SIZE
-        )
-
-    def current(self) -> Mapping[str, Pairs] | None:
-        return dict(self._informer.items()) if self._informer.synced else None
-
-    def close(self) -> None:
-        self._informer.close()
-
-
-def _parse_node(body: Object) -> tuple[str, Pairs]:
-    metadata = body["metadata"]
-    return metadata["name"], tuple(sorted((metadata.get("labels") or {}).items()))

@@ -16,7 +16,6 @@ class RefusalKind(Enum):
     """HTTP status, and the reason in Kubernetes' error format."""
 
     BAD_REQUEST = 400, "BadRequest"  # the request is invalid; retrying does not help
-    UNAUTHORIZED = 401, "Unauthorized"  # the caller could not be authenticated
     FORBIDDEN = 403, "Forbidden"
     NOT_FOUND = 404, "NotFound"  # no such metric, no matching pod, or no pod with a GPU
     NO_DATA = 503, "ServiceUnavailable"  # values are missing now, but may be available later
@@ -31,7 +30,6 @@ class Refusal(PodgpuError):
 
 
 bad_request = partial(Refusal, RefusalKind.BAD_REQUEST)
-unauthorized = partial(Refusal, RefusalKind.UNAUTHORIZED)
 forbidden = partial(Refusal, RefusalKind.FORBIDDEN)
 not_found = partial(Refusal, RefusalKind.NOT_FOUND)
 no_data = partial(Refusal, RefusalKind.NO_DATA)
@@ -43,16 +41,7 @@ def quote(text: str) -> str:
     return f"'{shown}…'" if len(text) > _MAX_LENGTH else f"'{shown}'"
 
 
-def find_nearest(word: str, known: Iterable[str]) -> str:
-    """Returns the most similar known word, or an empty string. Skips long words, because comparing them is slow."""
-    if len(word) > _MAX_LENGTH:
-        return ""
-    by_lower = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[matches[0]] if matches else ""
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    names = tuple(known)
-    near = find_nearest(word, names)
-    return f": did you mean {near}?" if near else f"; must be one of {', '.join(names)}"
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word[:_MAX_LENGTH].lower(), by_lower, n=1)
+    return f": did you mean {by_lower[matches[0]]}?" if matches else f"; must be one of {', '.join(by_lower.values())}"

@@ -3,118 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import click
 
-from podgpu.autoscale.authentication import CONFIG_NAME, CONFIG_NAMESPACE, TrustConfig, parse_trust_config
-from podgpu.autoscale.certificates import CaBundleUpdater, CertificateIssuer, ServiceName, remove_api_service
-from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaCallers, KedaTls
+from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue, remove_api_service
+from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaTls
 from podgpu.autoscale.metrics import PROFILING_METRICS
-from podgpu.autoscale.metrics_api import API_OPTION
-from podgpu.autoscale.pods import NodeWatcher, PodWatcher
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, EXTERNAL_GROUP, EXTERNAL_VERSION
-from podgpu.autoscale.server import ApiPart, AutoscaleServer, KedaPart, make_api_tls
+from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, make_api_tls, parse_front_proxy
+from podgpu.autoscale.pods import PodWatcher
+from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
+from podgpu.autoscale.server import ApiListener, AutoscaleServer, KedaListener
 from podgpu.autoscale.store import SampleStore
-from podgpu.cli.cluster import (
-    PROMETHEUS_OPTIONS,
-    SCRAPE_OPTIONS,
-    VIEW_OPTIONS,
-    check_backend,
-    choose_ages,
-    choose_collector,
-)
-from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command
-from podgpu.cli.process import configure_logging
+from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
+from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
+from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import ApiConfig, require_config
+from podgpu.kube.config import ApiConfig, is_loopback, require_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import PROBE_OPTION, run
 from podgpu.web.sockets import Address, parse_address
 
-_CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
+API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
+_CONFIGMAP = "extension-apiserver-authentication"
+_CONFIGMAPS = "/api/v1/namespaces/kube-system/configmaps"
 _log = logging.getLogger("podgpu")
-
-_FROM_VIEW = ("node-label", "interval", "stale-after", "used-field")
-
-
-def _option(flag: str, default: str, text: str, kind: str = "text", *, group: str = AUTOSCALING) -> Option:
-    return Option(flag, env=_variable(flag), default=default, help=text, kind=kind, group=group)
-
-
-def _variable(flag: str) -> str:
-    return f"PODGPU_AUTOSCALE_{flag.replace('-', '_').upper()}"
-
-
-def _rename_variables(options: Iterable[Option]) -> tuple[Option, ...]:
-    """Replaces PODGPU_CLUSTER_* by PODGPU_AUTOSCALE_*, so that both commands can run in the same environment."""
-    return tuple(
-        replace(option, env=_variable(option.flag)) if option.env.startswith("PODGPU_CLUSTER_") else option
-        for option in options
-    )
-
-
-AUTOSCALE_PROMETHEUS = _rename_variables(PROMETHEUS_OPTIONS)
-AUTOSCALE_SCRAPE = _rename_variables(option for option in SCRAPE_OPTIONS if option.flag != "history-dir")
-AUTOSCALE_OPTIONS: tuple[Option, ...] = (
-    _option(
-        "probe-address", ":9410", "HTTP address of the probes and of podgpu autoscale's own metrics.", group=COMMON
-    ),
-    _option(
-        "keda-address",
-        "127.0.0.1:9411",
-        "Address of the external scaler for KEDA (gRPC), or none. Addresses other than localhost need client"
-        " certificates.",
-    ),
-    _option("keda-cert-file", "", "Certificate (PEM) of --keda-address; reloaded when it changes."),
-    _option("keda-key-file", "", "Key of --keda-cert-file."),
-    _option("keda-client-ca-file", "", "CA certificates (PEM) that verify KEDA's client certificate."),
-    _option("keda-client-name", "", "Names accepted in client certificates: NAME,NAME,…. Default: any."),
-    _option("keda-namespaces", "", "Namespaces to serve without client certificates: NAME,NAME,…."),
-    _option("api-address", "none", "Address of the custom metrics API (HTTPS), such as :6443, or none."),
-    _option(
-        "api-cert-file", "", "Certificate (PEM) of --api-address, for SERVICE.NAMESPACE.svc; reloaded when it changes."
-    ),
-    _option("api-key-file", "", "Key of --api-cert-file."),
-    _option(
-        "api-service",
-        "",
-        "NAMESPACE/NAME of the Service of --api-address. podgpu then creates the certificate and updates the"
-        " APIServices.",
-    ),
-    _option(
-        "unregister", "false", "Remove podgpu's APIServices and exit. Run this before uninstalling podgpu.", "bool"
-    ),
-    _option("external-metrics", "false", "Also serve the external metrics API, which KEDA usually provides.", "bool"),
-    _option(
-        "longest-window",
-        "10m",
-        "Longest averaging window that can be requested. Samples are kept for this time.",
-        "duration",
-    ),
-    *AUTOSCALE_PROMETHEUS,
-    *AUTOSCALE_SCRAPE,
-    *_rename_variables(option for option in VIEW_OPTIONS if option.flag in _FROM_VIEW),
-    *pick_options(("kubeconfig", "debug", "log-format")),
-)
 
 
 @make_command(
     "autoscale",
-    AUTOSCALE_OPTIONS,
+    options_of("autoscale", ("kubeconfig", "debug", "log-format", *EXPORTER_ACCESS_FLAGS)),
     (
-        "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu --keda-namespaces serving",
+        "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu",
         "serve KEDA on this machine, with metrics read from the exporters",
     ),
     (
@@ -138,7 +66,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         unregister(options)
         return
     settings = _make_settings(options, *choose_ages(ctx, options))
-    check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
+    check_backend(ctx, options)
     _run(options, settings, probe_address)
 
 
@@ -174,124 +102,89 @@ def make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
     """Raises UsageError."""
-    keda = _parse_keda(options)
+    keda_address = _parse_optional_address(options["keda_address"], KEDA_OPTION)
     api_address = _parse_optional_address(options["api_address"], API_OPTION)
-    _check_api(options, api_address)
-    if keda is None and api_address is None:
+    if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
+    if api_address is None and any(options[name] for name in ("api_cert_file", "api_key_file", "api_service")):
+        raise UsageError(f"--api-cert-file, --api-key-file and --api-service need {API_OPTION}, which is none")
+    keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
+    service = _parse_api_certificate(options) if api_address is not None else None
     config = require_config(options["kubeconfig"])
-    pods, nodes = PodWatcher(config), NodeWatcher(config)
+    pods = PodWatcher(config)
     stack.callback(pods.close)
-    stack.callback(nodes.close)
-    store = SampleStore(settings, options["longest_window"], pods.current, nodes.current)
-    cluster = Cluster(make_collector, settings, on_round=store.add_round)
-    return AutoscaleServer(
-        store,
-        cluster,
-        KedaPart(ExternalScaler(store, keda[1]), keda[0], keda[2]) if keda is not None else None,
-        _make_api(options, api_address, config, stack) if api_address is not None else None,
-    )
+    store = SampleStore(settings, options["longest_window"], pods.current)
+    keda = api = None
+    if keda_address is not None:
+        scaler = ExternalScaler(store, _split_names(options["keda_client_name"]))
+        keda = KedaListener(scaler, keda_address, None if keda_tls is None else keda_tls.make_credentials)
+    if api_address is not None:
+        api = _make_api(options, api_address, service, config, store, stack)
+    return AutoscaleServer(store, Cluster(make_collector, settings, on_round=store.add_round), keda, api)
 
 
 def _parse_optional_address(text: str, option: str) -> Address | None:
     return None if text.strip().lower() in ("none", "") else parse_address(text, option)
 
 
-def _parse_keda(options: Mapping[str, Any]) -> tuple[Address, KedaCallers, Callable[[], Any] | None] | None:
-    address = _parse_optional_address(options["keda_address"], KEDA_OPTION)
-    files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
-    if address is None:
-        return None
-    names, namespaces = _split_names(options["keda_client_name"]), _split_names(options["keda_namespaces"])
-    if all(files):
-        if namespaces:
-            raise UsageError("--keda-namespaces applies only without client certificates: remove it")
-        certificate, key, client_ca = (Pem(file=file) for file in files)
-        tls = KedaTls(certificate, key, client_ca)
-        return address, KedaCallers(by_certificate=True, names=names), tls.make_credentials
-    if any(files) or names:
-        raise UsageError(
-            "client certificates need all of --keda-cert-file, --keda-key-file and --keda-client-ca-file: "
-            "give them all, or none"
-        )
-    if not _is_loopback(address.host):
-        raise UsageError(
-            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by other machines, "
-            "and any client could read any namespace: set --keda-cert-file, --keda-key-file and --keda-client-ca-file, "
-            f"listen on 127.0.0.1, or disable it with {KEDA_OPTION} none"
-        )
-    if not namespaces:
-        _log.warning("%s: no namespace is served: give client certificates or --keda-namespaces", KEDA_OPTION)
-    return address, KedaCallers(by_certificate=False, namespaces=namespaces), None
-
-
 def _split_names(text: str) -> frozenset[str]:
     return frozenset(filter(None, (name.strip() for name in text.split(","))))
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in ("api_cert_file", "api_key_file") if options[name]]
-    service = options["api_service"]
-    if address is None:
-        if given or service or options["external_metrics"]:
-            raise UsageError(f"{(*given, '--api-service', '--external-metrics')[0]} needs {API_OPTION}, which is none")
-        return
-    if len(given) == 1:
-        raise UsageError(f"{given[0]} alone is not enough: give --api-cert-file and --api-key-file")
-    if given and service:
+def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
+    """Returns None to serve without TLS, which is possible only on this machine."""
+    files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
+    if all(files):
+        certificate, key, client_ca = (Pem(file=file) for file in files)
+        return KedaTls(certificate, key, client_ca)
+    if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
-            f"{given[0]} and --api-service cannot be combined: use certificate files, or podgpu's own certificate"
+            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of --keda-cert-file, "
+            f"--keda-key-file and --keda-client-ca-file. Without certificates, use 127.0.0.1:{address.port} or none"
         )
-    if not given and not service:
+    return None
+
+
+def _parse_api_certificate(options: Mapping[str, Any]) -> ServiceName | None:
+    """Returns the Service for which podgpu creates a certificate, or None if the certificate is in files."""
+    files = [options[name] for name in ("api_cert_file", "api_key_file")]
+    if all(files) and not options["api_service"]:
+        return None
+    if any(files) or not options["api_service"]:
         raise UsageError(
-            f"{API_OPTION} needs a certificate: --api-cert-file and --api-key-file, or --api-service NAMESPACE/NAME "
-            "for podgpu's own certificate"
+            f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, or --api-service "
+            "NAMESPACE/NAME for podgpu's own certificate"
         )
+    return _parse_service(options["api_service"])
 
 
-def _make_api(options: Mapping[str, Any], address: Address, config: ApiConfig, stack: ExitStack) -> ApiPart:
-    trust = _watch_trust(config, stack)
-    make_updater = None
-    if options["api_service"]:
-        service = _parse_service(options["api_service"])
-        issuer = CertificateIssuer(service.host_names, socket.gethostname())
-        services = api_services(options["external_metrics"])
-
-        def make_updater(client: ApiClient) -> CaBundleUpdater:
-            return CaBundleUpdater(client, issuer, services, service)
-
-        def pair() -> tuple[Pem, Pem]:
-            issued = issuer.current
-            return Pem(text=issued.certificate, origin="podgpu's certificate"), Pem(text=issued.key, origin="its key")
-
+def _make_api(
+    options: Mapping[str, Any],
+    address: Address,
+    service: ServiceName | None,
+    config: ApiConfig,
+    store: SampleStore,
+    stack: ExitStack,
+) -> ApiListener:
+    selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
+    watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
+    stack.callback(watcher.close)
+    updater = None
+    if service is None:
+        certificate, key = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
     else:
-        files = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
+        own = issue(service.host, socket.gethostname())
+        certificate, key = own.pems()
+        updater = CaBundleUpdater(ApiClient(config), own.certificate, API_SERVICES, service)
 
-        def pair() -> tuple[Pem, Pem]:
-            return files
+    def find_proxy() -> FrontProxy | None:
+        return next(iter(watcher.items()), None)
 
-    tls = make_api_tls(pair, lambda: trust() or TrustConfig())
-    return ApiPart(
-        address,
-        tls,
-        trust,
-        lambda: ApiClient(config),
-        make_updater,
-        options["external_metrics"],
-    )
+    def require_proxy() -> FrontProxy:
+        return find_proxy() or FrontProxy()
 
-
-def api_services(external: bool) -> tuple[str, ...]:
-    """Returns the names of podgpu's APIServices."""
-    custom = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
-    return (*custom, f"{EXTERNAL_VERSION}.{EXTERNAL_GROUP}") if external else custom
+    tls = make_api_tls(certificate, key, require_proxy)
+    return ApiListener(MetricsApi(store, require_proxy), address, tls, find_proxy, updater)
 
 
 def unregister(options: Mapping[str, Any]) -> None:
@@ -300,25 +193,17 @@ def unregister(options: Mapping[str, Any]) -> None:
 
     async def remove_all() -> None:
         async with ApiClient(config) as client:
-            for name in api_services(options["external_metrics"]):
+            for name in API_SERVICES:
                 _log.info("APIService %s: %s", name, await remove_api_service(client, name, service))
 
     try:
         asyncio.run(remove_all())
     except SourceError as error:
-        names = " ".join(api_services(options["external_metrics"]))
-        raise StartError(f"{error}; remove them with: kubectl delete apiservice {names}") from error
+        raise StartError(f"{error}; remove them with: kubectl delete apiservice {' '.join(API_SERVICES)}") from error
 
 
 def _parse_service(text: str) -> ServiceName:
-    namespace, slash, name = text.partition("/")
-    if not slash or not namespace or not name or "/" in name or not text.isascii():
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
         raise UsageError(f"--api-service {text!r}: must be NAMESPACE/NAME of the Service")
     return ServiceName(namespace, name)
-
-
-def _watch_trust(config: ApiConfig, stack: ExitStack) -> Callable[[], TrustConfig | None]:
-    selector = {"fieldSelector": f"metadata.name={CONFIG_NAME}"}
-    watcher: Informer[TrustConfig] = Informer(config, _CONFIGMAPS, selector, parse_trust_config)
-    stack.callback(watcher.close)
-    return lambda: next(iter(watcher.items()), None)

@@ -1,4 +1,4 @@
-"""Reads dcgm-exporter's YAML configuration, versions 1 (4.8.3) and 2 (4.8.4), and merges it into the options.
+"""Reads dcgm-exporter's YAML configuration (version 2) and merges it into the options.
 
 Flags and environment variables override the file.
 """
@@ -6,15 +6,14 @@ Flags and environment variables override the file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import click
-from click.core import ParameterSource
 from msgspec import Meta, Struct
 
-from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention
-from podgpu.cli.options import FROM_FILE, parse_go_duration
+from podgpu.agent.lanes import Collection
+from podgpu.cli.options import FROM_FILE, is_set, parse_go_duration
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 from podgpu.metrics.counters import CounterSpec, make_counter
@@ -22,53 +21,38 @@ from podgpu.yaml_file import decode_yaml
 
 _MAX_BYTES = 256 * 1024
 _ALL_FIELDS = ["*"]
-_NO_LIMIT = (
-    "--watch-max-keep-age and --watch-max-keep-samples are both 0, so samples are kept without limit: set one of them"
-    " above 0"
-)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """Content of the configuration file. None means not set."""
+
+    path: str = ""
+    counters_file: str = ""
+    counters: tuple[CounterSpec, ...] | None = None
+    exporter_metrics: bool | None = None
+    interval: float | None = None
+    collections: tuple[Collection, ...] = ()  # excludes the collection that matches all fields
+    ignored: tuple[str, ...] = ()  # warnings about entries without effect
+    max_concurrent_scrapes: int | None = None
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options merged with the file. Entries without an option are in `config`. Raises UsageError."""
     path = options["config_file"]
-    config = _read(path) if path else ConfigFile("")
+    config = _read(path) if path else ConfigFile()
     values = {
         "collectors": config.counters_file or None,
         "collect_interval": config.interval,
-        "watch_max_keep_age": config.retention.max_age,
-        "watch_max_keep_samples": config.retention.max_samples,
         "max_concurrent_scrapes": config.max_concurrent_scrapes,
         "enable_exporter_metrics": config.exporter_metrics,
     }
-    from_file = {name: value for name, value in values.items() if value is not None and not _is_set(ctx, name)}
-    if _is_set(ctx, "collectors") or (_is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
+    from_file = {name: value for name, value in values.items() if value is not None and not is_set(ctx, name)}
+    if is_set(ctx, "collectors") or (is_set(ctx, "configmap_data") and options["configmap_data"] != "none"):
         config = replace(config, counters=None)
         from_file.pop("collectors", None)
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
-    merged = {**options, **from_file, "config": config}
-    retention = SampleRetention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
-    if retention.is_endless:
-        raise UsageError(_NO_LIMIT)
-    for collection in config.collections:
-        if collection.retention.fill_from(retention).is_endless:
-            raise UsageError(
-                f"{collection.place}: collection {collection.name} keeps samples without limit: set a maximum age or"
-                " number of samples above 0"
-            )
-    return merged
-
-
-def list_ignored_entries(options: dict[str, Any]) -> list[str]:
-    """Returns warnings about entries of the file that have no effect."""
-    config: ConfigFile = options["config"]
-    if not config.bind_unbind:
-        return []
-    where = f"{config.path}: sources.dcgm.detectBindUnbind"
-    return [f"{where} has no effect: podgpu always detects GPUs that are added or removed"]
-
-
-def _is_set(ctx: click.Context, parameter: str) -> bool:
-    return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+    return {**options, **from_file, "config": config}
 
 
 def _read(path: str) -> ConfigFile:
@@ -81,7 +65,6 @@ def _read(path: str) -> ConfigFile:
 # The file
 
 _Text = Annotated[str, Meta(min_length=1)]
-_Texts = Annotated[list[_Text], Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 
@@ -126,75 +109,43 @@ class _BindUnbind(_ConfigSection):
     poll_interval: _GoDuration | None = None
 
 
-class _Server(_ConfigSection):
-    max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
+class _Watch(_ConfigSection):
+    """How long DCGM keeps samples. Has no effect, because podgpu uses the newest sample only."""
+
+    max_keep_age: _GoDuration | None = None
+    max_keep_samples: _Count | None = None
 
 
-class _ConfigV1(_ConfigSection):
-    version: int
-    metrics: _Metrics | None = None
-    collection: _CollectionV1 | None = None
-    sources: _SourcesV1 | None = None
-    server: _Server | None = None
-
-
-class _CollectionV1(_ConfigSection):
-    interval: _Interval | None = None
-    watch_groups: list[_WatchGroup] | None = None
-    retention: _RetentionV1 | None = None
-
-
-class _RetentionV1(_ConfigSection):
-    max_age: _GoDuration | None = None
-    max_samples: _Count | None = None
-
-
-class _WatchGroup(_ConfigSection):
-    name: _Text
-    interval: _Interval
-    fields: _Texts
-    retention: _RetentionV1 | None = None
-
-
-class _SourcesV1(_ConfigSection):
-    dcgm: _DcgmV1 | None = None
-
-
-class _DcgmV1(_ConfigSection):
-    detect_bind_unbind: _BindUnbind | None = None
-
-
-class _ConfigV2(_ConfigSection):
-    version: int
-    metrics: _Metrics | None = None
-    collections: Annotated[list[_CollectionV2], Meta(min_length=1)] | None = None
-    sources: _SourcesV2 | None = None
-    server: _Server | None = None
-
-
-class _CollectionV2(_ConfigSection):
-    name: _Text
-    every: _Interval
-    metrics: _Include
-    sources: _SourcesV2 | None = None
-
-
-class _Include(_ConfigSection):
-    include: _Texts
-
-
-class _SourcesV2(_ConfigSection):
-    dcgm: _DcgmV2 | None = None
-
-
-class _DcgmV2(_ConfigSection):
+class _Dcgm(_ConfigSection):
     watch: _Watch | None = None
     detect_bind_unbind: _BindUnbind | None = None
 
 
-class _Watch(_ConfigSection):
-    max_keep_age: _GoDuration | None = None
-    max_keep_samples: _Count | None = None
+class _Sources(_ConfigSection):
+    dcgm: _Dcgm | None = None
+
+
+class _Include(_ConfigSection):
+    include: Annotated[list[_Text], Meta(min_length=1)]
+
+
+class _ConfigCollection(_ConfigSection):
+    name: _Text
+    every: _Interval
+    metrics: _Include
+    sources: _Sources | None = None
+
+
+class _Server(_ConfigSection):
+    max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
+
+
+class _Config(_ConfigSection):
+    version: int
+    metrics: _Metrics | None = None
+    collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
+    sources: _Sources | None = None
+    server: _Server | None = None
 
 
 class _Version(Struct):
@@ -203,79 +154,41 @@ class _Version(Struct):
 
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
     """Parses the file. Raises UsageError with the path of the file and of the invalid entry."""
-    version = decode_yaml(content, path, _Version).version
-    if version == 1:
-        return _read_v1(decode_yaml(content, path, _ConfigV1, _decode_duration), path)
-    if version == 2:
-        return _read_v2(decode_yaml(content, path, _ConfigV2, _decode_duration), path)
-    raise UsageError(f"{path}: version: must be 2, or 1 (dcgm-exporter 4.8.3)")
-
-
-def _read_v1(config: _ConfigV1, path: str) -> ConfigFile:
-    base = config.collection or _CollectionV1()
-    dcgm = (config.sources or _SourcesV1()).dcgm or _DcgmV1()
-    collections = [
-        Collection(
-            group.name,
-            group.interval.seconds,
-            tuple(group.fields),
-            _retention_v1(group.retention),
-            f"{path}: collection.watchGroups[{number}]",
-        )
-        for number, group in enumerate(base.watch_groups or ())
-    ]
-    interval, retention = base.interval.seconds if base.interval else None, _retention_v1(base.retention)
-    return _make(path, config, dcgm.detect_bind_unbind, interval, retention, collections)
-
-
-def _read_v2(config: _ConfigV2, path: str) -> ConfigFile:
-    """The collection with include ['*'] sets interval and retention of all fields that are in no other collection."""
-    dcgm = (config.sources or _SourcesV2()).dcgm or _DcgmV2()
-    retention, interval = _retention_v2(config.sources), None
-    collections = []
-    for number, row in enumerate(config.collections or ()):
-        place, kept = f"{path}: collections[{number}]", _retention_v2(row.sources)
-        if row.metrics.include != _ALL_FIELDS:
-            collections.append(Collection(row.name, row.every.seconds, tuple(row.metrics.include), kept, place))
-        elif interval is not None:
-            raise UsageError(f"{place}: only one collection may include ['*']")
-        else:
-            interval, retention = row.every.seconds, kept.fill_from(retention)
-    return _make(path, config, dcgm.detect_bind_unbind, interval, retention, collections)
-
-
-def _retention_v1(retention: _RetentionV1 | None) -> SampleRetention:
-    retention = retention or _RetentionV1()
-    return SampleRetention(retention.max_age.seconds if retention.max_age else None, retention.max_samples)
-
-
-def _retention_v2(sources: _SourcesV2 | None) -> SampleRetention:
-    watch = ((sources or _SourcesV2()).dcgm or _DcgmV2()).watch or _Watch()
-    return SampleRetention(watch.max_keep_age.seconds if watch.max_keep_age else None, watch.max_keep_samples)
-
-
-def _make(
-    path: str,
-    config: _ConfigV1 | _ConfigV2,
-    bind_unbind: _BindUnbind | None,
-    interval: float | None,
-    retention: SampleRetention,
-    collections: Sequence[Collection],
-) -> ConfigFile:
+    if decode_yaml(content, path, _Version).version != 2:
+        raise UsageError(f"{path}: version: must be 2, as in dcgm-exporter 4.8.4 and later")
+    config = decode_yaml(content, path, _Config, _decode_duration)
     metrics, server = config.metrics or _Metrics(), config.server or _Server()
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
+    interval, collections = _read_collections(config, path)
+    bind_unbind = ((config.sources or _Sources()).dcgm or _Dcgm()).detect_bind_unbind
+    where = f"{path}: sources.dcgm.detectBindUnbind"
+    ignored = f"{where} has no effect: podgpu always detects GPUs that are added or removed"
     return ConfigFile(
         path=path,
         counters_file=metrics.file or "",
         counters=_read_fields(metrics.fields, path) if metrics.fields else None,
         exporter_metrics=metrics.enable_exporter_metrics,
         interval=interval,
-        retention=retention,
-        collections=tuple(collections),
-        bind_unbind=bind_unbind is not None and bool(bind_unbind.enabled),
+        collections=collections,
+        ignored=(ignored,) if bind_unbind is not None and bind_unbind.enabled else (),
         max_concurrent_scrapes=server.max_concurrent_scrapes,
     )
+
+
+def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
+    """The collection with include ['*'] sets the interval of all fields that are in no other collection."""
+    interval = None
+    collections = []
+    for number, row in enumerate(config.collections or ()):
+        place = f"{path}: collections[{number}]"
+        if row.metrics.include != _ALL_FIELDS:
+            collections.append(Collection(row.name, row.every.seconds, tuple(row.metrics.include), place))
+        elif interval is not None:
+            raise UsageError(f"{place}: only one collection may include ['*']")
+        else:
+            interval = row.every.seconds
+    return interval, tuple(collections)
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:

@@ -17,14 +17,12 @@ from typing import NamedTuple
 import click
 from aiohttp import web
 
-from podgpu.agent.assemble import Holders, assemble_agent
 from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.exporter_options import PRICES_HELP
-from podgpu.cli.options import Option, make_command
-from podgpu.cli.process import configure_logging
+from podgpu.cli.options import make_command, options_of
+from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import EXAMPLE, ReadPrices, read_prices
+from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_waste
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.cluster.settings import ViewSettings
@@ -33,6 +31,7 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import WorkloadOwner
@@ -47,13 +46,6 @@ from podgpu.web.sockets import Address, parse_address
 CLUSTER_OPTION = "--cluster-address"
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
-DEMO_OPTIONS = (
-    Option("address", "a", default=":9400", help="Address of the first node's exporter."),
-    Option("cluster-address", default=":9401", help="Address of the cluster view."),
-    Option("gpus", default="8xH100", help="GPUs of the first node, such as 2xA100,1xH100/7x1g.10gb."),
-    Option("calm", help="Simulate no faults and no pods that start or end.", kind="flag"),
-    Option("prices", default=EXAMPLE, help=PRICES_HELP),
-)
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
@@ -62,7 +54,7 @@ _STOP_SECONDS = 2.0
 
 @make_command(
     "demo",
-    DEMO_OPTIONS,
+    options_of("demo"),
     ("podgpu demo", "open http://localhost:9401/ in a browser"),
     ("podgpu demo --calm", "the same without faults"),
     ("podgpu top --cluster localhost:9401", "in a second terminal: the demo as a table"),
@@ -220,16 +212,16 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = node.gpus
-    agent = assemble_agent(
+    agent = Agent(
         NvmlTelemetry(node.driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall),
-        Holders([KubeletAllocation(node.kubelet.socket)], names.read),
+        HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
             allocation_interval=1.0,
             policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
         ),
-        ContainerFinder(str(node.root / "proc")),
         clock,
+        containers=ContainerFinder(str(node.root / "proc")),
     )
     return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
 

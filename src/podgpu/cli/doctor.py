@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from podgpu.cli.config_file import list_ignored_entries, merge_config_file
+from podgpu.cli.config_file import merge_config_file
+from podgpu.cli.examine import CONFIG_FILE, NodeExamination
 from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS, hide, pick_options
-from podgpu.cli.options import Option, make_command
+from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_of
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.doctor.autoscale import check_autoscaling
-from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
-from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
+from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, wrong
 from podgpu.errors import UsageError
-
-_CHANGES = {"kubernetes": {"help": "Check pod labels. Default: true if the kubelet's socket exists."}}
-DOCTOR_OPTIONS = (
-    *hide(pick_options((option.flag for option in EXPORTER_OPTIONS), _CHANGES)),
-    Option(
-        "autoscale",
-        default="false",
-        help="Check autoscaling instead: the value of every podgpu metric that HPAs and ScaledObjects use, or the"
-        " reason why there is none. Needs the API server.",
-        kind="bool",
-    ),
-    Option("json", default="false", help="Print the findings as JSON.", kind="bool"),
-)
 
 
 @make_command(
     "doctor",
-    DOCTOR_OPTIONS,
+    options_of("doctor", (option.flag for option in EXPORTER_OPTIONS), hidden=True),
     ("podgpu doctor", "check that podgpu can read the GPUs and find their pods"),
     ("podgpu doctor -k --allocation kubelet", "check `podgpu exporter` with these options"),
     ("podgpu doctor --autoscale", "check the GPU metrics of this cluster's HPAs"),
@@ -49,15 +33,15 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if options["autoscale"]:
         with quiet_logs(options["debug"]):
             return _print(options, check_autoscaling(options["kubeconfig"]))
-    kubernetes_is_set = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
+    kubernetes_is_set = is_set(ctx, "kubernetes")
     options, config_findings = _merge_config_file(ctx, options)
     check_options(options)
     options = parse_host_engine(ctx, options)
-    ignored = (*list_ignored_options(ctx), *list_ignored_entries(options))
-    examination = NodeExamination(options, kubernetes_is_set)
-    with closing(examination), quiet_logs(options["debug"]):
-        findings = examination.run(config_findings, ignored)
-    return _print(options, findings)
+    ignored = (*list_ignored_options(ctx), *options["config"].ignored)
+    examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
+    with quiet_logs(options["debug"]):
+        findings = examination.run()
+    return _print(options, [*config_findings, *(note("options", text) for text in ignored), *findings])
 
 
 def _print(options: dict[str, Any], findings: list[Finding]) -> int:

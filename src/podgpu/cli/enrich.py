@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
-from podgpu.agent.api_access import ApiAccess, open_exposition
-from podgpu.agent.assemble import make_holders, open_telemetry
-from podgpu.cli.exporter_options import EXPORTER_ACCESS_OPTIONS, pick_options
-from podgpu.cli.options import Option, make_command
-from podgpu.cli.process import configure_logging, stop_on_signal
+from podgpu.cli.node import make_holders, open_exposition, open_telemetry
+from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
+from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.clock import Clock
-from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
+from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
+from podgpu.holders.api import ApiAccess
+from podgpu.holders.reader import AllocationReader
 from podgpu.metrics.render import Policy
-from podgpu.model import Device
-from podgpu.workers import Workers
+from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger("podgpu")
 _INTERVALS_KEPT = 5
@@ -49,42 +44,13 @@ _SHARED = (
     "path-varlog",
     "debug",
     "log-format",
-)
-_CHANGES = {
-    "kubernetes": {"default": "true"},
-    "use-old-namespace": {"help": "Write pod_name, pod_namespace and container_name, as dcgm-exporter 1.x did."},
-    "kubernetes-gpu-id-type": {
-        "help": "device-name: match the kubelet's ids nvidia<N> with dcgm-exporter's label device (for GKE, if this"
-        " container has no driver)."
-    },
-}
-
-
-ENRICH_OPTIONS = (
-    Option("in", help="dcgm-exporter's metrics: HOST:9400, a URL, or the path of its file."),
-    Option("out", help="File to write, in node_exporter's textfile directory. Its name must end in .prom."),
-    Option(
-        "once",
-        default="false",
-        help="Write once and exit. The exit code is 1 if nothing was written or no source of pod labels could be read.",
-        kind="bool",
-    ),
-    Option("interval", default="15s", help="Interval between writes of the file.", kind="duration"),
-    Option(
-        "stale-after",
-        default="75s",
-        help="Remove metrics that could not be updated for this time. Default: 5 intervals; never with --once.",
-        kind="duration",
-    ),
-    Option("mode", default="0644", help="Permissions of the file, in octal."),
-    *pick_options(_SHARED, _CHANGES),
-    *EXPORTER_ACCESS_OPTIONS,
+    *EXPORTER_ACCESS_FLAGS,
 )
 
 
 @make_command(
     "enrich",
-    ENRICH_OPTIONS,
+    options_of("enrich", _SHARED),
     (
         "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
         "add pod labels to the metrics of this node's dcgm-exporter",
@@ -109,7 +75,7 @@ def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_exposition(options["in"], options)
-    textfile = AtomicFile(options["out"], _mode(options["mode"]))
+    textfile = AtomicFile(options["out"])
     if textfile.path.suffix != ".prom":
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FileExposition):
@@ -126,18 +92,11 @@ def _check_paths(source: str, out: str) -> None:
         _log.warning("--in and --out are in the same directory: node_exporter will export every metric twice")
 
 
-def _mode(text: str) -> int:
-    if not re.fullmatch(r"0?o?[0-7]{3}", text):
-        raise UsageError(f"--mode {text!r}: must be permissions in octal, such as 0644")
-    return int(text.removeprefix("0o"), 8)
-
-
 def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
-    is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
     default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
     return EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
-        stale_after=options["stale_after"] if is_set else default,
+        stale_after=options["stale_after"] if is_set(ctx, "stale_after") else default,
         device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
     )
 
@@ -164,11 +123,10 @@ def _open_enricher(
         holders = make_holders(options, api, driver)
         isolation = Workers()
         stack.callback(isolation.close)
-        turn = AllocationTurn(
-            holders.sources, holders.identities, isolation, _DEADLINE_SECONDS, Clock(), holders.liveness
-        )
-        stack.callback(turn.close)
-        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
+        errors = ErrorCounts()
+        reader = AllocationReader(holders, isolation, errors, Clock())
+        stack.callback(reader.close)
+        yield Enricher(_fetch(source, isolation), reader.read, textfile, errors, settings, CompanionDriver(driver))
 
 
 def _run(enricher: Enricher, interval: float) -> None:
@@ -194,12 +152,3 @@ def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedE
         return result.value
 
     return fetch
-
-
-def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], HolderResult]:
-    def holders(devices: Sequence[Device]) -> HolderResult:
-        part = turn.collect(devices)
-        assignments = replace_uids(part.assignments, part.api_uids)
-        return HolderResult(assignments, part.unmapped, part.sources, Counter(part.errors))
-
-    return holders

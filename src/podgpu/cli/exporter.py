@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from podgpu.agent.api_access import SOON_SECONDS, SYNC_SECONDS, ApiAccess
-from podgpu.agent.assemble import Options, build_exporter_agent
 from podgpu.agent.loop import Agent
-from podgpu.cli.config_file import list_ignored_entries, merge_config_file
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
-from podgpu.cli.options import is_given, make_command
-from podgpu.cli.process import configure_logging
-from podgpu.cli.terminal import print_out
+from podgpu.cli.config_file import merge_config_file
+from podgpu.cli.node import Options, build_exporter_agent
+from podgpu.cli.options import EXPORTER_OPTIONS, is_given, is_set, make_command
+from podgpu.cli.terminal import configure_logging, print_out
 from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
+from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
@@ -57,7 +54,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     # The exporter must answer probes soon, even if the API server does not respond. With --once it can wait longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
         agent = build_exporter_agent(options, api)
-        for sentence in (*list_ignored_options(ctx), *list_ignored_entries(options)):
+        for sentence in (*list_ignored_options(ctx), *options["config"].ignored):
             _log.warning("%s", sentence)
         if once:
             _print_once(agent)
@@ -120,8 +117,7 @@ def check_options(options: Mapping[str, Any]) -> ListenAddresses:
 def parse_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Checks DCGM's options and adds `host_engine`, which is None unless -r is given."""
     engine = None
-    is_set = ctx.get_parameter_source("remote_hostengine_info") is not ParameterSource.DEFAULT
-    if is_set and options["remote_hostengine_info"]:
+    if is_set(ctx, "remote_hostengine_info") and options["remote_hostengine_info"]:
         from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
 
         engine = parse_address(options["remote_hostengine_info"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import click
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import print_out
 from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields
-
-_HEAD = ("id", "name", "unit", "mig", "from")
+from podgpu.metrics.names import rename_of
 
 
 @make_command(
@@ -21,19 +18,33 @@ _HEAD = ("id", "name", "unit", "mig", "from")
 )
 @click.argument("pattern", required=False, default="", metavar="[TEXT]")
 def command(pattern: str) -> None:
-    """List the DCGM fields that podgpu reads from NVML: id, name, unit, whether MIG instances have their own value,
-    and the NVML function. TEXT filters by name, also by the names of dcgm-exporter 1.x and 4.9.
+    """List the DCGM fields: id, name, unit, whether MIG instances have their own value, where podgpu reads the field,
+    and its name and unit in dcgm-exporter 4.9. TEXT filters by name, also by the names of dcgm-exporter 1.x and 4.9.
     """
-    rows = [_make_row(field) for field in fields().values() if field.recipe is not None and _matches(field, pattern)]
-    print_out(format_table(_HEAD, rows))
+    rows = [
+        (
+            str(field.id),
+            field.name,
+            field.unit,
+            "own value" if field.per_instance else "",
+            _describe_source(field),
+            _describe_successor(field),
+        )
+        for field in fields().values()
+        if any(pattern.lower() in name.lower() for name in field.names)
+    ]
+    table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print_out(f"{line.rstrip()}\n")
 
 
-def _matches(field: Field, pattern: str) -> bool:
-    return any(pattern.lower() in name.lower() for name in field.names)
-
-
-def _make_row(field: Field) -> tuple[str, ...]:
-    return str(field.id), field.name, field.unit, "own value" if field.per_instance else "", _describe_source(field)
+def _describe_successor(field: Field) -> str:
+    rename = rename_of(field.name)
+    if rename is None or rename.new_name == field.name:
+        return ""
+    return f"{rename.new_name} ({rename.new.unit})" if rename.new.unit else rename.new_name
 
 
 def _describe_source(field: Field) -> str:
@@ -46,13 +57,4 @@ def _describe_source(field: Field) -> str:
             return f"GPM metric {metric} (Hopper and later)"
         case Recorded():
             return "counted by podgpu"
-    return ""
-
-
-def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = (
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines
-    )
-    return "".join(f"{line}\n" for line in padded)
+    return "only with DCGM"

@@ -9,53 +9,21 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from podgpu.cli.exporter_options import pick_options
-from podgpu.cli.options import Option, make_command
-from podgpu.cli.process import configure_logging, stop_on_signal
+from podgpu.cli.options import make_command, options_of
+from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
-from podgpu.holders.podlist import DEFAULT_PATHS
 from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:
     from podgpu.web.sockets import Address
 
 _log = logging.getLogger("podgpu")
-_SHARED = ("path-proc", "debug", "log-format")
-_CHANGES = {"path-proc": {"help": "The host's /proc. driver/nvidia in it maps GPU numbers to UUIDs."}}
-
-HOOK_OPTIONS = (
-    Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "NRI socket of the container runtime."),
-    Option(
-        "podlist",
-        "",
-        "PODGPU_HOOK_PODLIST",
-        DEFAULT_PATHS[0],
-        "File to maintain. In a container, mount its directory, not the file.",
-    ),
-    Option(
-        "inject",
-        "",
-        "PODGPU_HOOK_INJECT",
-        "false",
-        "Set NVIDIA_VISIBLE_DEVICES of new containers from koordinator's annotation. Without --inject, the"
-        " hook does not change containers.",
-        "bool",
-    ),
-    Option(
-        "address",
-        "a",
-        "PODGPU_HOOK_LISTEN",
-        "",
-        "Address of the hook's own metrics and probes, such as :9403. Default: none.",
-    ),
-    *pick_options(_SHARED, _CHANGES),
-)
 
 
 @make_command(
     "hook",
-    HOOK_OPTIONS,
+    options_of("hook", ("path-proc", "debug", "log-format")),
     ("podgpu hook", "maintain podlist.json"),
     ("podgpu hook -a :9403", "also serve metrics and probes"),
     (

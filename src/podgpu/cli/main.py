@@ -5,20 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, resources
 
 import click
 
 from podgpu import __version__
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
-from podgpu.cli.options import (
-    describe_origin,
-    explain_unknown,
-    is_misspelt_long_option,
-    normalize_arguments,
-    write_examples,
-    write_list,
-)
+from podgpu.cli.options import describe_origin, normalize_arguments, write_examples
 from podgpu.errors import PodgpuError, UsageError, one_line
 
 MAIN_COMMANDS = {
@@ -32,8 +24,8 @@ OTHER_COMMANDS = {
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
-    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9, or back.",
-    "fields": "List the DCGM fields that NVML provides.",
+    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9.",
+    "fields": "List the DCGM fields, their sources and their names in 4.9.",
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (
@@ -54,26 +46,27 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"podgpu.cli.{cmd_name}").command
-        command.short_help = COMMANDS[cmd_name]
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise click.UsageError(explain_unknown("command", args[0], COMMANDS), ctx)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_list(formatter, "Commands", MAIN_COMMANDS.items())
-        write_list(formatter, "More commands", OTHER_COMMANDS.items())
+        for title, commands in (("Commands", MAIN_COMMANDS), ("More commands", OTHER_COMMANDS)):
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, _EXAMPLES)
 
 
+def _read_commit() -> str:
+    """Returns the commit that `make release` writes into the package."""
+    try:
+        return f"commit {(resources.files('podgpu') / 'commit.txt').read_text(encoding='utf-8').strip()}"
+    except FileNotFoundError:
+        return "built from a source tree"
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="podgpu")
+@click.version_option(__version__, prog_name="podgpu", message=f"podgpu {__version__} ({_read_commit()})")
 def cli() -> None:
     """podgpu shows which pod uses which GPU, how much of it, and what that costs."""
 
@@ -89,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Returns 0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage."""
     if arguments[:1] and arguments[0] in COMMANDS:
-        arguments = normalize_arguments(arguments, EXPORTER_OPTIONS)
+        arguments = normalize_arguments(arguments)
     try:
         result = cli.main(arguments, prog_name="podgpu", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -97,7 +90,7 @@ def run(arguments: list[str]) -> int:
         return 2
     except click.UsageError as error:
         command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
-        return _fail(f"{_CREDENTIALS.sub('…@', _explain(error, arguments))} (see podgpu{command} --help)", 2)
+        return _fail(f"{_CREDENTIALS.sub('…@', _explain(error))} (see podgpu{command} --help)", 2)
     except click.Abort:
         return 130
     except UsageError as error:
@@ -107,24 +100,11 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _explain(error: click.UsageError, arguments: Sequence[str]) -> str:
-    """Replaces click's message, which names the variable even if the flag is wrong and misreads Go's `-collectors`."""
-    long_names = _long_names(error.ctx)
-    misspelt = next((a for a in arguments if is_misspelt_long_option(a, long_names)), None)
-    if misspelt is not None:
-        return explain_unknown("option", misspelt.partition("=")[0], long_names)
-    if isinstance(error, click.NoSuchOption):
-        if arguments[0] not in COMMANDS:
-            return f"there is no option {error.option_name} before the command: write podgpu COMMAND {arguments[0]}"
-        return explain_unknown("option", error.option_name, long_names)
+def _explain(error: click.UsageError) -> str:
+    """Replaces click's message about a wrong value, which names the variable even if the flag is wrong."""
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{max(error.param.opts, key=len)}: {error.message}{describe_origin(error.param, error.ctx)}"
     return error.format_message()
-
-
-def _long_names(ctx: click.Context | None) -> list[str]:
-    names = [name for parameter in (ctx.command.params if ctx else ()) for name in parameter.opts]
-    return [name for name in (*names, "--help") if name.startswith("--")]
 
 
 def _fail(message: str, code: int) -> int:

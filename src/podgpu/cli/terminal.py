@@ -1,17 +1,20 @@
-"""Writes to standard output, and detects its terminal features."""
+"""Writes to standard output and detects its features, configures logging to standard error, and handles signals."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import click
 
-from podgpu.cli.process import configure_logging
-from podgpu.errors import StartError
+from podgpu.errors import StartError, one_line
 
 
 def print_out(text: str | bytes) -> None:
@@ -51,3 +54,54 @@ def quiet_logs(debug: bool = False) -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+# Logs and signals
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_time(record)} {record.levelname:<7} {one_line(record.getMessage())}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        text = json.dumps(entry, ensure_ascii=False)  # escapes only ASCII control characters
+        return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _is_our_error(record: logging.LogRecord) -> bool:
+    """Filters out errors about malformed requests, because a port scanner would fill the log with tracebacks."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__module__ != "aiohttp.http_exceptions"
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def configure_logging(log_format: str, debug: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if log_format == "json" else _Text())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
+    for noisy in ("asyncio", "aiohttp.access", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
+    server = logging.getLogger("aiohttp.server")
+    (server.removeFilter if debug else server.addFilter)(_is_our_error)
+
+
+def stop_on_signal() -> threading.Event:
+    """Returns an event that SIGTERM and SIGINT set, for commands without a web server."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping

@@ -11,20 +11,19 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import Options, assemble_agent, make_holders, node_name, open_telemetry
-from podgpu.agent.loop import Settings
-from podgpu.cli.exporter_options import hide, pick_options
-from podgpu.cli.options import Option, make_command
+from podgpu.agent.loop import Agent, Settings
+from podgpu.cli.node import Options, make_holders, node_name, open_telemetry
+from podgpu.cli.options import is_set, make_command, options_of
 from podgpu.cli.terminal import is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
+from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
 from podgpu.top.feed import Feed
 from podgpu.top.lines import arrange
-from podgpu.top.screen import ORDERS, Controls
+from podgpu.top.screen import Controls
 from podgpu.top.source import ClusterSource, ExporterSource, LocalSource, Source
 from podgpu.top.table import Table, as_text, render_totals
 from podgpu.usage.containers import ContainerFinder
@@ -44,24 +43,11 @@ _LOCAL = (
     "path-sysfs",
     "path-varlog",
 )
-_CHANGES = {"kubernetes": {"help": "Show pods. Default: true if the kubelet's socket can be opened."}}
-
-
-TOP_OPTIONS = (
-    Option("url", help="Read from this exporter (podgpu or dcgm-exporter): HOST:9400 or a URL."),
-    Option("cluster", help="Read all nodes from this podgpu cluster: HOST:9401 or a URL."),
-    Option("once", default="false", help="Print one table and exit.", kind="bool"),
-    Option("sort", default="gpu", help="Sort order.", kind=f"choice:{'|'.join(ORDERS)}"),
-    Option("filter", help="Show only lines with this text in namespace, pod, container, node or model."),
-    Option("interval", default="1s", help="Interval between readings.", kind="duration"),
-    Option("processes", default="false", help="Show processes (only with the local driver).", kind="bool"),
-    *hide(pick_options(_LOCAL, _CHANGES)),
-)
 
 
 @make_command(
     "top",
-    TOP_OPTIONS,
+    options_of("top", _LOCAL, hidden=True),
     ("podgpu top", "show this node"),
     ("podgpu top --cluster localhost:9401", "show all nodes of a cluster"),
     ("podgpu top --url gpu-1:9400 --once --sort idle", "print another node as plain text, the longest idle GPUs first"),
@@ -75,7 +61,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     if options["url"] or options["cluster"]:
         _reject_local_options(ctx, options)
-    elif ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
+    elif not is_set(ctx, "kubernetes"):
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
     controls = Controls(options["sort"], options["filter"])
     with quiet_logs(), ExitStack() as at_exit:
@@ -114,12 +100,14 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
     counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
-    settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
+    settings = Settings(
+        node_name=node_name(), interval=options["interval"], selection=selection, policy=Policy(counters=counters)
+    )
     holders = make_holders(options, api, telemetry)
-    agent = assemble_agent(telemetry, holders, settings, ContainerFinder(options["path_proc"]))
+    agent = Agent(telemetry, holders, settings, containers=ContainerFinder(options["path_proc"]))
     agent.check_selection()
     at_exit.callback(agent.stop)
-    return LocalSource(agent, node_name(), options["processes"], options["interval"])
+    return LocalSource(agent, options["processes"], options["interval"])
 
 
 def _run(feed: Feed, controls: Controls) -> int:

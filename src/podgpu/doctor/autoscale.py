@@ -8,14 +8,7 @@ from urllib.parse import quote
 
 from podgpu.autoscale.metrics import METRICS
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.requests import (
-    CUSTOM_GROUP,
-    CUSTOM_VERSIONS,
-    EXTERNAL_GROUP,
-    EXTERNAL_VERSION,
-    TRIGGER_KEYS,
-    parse_trigger,
-)
+from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, TRIGGER_KEYS, parse_trigger
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, few_of
 from podgpu.kube.client import ApiClient, Object
@@ -42,25 +35,20 @@ def check_autoscaling(kubeconfig: str) -> list[Finding]:
 
 
 async def examine_autoscaling(client: ApiClient) -> list[Finding]:
-    findings = [
-        await _check_api_service(client, f"{version}.{CUSTOM_GROUP}", is_needed=True) for version in CUSTOM_VERSIONS
-    ]
-    findings.append(await _check_api_service(client, f"{EXTERNAL_VERSION}.{EXTERNAL_GROUP}", is_needed=False))
+    findings = [await _check_api_service(client, f"{version}.{CUSTOM_GROUP}") for version in CUSTOM_VERSIONS]
     findings += [finding async for finding in _check_hpas(client)]
     findings += [finding async for finding in _check_scaled_objects(client)]
     return findings
 
 
-async def _check_api_service(client: ApiClient, name: str, is_needed: bool) -> Finding:
+async def _check_api_service(client: ApiClient, name: str) -> Finding:
     subject = f"APIService {name}"
     try:
         api_service = await client.get(f"{_APISERVICES}{name}")
     except SourceError as error:
         if error.reason != "not_found":
             return wrong(subject, str(error))
-        if is_needed:
-            return note(subject, "not found: HPAs cannot use custom metrics", _INSTALL)
-        return ok(subject, "not found: external metrics are not available; KEDA or podgpu can provide them")
+        return note(subject, "not found: HPAs cannot use custom metrics", _INSTALL)
     service = api_service.get("spec", {}).get("service") or {}
     owner = f"{service.get('namespace', '?')}/{service.get('name', '?')}" if service else "the API server itself"
     conditions = api_service.get("status", {}).get("conditions") or ()

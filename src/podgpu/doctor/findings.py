@@ -24,9 +24,6 @@ class Finding:
     advice: str = ""
 
 
-REPORT = "this is a bug in podgpu: run it again with --debug and report the output"
-
-
 def ok(subject: str, text: str) -> Finding:
     return Finding(Level.OK, subject, text)
 
@@ -37,15 +34,6 @@ def note(subject: str, text: str, advice: str = "") -> Finding:
 
 def wrong(subject: str, text: str, advice: str = "") -> Finding:
     return Finding(Level.WRONG, subject, text, advice)
-
-
-def report_error(subject: str, error: Exception | None, advice: str = "") -> Finding:
-    """Reports a failed read. An unexpected exception is reported as a bug in podgpu."""
-    return wrong(subject, str(error), REPORT if is_bug(error) else advice)
-
-
-def is_bug(error: Exception | None) -> bool:
-    return getattr(error, "reason", "") == "bug"
 
 
 def count(findings: Sequence[Finding], level: Level) -> int:

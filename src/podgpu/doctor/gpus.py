@@ -1,14 +1,14 @@
-"""Checks the driver and the GPUs: number, MIG, counters, profiling and per-container usage."""
+"""Checks the driver and the GPUs: number, MIG, counters and per-container usage."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from podgpu.doctor.findings import REPORT, Finding, is_bug, note, ok, plural, report_error, wrong
-from podgpu.doctor.host import Host
+from podgpu.doctor.findings import Finding, note, ok, plural, wrong
+from podgpu.doctor.host import read_kernel_driver
 from podgpu.errors import SourceError, StartError, few_of
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
@@ -17,6 +17,7 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
 from podgpu.gpu.nvml.switch_splitter import Capability
+from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields
@@ -24,7 +25,7 @@ from podgpu.model import Device, UsageMethod
 from podgpu.workers import Workers
 
 SIMULATED = "simulated"
-_DRIVER_VERSION, _NVML_VERSION, _GR_ENGINE_ACTIVE = 1, 2, 1001
+_DRIVER_VERSION, _NVML_VERSION = 1, 2
 _RUNTIME = (
     "run the container with the NVIDIA runtime (runtimeClassName: nvidia) and NVIDIA_VISIBLE_DEVICES=all,"
     " NVIDIA_DRIVER_CAPABILITIES=utility"
@@ -62,7 +63,7 @@ def read_gpus(
     pause: Callable[[float], object],
 ) -> GpuReadings:
     wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
-    wanted |= {number: fields()[number] for number in (_DRIVER_VERSION, _NVML_VERSION, _GR_ENGINE_ACTIVE)}
+    wanted |= {number: fields()[number] for number in (_DRIVER_VERSION, _NVML_VERSION)}
     result = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
     if result.value is None:
         return GpuReadings(error=result.error)
@@ -85,70 +86,90 @@ def read_gpus(
 
 
 def check_gpus(
-    readings: GpuReadings, host: Host, telemetry: Telemetry, counters: Sequence[CounterSpec]
+    readings: GpuReadings, telemetry: Telemetry, counters: Sequence[CounterSpec], proc: str, sysfs: str
 ) -> list[Finding]:
-    """Checks the source of GPU figures. Skips the host checks for simulated GPUs and other exporters."""
+    """Checks the source of GPU figures. Does not compare simulated GPUs and other exporters with the PCI bus."""
     if isinstance(telemetry, ExporterTelemetry):
         findings, provider = _check_exporter(telemetry, readings), "that exporter's counter file"
+    elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
+        findings, provider = [wrong("DCGM", str(readings.error))], "DCGM"
     elif isinstance(telemetry, DcgmTelemetry):
-        findings, provider = [_check_dcgm(telemetry, readings)], "DCGM"
-        if readings.inventory is not None:
-            findings += _check_driver(readings, host, telemetry.expected)
-    elif telemetry.name == SIMULATED:
-        findings, provider = _check_driver(readings, Host(), None), ""
+        library, engine = map(format_version, telemetry.versions)
+        findings, provider = [ok("DCGM", f"libdcgm {library}, host engine {engine}")], "DCGM"
+        findings += _check_driver(readings, telemetry.expected, proc, sysfs)
     else:
-        findings, provider = _check_driver(readings, host, telemetry.expected), ""
-    return findings + _check_counters(readings, counters, provider)
+        expected = None if telemetry.name == SIMULATED else telemetry.expected
+        findings, provider = _check_driver(readings, expected, proc, sysfs), ""
+    return [*findings, *_check_mig(readings), *_check_counters(readings, counters, provider)]
+
+
+def _count_models(gpus: Iterable[Device]) -> str:
+    models = Counter(gpu.model or "GPU of unknown model" for gpu in gpus)
+    return ", ".join(f"{number} × {model}" for model, number in models.items())
 
 
 # Driver
 
 
-def _check_driver(readings: GpuReadings, host: Host, expected: int | None) -> list[Finding]:
+def _check_driver(readings: GpuReadings, expected: int | None, proc: str, sysfs: str) -> list[Finding]:
     """`expected` is the number of GPUs on the PCI bus, or None if unknown."""
     inventory = readings.inventory
     if inventory is None:
-        return [_explain_driver_error(readings.error, host)]
+        return [_explain_driver_error(readings.error, proc, sysfs)]
     values = {
         number: value
         for answer in readings.answers.values()
         for reading in answer.readings
         for number, value in reading.values.items()
     }
-    driver = values.get(_DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
+    driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
     nvml = f", NVML {values[_NVML_VERSION]}" if _NVML_VERSION in values else ""
     return [
         ok("driver", f"NVIDIA {driver}{nvml}, {plural(len(inventory.gpus), 'GPU')}"),
         *_check_count(inventory, expected),
         *(wrong("GPUs", f"GPU {index} does not respond: {error}") for index, error in inventory.unreachable.items()),
-        *(
-            wrong("GPUs", f"GPU {gpu.index} ({gpu.uuid}): {_message(error)}", REPORT if is_bug(error) else _DMESG)
-            for gpu, error in readings.failures.items()
-        ),
+        *(wrong("GPUs", f"{error} ({gpu.uuid})", _DMESG) for gpu, error in readings.failures.items()),
         *(
             note("GPUs", f"GPU {gpu.index}: some calls failed ({', '.join(sorted(set(answer.errors)))})", _DMESG)
             for gpu, answer in readings.answers.items()
             if answer.errors
         ),
-        *_check_mig(readings),
     ]
 
 
 def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
     listed = len(inventory.gpus) + len(inventory.unreachable)
-    models = ", ".join(f"{number} × {model}" for model, number in Counter(g.model for g in inventory.gpus).items())
     if expected is not None and listed < expected:
-        return [
-            wrong(
-                "GPUs",
-                f"the PCI bus has {expected}, the driver lists {listed}" + (f": {models}" if models else ""),
-                "in a container set NVIDIA_VISIBLE_DEVICES=all; on the host check dmesg for NVRM lines, and for GPUs"
-                " bound to vfio-pci",
-            )
-        ]
+        advice = (
+            "in a container set NVIDIA_VISIBLE_DEVICES=all; on the host check dmesg for NVRM lines, and for GPUs"
+            " bound to vfio-pci"
+        )
+        return [wrong("GPUs", f"the PCI bus has {expected}, the driver lists {listed}", advice)]
     if not listed:
         return [wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_DMESG}")]
-    return [ok("GPUs", models + ("" if expected is None else f"; the PCI bus has {expected}"))] if models else []
+    return [ok("GPUs", _count_models(inventory.gpus))] if inventory.gpus else []
+
+
+def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Finding:
+    kernel_driver, pci_gpus = read_kernel_driver(proc), count_pci_gpus(sysfs)
+    text = f"{error}; driver in the kernel: {kernel_driver or 'none'}; NVIDIA GPUs on the PCI bus: {pci_gpus or 'none'}"
+    if isinstance(error, VersionMismatch):
+        advice = (
+            "the driver was upgraded while podgpu ran: delete the pod so that it is recreated; on a host reload the"
+            " nvidia modules or reboot"
+        )
+    elif getattr(error, "reason", "") not in ("library_not_found", "driver_not_loaded"):
+        advice = _DMESG
+    elif kernel_driver:
+        advice = f"{_RUNTIME}, or mount the library"
+    elif pci_gpus:
+        advice = "install the driver on the host, or check the GPU operator's driver pod; podgpu needs no restart"
+    else:
+        advice = (
+            'run podgpu on nodes with GPUs only (nodeSelector: {nvidia.com/gpu.present: "true"}); to try it without'
+            " one: --telemetry simulated"
+        )
+    return wrong("driver", text, advice)
 
 
 def _check_mig(readings: GpuReadings) -> list[Finding]:
@@ -167,78 +188,20 @@ def _check_mig(readings: GpuReadings) -> list[Finding]:
             text = ", ".join(f"{number} × {profile}" for profile, number in profiles.items())
             findings.append(ok("MIG", f"GPU {gpu.index}: {text}"))
         else:
-            findings.append(
-                note(
-                    "MIG",
-                    f"GPU {gpu.index}: on, but without instances, so no pod can use it",
-                    "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or turn MIG off",
-                )
-            )
+            text = f"GPU {gpu.index}: on, but without instances, so no pod can use it"
+            advice = "create instances (nvidia-smi mig -cgi … -C, or the MIG manager's node label), or turn MIG off"
+            findings.append(note("MIG", text, advice))
     return findings
-
-
-def _message(error: ReadError | None) -> str:
-    """Returns the message of the error without the name of the worker."""
-    text = str(error)
-    return text.partition(": ")[2] if getattr(error, "reason", "") in ("deadline", "bug") else text
-
-
-def _explain_driver_error(error: ReadError | None, host: Host) -> Finding:
-    in_kernel = f"the kernel has driver {host.kernel_driver}"
-    reason = getattr(error, "reason", "")
-    if isinstance(error, VersionMismatch):
-        return wrong(
-            "driver",
-            "libnvidia-ml and the driver in the kernel have different versions"
-            + (f" ({in_kernel})" if host.kernel_driver else ""),
-            "the driver was upgraded while podgpu ran: delete the pod so that it is recreated; on a host reload the"
-            " nvidia modules or reboot",
-        )
-    if reason not in ("library_not_found", "driver_not_loaded"):
-        return wrong("driver", _message(error), REPORT if is_bug(error) else _DMESG)
-    if host.kernel_driver and reason == "library_not_found":
-        return wrong("driver", f"libnvidia-ml.so.1 not found, but {in_kernel}", f"{_RUNTIME}, or mount the library")
-    if host.kernel_driver:
-        missing = "" if host.device_files else ": /dev/nvidia* are missing"
-        return wrong("driver", f"NVML cannot reach the driver, but {in_kernel}{missing}", _RUNTIME)
-    no_library = "" if reason == "driver_not_loaded" else ", and no libnvidia-ml.so.1"
-    if host.pci_gpus is None:
-        return wrong(
-            "driver",
-            f"no NVIDIA GPU on the PCI bus, no NVIDIA driver in the kernel{no_library}",
-            'run podgpu on nodes with GPUs only (nodeSelector: {nvidia.com/gpu.present: "true"}); to try it without'
-            " one: --telemetry simulated",
-        )
-    return wrong(
-        "driver",
-        f"{plural(host.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA driver in the kernel{no_library}",
-        "install the driver on the host, or check the GPU operator's driver pod; podgpu needs no restart",
-    )
 
 
 # Other sources of figures
 
 
-def _check_dcgm(telemetry: DcgmTelemetry, readings: GpuReadings) -> Finding:
-    if readings.inventory is None:
-        return wrong("DCGM", str(readings.error))
-    library, engine = telemetry.versions
-    versions = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
-    if library and engine and library < engine:
-        return note(
-            "DCGM",
-            f"{versions}: the library is older than the engine, so newer fields are not exported",
-            "update datacenter-gpu-manager in podgpu's image to the engine's version",
-        )
-    return ok("DCGM", versions)
-
-
 def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list[Finding]:
     inventory = readings.inventory
     if inventory is None:
-        return [report_error("exporter", readings.error)]
-    models = Counter(gpu.model or "GPU of unknown model" for gpu in inventory.gpus)
-    listed = ", ".join(f"{number} × {model}" for model, number in models.items())
+        return [wrong("exporter", str(readings.error))]
+    listed = _count_models(inventory.gpus)
     return [
         ok("exporter", f"{telemetry.shown} has {plural(len(inventory.gpus), 'GPU')}: {listed}"),
         *(wrong("exporter", str(error)) for error in readings.failures.values()),
@@ -253,73 +216,35 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
             for gpu, answer in readings.answers.items()
             if answer.errors
         ),
-        *_check_mig(readings),
     ]
 
 
 # Counters
 
 
-def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str = "") -> list[Finding]:
-    """`provider` is the program that supplies the figures instead of the driver, if any. It does not need GPM."""
-    models: dict[str, list[GpuAnswer]] = defaultdict(list)
+def _check_counters(readings: GpuReadings, counters: Sequence[CounterSpec], provider: str) -> list[Finding]:
+    """`provider` is the program that supplies the figures instead of the driver, if any."""
+    unsupported: dict[str, set[int]] = defaultdict(set)
     for gpu, answer in readings.answers.items():
         in_mig_mode = any(reading.device.mig_enabled for reading in answer.readings)
-        models[(gpu.model or "the GPU") + (" in MIG mode" if in_mig_mode else "")].append(answer)
+        available: set[int] = {number for reading in answer.readings for number in reading.values}
+        model = (gpu.model or "the GPU") + (" in MIG mode" if in_mig_mode else "")
+        unsupported[model] |= {number for _, number in answer.unsupported} - available
     findings = []
-    for model, answers in models.items():
-        unsupported = {number for answer in answers for number in _find_unsupported(answer)}
-        missing = [counter for counter in counters if counter.field.id in unsupported]
+    for model, numbers in unsupported.items():
+        missing = [counter for counter in counters if counter.field.id in numbers]
+        if not missing:
+            findings.append(ok("counters", f"{model} supports all {len(counters)}"))
+            continue
+        advice = "nothing to do: the other counters are exported"
         if provider:
             advice = f"they are not exported; add them to {provider} if you need them"
-            findings.append(_check_missing(model, missing, len(counters), advice))
-            continue
-        has_gpm = any(
-            isinstance(fields()[number].recipe, Gpm)
-            for answer in answers
-            for reading in answer.readings
-            for number in reading.values
-        )
-        from_gpm = [] if has_gpm else [counter for counter in missing if isinstance(counter.field.recipe, Gpm)]
-        others = [counter for counter in missing if counter not in from_gpm]
-        findings += [_check_missing(model, others, len(counters)), _check_gpm(model, has_gpm, from_gpm)]
+        elif any(isinstance(counter.field.recipe, Gpm) for counter in missing):
+            advice += "; DCGM_FI_PROF_* need Hopper or later, or DCGM (--telemetry dcgm)"
+        names = few_of((counter.name for counter in missing), 10)
+        text = f"{model} does not support {len(missing)} of {len(counters)}: {names}"
+        findings.append(note("counters", text, advice))
     return findings
-
-
-def _find_unsupported(answer: GpuAnswer) -> set[int]:
-    """Returns the fields that neither the GPU nor its instances support."""
-    available: set[int] = {number for reading in answer.readings for number in reading.values}
-    return {number for _, number in answer.unsupported} - available
-
-
-def _check_missing(
-    model: str,
-    missing: Sequence[CounterSpec],
-    wanted: int,
-    advice: str = "nothing to do: the other counters are exported",
-) -> Finding:
-    if not wanted:
-        return ok("counters", "none configured (-f none)")
-    if not missing:
-        return ok("counters", f"{model} supports all {wanted}")
-    return note("counters", f"{model} does not support {len(missing)} of {wanted}: {_list(missing)}", advice)
-
-
-def _check_gpm(model: str, has_gpm: bool, missing: Sequence[CounterSpec]) -> Finding:
-    if has_gpm:
-        return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* do not need DCGM")
-    if not missing:
-        return ok("profiling", f"{model}: no GPM, and no counter needs it")
-    return note(
-        "profiling",
-        f"{model}: no GPM, so these are not exported: {_list(missing)}",
-        "GPM needs Hopper or later; on older GPUs only DCGM has these metrics: keep a dcgm-exporter for them, or remove"
-        " them (-f)",
-    )
-
-
-def _list(counters: Sequence[CounterSpec]) -> str:
-    return few_of((counter.name for counter in counters), 10)
 
 
 # Usage of shared GPUs
@@ -328,15 +253,10 @@ _ADD_CAPABILITY = (
     "add CAP_SYS_ADMIN (chart: exporter.usage.from: exact; docker run --cap-add SYS_ADMIN --user 0), without a user"
     " namespace"
 )
-_CHECK_DRIVER = "check the host's dmesg for NVRM lines, and whether the container uses the NVIDIA runtime"
-_SWITCHES_ADVICE = {
-    "no_device_node": (
-        "mount /dev/nvidiactl and /dev/nvidia0, /dev/nvidia1, … with the NVIDIA runtime (runtimeClassName: nvidia)"
-    ),
-    "old_driver": "install driver 515 or later, or use --usage-from samples",
-    "rm_error": f"{_CHECK_DRIVER}; a vGPU guest needs the profiling capability of its host",
-}
-"""Advice by the reason why the context-switch log is not available."""
+_CHECK_DRIVER = (
+    "install driver 515 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
+    " NVRM lines; a vGPU guest needs the profiling capability of its host"
+)
 
 
 def check_usage(
@@ -356,7 +276,7 @@ def check_usage(
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
         if result.value is not None:
-            finding = _check_switches(result.value, gpu)
+            finding = _check_switches(result.value)
         else:
             finding = wrong("sharing", f"unknown: {result.error}", _CHECK_DRIVER)
         findings[finding].append(str(gpu.index))
@@ -366,23 +286,17 @@ def check_usage(
     ]
 
 
-def _check_switches(capability: Capability, gpu: Device) -> Finding:
+def _check_switches(capability: Capability) -> Finding:
     if capability.error is not None:
         text = f"uses driver samples instead, because context switches cannot be read: {capability.error}"
-        return wrong("sharing", text, _SWITCHES_ADVICE.get(capability.error.reason, _CHECK_DRIVER))
+        return wrong("sharing", text, _CHECK_DRIVER)
     if capability.method == "exact":
         return ok("sharing", "exact: uses context switches and busy samples")
     text = "uses context switches, with bounds"
-    if capability.wanted == "exact" and not capability.privileged:
-        return wrong("sharing", f"{text}, not exact: CAP_SYS_ADMIN is missing", _ADD_CAPABILITY)
+    if not capability.privileged:
+        finding = wrong if capability.wanted == "exact" else note
+        hidden = "processes of other users are hidden, so driver samples are used while they run"
+        return finding("sharing", f"{text}: CAP_SYS_ADMIN is missing; {hidden}", _ADD_CAPABILITY)
     if capability.wanted == "exact":
-        reason = "the busy register was not measured in MIG mode" if gpu.mig_enabled else capability.unsampled
-        return note("sharing", f"{text}, not exact: {reason}")
-    if capability.privileged:
-        return ok("sharing", f"{text} (exact would add busy samples)")
-    return note(
-        "sharing",
-        f"{text}. Uses driver samples while processes of other users run, because they are hidden without"
-        " CAP_SYS_ADMIN",
-        _ADD_CAPABILITY,
-    )
+        return note("sharing", f"{text}, not exact: {capability.unsampled}")
+    return ok("sharing", f"{text} (exact would add busy samples)")

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from podgpu.errors import SourceError, StartError, Unsupported
-from podgpu.gpu.source import Telemetry, UsageFlaws
-from podgpu.model import Device, DeviceUsage, ProcessUsage
+from podgpu.gpu.source import Telemetry, UsageAnswer
+from podgpu.model import Device, ProcessUsage
 
 _WAIT_SECONDS = 0.5
 
@@ -65,11 +65,8 @@ class CompanionDriver:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._find_driver(gpu).processes(gpu)
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
         return self._find_driver(gpu).usage(gpu, shared)
-
-    def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        return UsageFlaws() if self._driver is None else self._driver.usage_flaws(gpu)
 
     def discard_error_events(self) -> None:
         """Discards the driver's XIDs, because the other source reports them, too."""
@@ -88,8 +85,5 @@ class UsageFromCompanion:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._companion.processes(gpu)
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
         return self._companion.usage(gpu, shared)
-
-    def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        return self._companion.usage_flaws(gpu)

@@ -22,10 +22,6 @@ class Lane:
 
     fields: tuple[Field, ...]
     interval: float
-    keep_age: float = 0.0
-    """How long a source with a cache keeps samples, in seconds; 0 means no limit."""
-    keep_samples: int = 0
-    """How many samples a source with a cache keeps; 0 means no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +46,31 @@ class GpuAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageFlaws:
-    """Figures that are missing in a usage reading. Names of parts are defined by the source."""
+class SwitchStatus:
+    """State of the context-switch log, which is used while a GPU is shared."""
 
+    errors: tuple[str, ...] = ()
+    """Reason words of errors in this turn."""
+    fallback_reason: str = ""
+    """Reason word if a shared GPU currently uses the driver's samples; empty if it does not."""
+    fallback: str = ""
+    """Message for `fallback_reason`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageAnswer:
+    """Usage of one GPU since the last call. Names of parts are defined by the source."""
+
+    usages: tuple[DeviceUsage, ...]
+    """The GPU, then each of its instances."""
     dropped: tuple[str, ...] = ()
     """Parts whose value was a sentinel, NaN or impossible, once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of calls that failed."""
     lacks: tuple[tuple[str, Lack], ...] = ()
     """(part, missing figure) that the GPU does not support. Not read again until its MIG layout changes."""
-    switch_errors: tuple[str, ...] = ()
-    """Reason words of errors that prevented the use of context switches in this turn."""
-    uses_switches: bool = False
-    """True if context switches are used while a GPU is shared."""
-    fallback: str = ""
-    """Message that explains why a shared GPU currently uses the driver's samples; empty if it does not."""
+    switches: SwitchStatus | None = None
+    """None if context switches are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +113,12 @@ class Telemetry(Protocol):
         Raises SourceError.
         """
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
-        """Returns the usage of one GPU, then of each of its instances, since the last call.
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
+        """Returns the usage of one GPU and its instances.
 
         `shared`: keys of devices on which processes of several containers run.
         Always called from the same worker of that GPU. `read` may be called from another worker. Raises SourceError.
         """
-
-    def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        """Returns the flaws of the last `usage` call for that GPU. Called from the same worker."""
 
     def error_events(self) -> Sequence[ErrorEvent]:
         """Returns the events since the last call."""

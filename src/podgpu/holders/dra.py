@@ -1,7 +1,8 @@
 """Finds the GPUs held through ResourceClaims (DRA).
 
-The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The API server and the NVIDIA
-driver's checkpoint supply the rest: UUIDs of MIG devices created for a claim, and `adminAccess`.
+The kubelet reports the holders of each claim. ResourceSlices map device names to GPUs. The driver's checkpoint and the
+API server supply the allocation of each claim (`adminAccess`, consumed capacity), and the checkpoint the UUIDs of MIG
+devices that were created for a claim.
 """
 
 from __future__ import annotations
@@ -9,21 +10,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 from msgspec import Struct, field
 
-from podgpu.decode import decode_json
+from podgpu.decode import decode_json, malformed, shorten_path
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
 from podgpu.holders.kubelet import SOURCE
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NVIDIA_DRIVER, RESOURCE_GROUP, PoolSlice, current_devices, find_resource_version
+from podgpu.kube.objects import (
+    NVIDIA_DRIVER,
+    RESOURCE_GROUP,
+    PoolSlice,
+    SliceDevice,
+    current_devices,
+    find_resource_version,
+    parse_quantity,
+    strip_domains,
+)
 from podgpu.kube.reflector import REFUSALS, Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
@@ -39,14 +52,6 @@ ClaimName = tuple[str, str]
 """Namespace and name."""
 DeviceName = tuple[str, str]
 """Pool and name."""
-
-_UUID_PATHS = (
-    ("gpu", "info", "uuid"),
-    ("mig", "info", "uuid"),
-    ("mig", "created", "uuid"),
-    ("mig", "concrete", "migUUID"),
-)
-"""Places of the UUID in the driver's checkpoint. For MIG devices it differs between driver versions."""
 
 _log = logging.getLogger("podgpu")
 
@@ -64,60 +69,90 @@ class DraClaims:
         self._checkpoint = checkpoint
         self._reader = reader
         self._pools: frozenset[str] = frozenset()
-        self._uuids: dict[DeviceName, str] = {}
+        self._offered: dict[DeviceName, SliceDevice] = {}
         """Includes devices of removed pools, and held devices that were removed from a pool. Slices
         disappear when the driver stops, or when the kubelet starts before the driver."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
+        prepared = PreparedClaims() if self._checkpoint is None else self._checkpoint.read()
+        claimed = list(parse_claims(response))
+        results = dict(prepared.results)
         is_synced = self._slices is not None and self._slices.synced
-        claimed = self._without_admin_access(list(parse_claims(response)), prepared, is_synced)
         if self._slices is not None and is_synced:
-            self._update_devices(self._slices.items(), claimed)
+            self._update_offered(self._slices.items(), {claim.device for claim in claimed})
+        if self._reader is not None and is_synced:  # claims cannot be mapped before the first sync
+            results |= self._reader.read({claim.name for claim in claimed} - results.keys())
+        users = Counter((claim.name, claim.device) for claim in claimed)
         index = DeviceIndex(devices)
-        held: dict[tuple[str, Workload], Attributes] = {}
+        held: dict[tuple[str, Workload], list[Assignment]] = defaultdict(list)
         unmapped: set[Unmapped] = set()
         for claim in claimed:
-            offered = self._uuids.get((claim.pool, claim.device))
-            uuid = offered or prepared.uuids.get((claim.pool, claim.device), "")
+            own = [result for result in results.get(claim.name, ()) if (result.pool, result.device) == claim.device]
+            if own and all(result.admin for result in own):
+                continue  # for example a monitoring pod, which does not hold the device
+            offered = self._offered.get(claim.device)
+            uuid = (offered and offered.uuid) or prepared.uuids.get(claim.device, "")
             device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
             device = next(iter(index.find(device_id)), None) if device_id else None
             if device is None:
-                unmapped.add(claim.unmapped("unknown_device" if uuid else self._explain(claim, offered, is_synced)))
+                unmapped.add(claim.unmapped("unknown_device" if uuid else self._explain(claim, is_synced)))
                 continue
-            attributes = claim.build_attributes(uuid if device.is_instance else "", device.profile)
-            key = device.key, claim.holder
-            held[key] = min(attributes, held.get(key, attributes))
-        assignments = (Assignment(*key, SOURCE, attributes=attributes) for key, attributes in held.items())
-        return sort_allocation(assignments, unmapped)
+            share = _compute_share(own, offered, device)
+            is_shared = any(result.share_id for result in own) if own else offered is not None and offered.is_shared
+            assignment = Assignment(
+                device.key,
+                claim.holder,
+                SOURCE,
+                share=None if share is None else share / users[claim.name, claim.device],
+                attributes=claim.build_attributes(uuid if device.is_instance else "", device.profile),
+                is_shared=is_shared,
+            )
+            held[device.key, claim.holder].append(assignment)
+        return sort_allocation(map(_unite_claims, held.values()), unmapped)
 
-    def _update_devices(self, slices: tuple[PoolSlice, ...], claimed: Iterable[ClaimedDevice]) -> None:
+    def _update_offered(self, slices: tuple[PoolSlice, ...], held: set[DeviceName]) -> None:
         current = current_devices(slices)
-        held = {(claim.pool, claim.device) for claim in claimed}
         self._pools = frozenset(current)
-        kept = {name: uuid for name, uuid in self._uuids.items() if name in held or name[0] not in self._pools}
-        self._uuids = kept | {(pool, name): uuid for pool, devices in current.items() for name, uuid in devices}
+        kept = {name: device for name, device in self._offered.items() if name in held or name[0] not in self._pools}
+        offered = {(pool, device.name): device for pool, devices in current.items() for device in devices}
+        self._offered = kept | offered
 
-    def _explain(self, claim: ClaimedDevice, offered: str | None, is_synced: bool) -> str:
-        if offered is not None:
+    def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
+        if claim.device in self._offered:
             return "claim_device_without_uuid"
         if not is_synced:
             return "slices_not_synced"
-        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
+        return "unknown_claim_device" if claim.device[0] in self._pools else "unknown_pool"
 
-    def _without_admin_access(
-        self, claimed: list[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
-    ) -> list[ClaimedDevice]:
-        """Removes devices claimed with adminAccess, for example by monitoring pods, which do not hold the device."""
-        admin = dict(prepared.admin)
-        unknown = {(claim.namespace, claim.claim) for claim in claimed} - admin.keys()
-        if self._reader is not None and is_synced:  # claims cannot be mapped before the first sync
-            admin |= self._reader.read(unknown)
-        return [
-            claim
-            for claim in claimed
-            if (claim.pool, claim.device) not in admin.get((claim.namespace, claim.claim), ())
-        ]
+
+def _compute_share(results: Sequence[ClaimResult], offered: SliceDevice | None, device: Device) -> float | None:
+    """Returns the consumed part of the device's capacity, or None if it is unknown or not limited.
+
+    Without a ResourceSlice, the memory that the GPU driver reports is used.
+    """
+    capacity = {} if offered is None else dict(offered.capacity)
+    consumed = [strip_domains(result.consumed) for result in results if not result.admin]
+    for name in ("shares", "memory"):
+        try:
+            whole = parse_quantity(capacity.get(name, "0"))
+            part = sum((parse_quantity(str(members.get(name, 0))) for members in consumed), Fraction(0))
+        except ValueError:
+            continue
+        if name == "memory" and not whole:
+            whole = Fraction(device.memory_bytes or 0)
+        if part and whole:
+            return min(1.0, float(part / whole))
+    return None
+
+
+def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
+    """Combines several claims of one container on one device. Adds their shares."""
+    first = min(assignments, key=lambda assignment: assignment.attributes)
+    if len(assignments) == 1:
+        return first
+    shares = [assignment.share for assignment in assignments if assignment.share is not None]
+    share = min(1.0, sum(shares)) if len(shares) == len(assignments) else None
+    return replace(first, share=share, is_shared=any(assignment.is_shared for assignment in assignments))
 
 
 # Claims in the kubelet's answer
@@ -127,72 +162,71 @@ class ClaimedDevice(NamedTuple):
     """A device of a claim, held by a container."""
 
     holder: Workload
-    namespace: str
-    claim: str
-    pool: str
-    device: str
+    name: ClaimName
+    device: DeviceName
 
     def unmapped(self, reason: str) -> Unmapped:
-        text = f"{NVIDIA_DRIVER}/{self.pool}/{self.device}"
-        return Unmapped(SOURCE, reason, text, f"claim {self.namespace}/{self.claim}", self.holder)
+        text = "/".join((NVIDIA_DRIVER, *self.device))
+        return Unmapped(SOURCE, reason, text, f"claim {'/'.join(self.name)}", self.holder)
 
     def build_attributes(self, mig_uuid: str, profile: str) -> Attributes:
         """Returns dcgm-exporter's labels in its order, without empty ones."""
         labels = (
-            ("dra_claim_name", self.claim),
-            ("dra_claim_namespace", self.namespace),
-            ("dra_device_name", self.device),
+            ("dra_claim_name", self.name[1]),
+            ("dra_claim_namespace", self.name[0]),
+            ("dra_device_name", self.device[1]),
             ("dra_driver_name", NVIDIA_DRIVER),
             ("dra_mig_device_uuid", mig_uuid),
             ("dra_mig_profile", profile),
-            ("dra_pool_name", self.pool),
+            ("dra_pool_name", self.device[0]),
         )
         return tuple((name, value) for name, value in labels if value)
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
-    """Yields the claimed devices of a decoded List answer. Kubelets before 1.31 do not report device names."""
+    """Yields the claimed devices of a decoded List answer, each once per container."""
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
-            for claim in container.dynamic_resources:
-                for resource in claim.claim_resources:
-                    if resource.driver_name == NVIDIA_DRIVER:
-                        claimed = claim.claim_namespace, claim.claim_name, resource.pool_name, resource.device_name
-                        yield ClaimedDevice(holder, *claimed)
+            claimed = (
+                ClaimedDevice(holder, (claim.claim_namespace, claim.claim_name), (device.pool_name, device.device_name))
+                for claim in container.dynamic_resources
+                for device in claim.claim_resources
+                if device.driver_name == NVIDIA_DRIVER
+            )
+            yield from dict.fromkeys(claimed)
 
 
 # ResourceClaims
 
 
-def admin_devices(claim: object) -> frozenset[DeviceName]:
-    """Returns the devices that were allocated to a ResourceClaim with adminAccess.
+class ClaimResult(Struct):
+    """A device that was allocated to a claim. A device can have several results."""
 
-    In Kubernetes 1.31 only the request contains adminAccess; in later versions the result does, too.
-    """
-    requests = _list_at(claim, "spec", "devices", "requests")
-    admin_requests = {
-        _at(request, "name")
-        for request in requests
-        if True in (_at(request, "adminAccess"), _at(request, "exactly", "adminAccess"))
-    }
-    return frozenset(
-        (str(_at(result, "pool")), str(_at(result, "device")))
-        for result in _list_at(claim, "status", "allocation", "devices", "results")
-        if _at(result, "driver") == NVIDIA_DRIVER
-        and (_at(result, "adminAccess") is True or _at(result, "request") in admin_requests)
-    )
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin: bool | None = field(name="adminAccess", default=None)
+    share_id: str | None = field(name="shareID", default=None)  # set if the device has other claims, or can have
+    consumed: dict[str, str | int | float] | None = field(name="consumedCapacity", default=None)
 
 
-def _at(value: object, *path: str) -> object:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+class _ClaimDevices(Struct):
+    results: list[ClaimResult] | None = None
 
 
-def _list_at(value: object, *path: str) -> list[object]:
-    entries = _at(value, *path)
-    return entries if isinstance(entries, list) else []
+class _ClaimAllocation(Struct):
+    devices: _ClaimDevices | None = None
+
+
+class _ClaimStatus(Struct):
+    allocation: _ClaimAllocation | None = None
+
+    @property
+    def results(self) -> tuple[ClaimResult, ...]:
+        devices = self.allocation and self.allocation.devices
+        return tuple(result for result in (devices and devices.results) or () if result.driver == NVIDIA_DRIVER)
 
 
 class ClaimReader:
@@ -201,13 +235,13 @@ class ClaimReader:
     def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._cached: dict[ClaimName, frozenset[DeviceName]] = {}
+        self._cached: dict[ClaimName, tuple[ClaimResult, ...]] = {}
         self._retry_at = float("-inf")
         self._logged = ""
 
-    def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, frozenset[DeviceName]]:
-        """Returns the adminAccess devices of the claims that could be read. Waits for at most 2 s."""
-        self._cached = {name: devices for name, devices in self._cached.items() if name in held}
+    def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, tuple[ClaimResult, ...]]:
+        """Returns the results of the claims that could be read. Waits for at most 2 s."""
+        self._cached = {name: results for name, results in self._cached.items() if name in held}
         new = sorted(set(held) - self._cached.keys())
         if new and self._clock() >= self._retry_at:
             try:
@@ -220,7 +254,8 @@ class ClaimReader:
                 if error.reason != self._logged:
                     self._logged = error.reason
                     _log.warning(
-                        "cannot read resourceclaims, so pods with adminAccess are reported as holders: %s; will retry",
+                        "cannot read resourceclaims, so pods with adminAccess are reported as holders, and shares are"
+                        " unknown: %s; will retry",
                         error,
                     )
         return self._cached
@@ -229,39 +264,81 @@ class ClaimReader:
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config, verbs=("get",)) as client:
                 version = await find_resource_version(client)  # not cached, because an upgrade can remove versions
-                for namespace, name in names:
-                    self._cached[namespace, name] = admin_devices(await _get_claim(client, version, namespace, name))
+                for name in names:
+                    self._cached[name] = await _get_results(client, version, name)
         except TimeoutError as error:
             raise SourceError("timeout", f"no answer within {_READ_CLAIMS_SECONDS:g} s") from error
 
 
-async def _get_claim(client: ApiClient, version: str, namespace: str, name: str) -> Mapping[str, Any]:
-    parts = (RESOURCE_GROUP, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
+async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tuple[ClaimResult, ...]:
+    path = "/".join((RESOURCE_GROUP, version, "namespaces", quote(name[0], ""), "resourceclaims", quote(name[1], "")))
     try:
-        return await client.get("/".join(parts))
+        claim = await client.get(path)
+        return msgspec.convert(claim.get("status") or {}, type=_ClaimStatus).results
     except SourceError as error:
         if error.reason != "not_found":  # `not_found`: a deleted claim, which the kubelet still lists for a moment
             raise
-        return {}
+        return ()
+    except msgspec.ValidationError as error:
+        raise malformed(f"the claim {'/'.join(name)}", shorten_path(error)) from error
 
 
 # The driver's checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedClaims:
+class PreparedClaims(NamedTuple):
     """The claims that the driver has prepared on this node."""
 
-    uuids: Mapping[DeviceName, str]  # current UUIDs of GPUs and MIG devices
-    admin: Mapping[ClaimName, frozenset[DeviceName]]  # devices of each claim that were allocated with adminAccess
+    uuids: Mapping[DeviceName, str] = {}  # current UUIDs of GPUs and MIG devices
+    results: Mapping[ClaimName, tuple[ClaimResult, ...]] = {}
+
+
+class _Reference(Struct):
+    pool: str = field(name="PoolName", default="")
+    device: str = field(name="DeviceName", default="")
+
+
+class _Identity(Struct):
+    uuid: str | None = None
+    mig_uuid: str | None = field(name="migUUID", default=None)
+
+
+class _PreparedDevice(Struct):
+    """The driver's versions have the UUID of a MIG device in different places."""
+
+    device: _Reference | None = None
+    info: _Identity | None = None
+    created: _Identity | None = None
+    concrete: _Identity | None = None
+
+    @property
+    def uuid(self) -> str:
+        identities = [identity for identity in (self.info, self.created, self.concrete) if identity]
+        return next((uuid for one in identities if (uuid := one.uuid or one.mig_uuid)), "")
+
+
+class _PreparedEntry(Struct):
+    gpu: _PreparedDevice | None = None
+    mig: _PreparedDevice | None = None
+
+
+class _PreparedGroup(Struct):
+    devices: list[_PreparedEntry] | None = None
+
+
+class _PreparedClaim(Struct):
+    name: str = ""
+    namespace: str = ""
+    state: str = field(name="checkpointState", default="")
+    status: _ClaimStatus | None = None
+    groups: list[_PreparedGroup] | None = field(name="preparedDevices", default=None)
 
 
 class _CheckpointVersion(Struct):
-    claims: dict[str, dict[str, object]] | None = field(name="preparedClaims", default=None)
+    claims: dict[str, _PreparedClaim] | None = field(name="preparedClaims", default=None)
 
 
 class _CheckpointFile(Struct):
-    v1: _CheckpointVersion | None = None
     v2: _CheckpointVersion | None = None
 
 
@@ -271,7 +348,7 @@ class DriverCheckpoint:
     def __init__(self, path: str) -> None:
         self.path = path
         self._file = ReadOnChange(parse_driver_checkpoint, _MAX_CHECKPOINT_BYTES)
-        self._last = PreparedClaims({}, {})
+        self._last = PreparedClaims()
         self._logged = ""
 
     def read(self) -> PreparedClaims:
@@ -279,7 +356,7 @@ class DriverCheckpoint:
             self._last, self._logged = self._file.read(self.path), ""
         except SourceError as error:
             if error.reason == "file_missing":
-                self._last = PreparedClaims({}, {})  # not mounted, or another driver
+                self._last = PreparedClaims()  # not mounted, or another driver
             elif error.reason != self._logged:
                 self._logged = error.reason
                 _log.warning("checkpoint of the DRA driver: %s; the last content is used", error)
@@ -287,21 +364,17 @@ class DriverCheckpoint:
 
 
 def parse_driver_checkpoint(content: bytes, path: str = "the driver's checkpoint") -> PreparedClaims:
-    """Parses version 2, or version 1, which has neither claim names nor states."""
-    file = decode_json(content, path, _CheckpointFile)
-    version = file.v2 or file.v1 or _CheckpointVersion()
+    """Parses version 2. Raises SourceError."""
+    version = decode_json(content, path, _CheckpointFile).v2 or _CheckpointVersion()
     uuids: dict[DeviceName, str] = {}
-    admin: dict[ClaimName, frozenset[DeviceName]] = {}
+    results: dict[ClaimName, tuple[ClaimResult, ...]] = {}
     for claim in (version.claims or {}).values():
-        if _at(claim, "checkpointState") not in ("PrepareCompleted", "", None):
+        if claim.state not in ("PrepareCompleted", ""):
             continue
-        for group in _list_at(claim, "preparedDevices"):
-            for device in _list_at(group, "devices"):
-                for path_to_uuid in _UUID_PATHS:
-                    uuid, reference = _at(device, *path_to_uuid), _at(device, path_to_uuid[0], "device")
-                    if uuid:
-                        uuids[str(_at(reference, "PoolName")), str(_at(reference, "DeviceName"))] = str(uuid)
-        name = _at(claim, "namespace"), _at(claim, "name")
-        if all(name):
-            admin[str(name[0]), str(name[1])] = admin_devices(claim)
-    return PreparedClaims(uuids, admin)
+        for group in claim.groups or ():
+            for device in (device for entry in group.devices or () for device in (entry.gpu, entry.mig)):
+                if device is not None and device.device is not None and device.uuid:
+                    uuids[device.device.pool, device.device.device] = device.uuid
+        if claim.status is not None:
+            results[claim.namespace, claim.name] = claim.status.results
+    return PreparedClaims(uuids, results)

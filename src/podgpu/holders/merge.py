@@ -57,7 +57,8 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
                 rejected += _add_claims(merged, completed, claims, lags)
     unmapped = [entry for reading in readings.values() for entry in reading.unmapped]
     vcuda, rejected_vcuda = _merge_vcuda(readings, complete)
-    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected + rejected_vcuda), vcuda)
+    offered = frozenset(uuid for reading in readings.values() for uuid in reading.offered)
+    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected + rejected_vcuda), vcuda, offered)
 
 
 def _add_claims(
@@ -104,7 +105,8 @@ def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: boo
     share = next((claim.share for claim in claims if claim.share is not None), None)
     replica = next((claim.replica for claim in claims if claim.replica), "")
     attributes = {name: value for claim in reversed(claims) for name, value in claim.attributes}
-    if share is None and trusted.source not in LAST_RESORT and not replica and is_sole_holder:
+    is_shared = bool(replica) or trusted.source in LAST_RESORT or any(claim.is_shared for claim in claims)
+    if share is None and is_sole_holder and not is_shared:
         share = 1.0
     return Assignment(trusted.device, holder, trusted.source, replica, share, tuple(sorted(attributes.items())))
 

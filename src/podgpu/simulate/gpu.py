@@ -74,14 +74,17 @@ class SimulatedLoad:
 
 
 class Share(NamedTuple):
-    """Activity of a GPU or instance, relative to its own capacity. A tuple, because it is created very often."""
+    """Activity of a GPU or instance, relative to its own capacity, or seconds of work since the last reset.
+
+    A tuple, because it is created very often.
+    """
 
     busy: float = 0.0
     tensor: float = 0.0
     dram: float = 0.0
 
     def plus(self, other: Share, compute: float, memory: float) -> Share:
-        """Adds the share of an instance. `compute` and `memory`: the instance's fraction of the GPU."""
+        """Adds another share. `compute` and `memory`: its weights, such as an instance's fraction of the GPU."""
         return Share(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
@@ -154,20 +157,6 @@ class Activity(NamedTuple):
         return self.throttle > 1
 
 
-@dataclass(slots=True)
-class Meter:
-    """Seconds of work since the last reset. A GPM metric is the difference between two meters."""
-
-    busy: float = 0.0
-    tensor: float = 0.0
-    dram: float = 0.0
-
-    def add(self, share: Share, seconds: float) -> None:
-        self.busy += share.busy * seconds
-        self.tensor += share.tensor * seconds
-        self.dram += share.dram * seconds
-
-
 @dataclass(frozen=True, slots=True)
 class UtilisationSample:
     """One utilisation sample of the driver."""
@@ -211,17 +200,15 @@ class SimulatedGpu:
     mig_enabled: bool = False
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
-    links_down: set[int] = field(default_factory=set)
     lost: bool = False
-    enumerated: bool = True
     loads: list[Residence] = field(default_factory=list)
     departed: list[Residence] = field(default_factory=list)
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     capped_seconds: float = 0.0
     idle_seconds: float = 0.0
-    meter: Meter = field(default_factory=Meter)
-    instance_meters: dict[int, Meter] = field(default_factory=dict)
+    meter: Share = field(default_factory=Share)
+    instance_meters: dict[int, Share] = field(default_factory=dict)
     engines: dict[int | None, Engine] = field(default_factory=dict)
     """GPU instance (None without MIG) -> engine, for loads with `bursts`."""
     _now: tuple[int, Activity] | None = None
@@ -283,9 +270,9 @@ class SimulatedGpu:
             self.capped_seconds += seconds
         if activity.device.busy == 0:
             self.idle_seconds += seconds
-        self.meter.add(activity.device, seconds)
+        self.meter = self.meter.plus(activity.device, seconds, seconds)
         for gi_id, share in activity.instances:
-            self.instance_meters[gi_id].add(share, seconds)
+            self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(share, seconds, seconds)
 
     def _activity_in(self, bucket: int) -> Activity:
         return self._activity_between(bucket, bucket + 1.0, self._factor(bucket))
@@ -362,16 +349,15 @@ class SimulatedGpu:
         self.engines = {}
         self.mig_enabled = instances is not None
         self.instances = instances or ()
-        self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
+        self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
 
     def reset(self) -> None:
         """Ends all loads and resets the counters. Keeps MIG layout and identity, as `nvidia-smi --gpu-reset` does."""
         self.evict()
         self.departed = []
-        self.links_down = set()
         self.energy = self.capped_seconds = self.idle_seconds = 0.0
-        self.meter = Meter()
-        self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
+        self.meter = Share()
+        self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from podgpu.agent.assemble import open_telemetry
-from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
+from podgpu.cli.node import open_telemetry
+from podgpu.cli.options import EXPORTER_OPTIONS
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import parse_address
 from podgpu.gpu.nvml import NvmlTelemetry

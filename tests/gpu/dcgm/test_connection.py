@@ -10,8 +10,8 @@ from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import Device
-from podgpu.simulate.driver import SimulatedNvml
 from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, of_gpu, uuid_of
+from tests.simulated import FaultyNvml
 
 
 def refusal(bench: Bench) -> SourceError:
@@ -132,14 +132,14 @@ def test_bad_addresses_are_named(text: str) -> None:
 
 
 def test_processes_and_usage_come_from_the_companion_driver(double: Double) -> None:
-    driver = SimulatedNvml("1xH100", uuids=[uuid_of(0)])
+    driver = FaultyNvml("1xH100", uuids=[uuid_of(0)])
     beside = NvmlTelemetry(driver, count_expected=lambda: 1)
     double.gpu(0)
     double.int((GPU, 0), TEMP, 40)
     bench = Bench(double, beside)
     gpu: Device = bench.telemetry.inventory().gpus[0]
     assert bench.telemetry.processes(gpu) == ()
-    assert bench.telemetry.usage(gpu)[0].device.uuid == uuid_of(0)
+    assert bench.telemetry.usage(gpu).usages[0].device.uuid == uuid_of(0)
     assert bench.telemetry.release(2.0)
 
 
@@ -152,7 +152,7 @@ def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Do
             return ["the same one"]
 
     double.gpu(0)
-    bench = Bench(double, Sees(SimulatedNvml("1xH100", uuids=[uuid_of(0)]), count_expected=lambda: 1))
+    bench = Bench(double, Sees(FaultyNvml("1xH100", uuids=[uuid_of(0)]), count_expected=lambda: 1))
     bench.read(*PLAIN)
     double.call("xid", GPU, 0, double.now, 79)
     bench.telemetry.inventory()

@@ -20,7 +20,7 @@ customMetrics: exporter.counters.csv
 extraHostVolumes: exporter.extraHostVolumes
 extraVolumeMounts: exporter.extraVolumeMounts
 hostNetwork: exporter.hostNetwork
-hostPID: exporter.containerUsage.enabled
+hostPID: exporter.usage.from
 kubeletPath: kubeletRoot, without pod-resources at its end
 kubernetes: exporter.kubernetes.podLabels and exporter.kubernetes.podUid
 kubernetesDRA: exporter.kubernetes.dra
@@ -58,7 +58,6 @@ tolerations: gpuNodes.tolerations
 - {flags: [kubernetes-enable-pod-labels], env: DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS, value: exporter.kubernetes.podLabels.enabled}
 - {flags: [kubernetes-enable-pod-uid], env: DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID, value: exporter.kubernetes.podUid}
 - {flags: [kubernetes-enable-dra], env: KUBERNETES_ENABLE_DRA, value: exporter.kubernetes.dra}
-- {flags: [container-usage], env: PODGPU_CONTAINER_USAGE, value: exporter.containerUsage.enabled}
 - {flags: [usage-from], env: PODGPU_USAGE_FROM, value: exporter.usage.from}
 - {flags: [hpc-job-mapping-dir], env: DCGM_HPC_JOB_MAPPING_DIR, value: exporter.hpcJobMappingDir}
 - {flags: [history-dir], env: PODGPU_HISTORY_DIR, value: exporter.historyDir}

@@ -9,10 +9,10 @@
 {{- if .Values.hook.enabled -}}
 {{- $reasons = append $reasons "hostPath (the NRI socket and podlist.json's directory)" -}}
 {{- end -}}
-{{- if and $exporter.enabled $exporter.containerUsage.enabled -}}
+{{- if and $exporter.enabled (ne $exporter.usage.from "none") -}}
 {{- $reasons = append $reasons "hostPID and hostPath (what each container uses)" -}}
 {{- end -}}
-{{- if and $exporter.enabled $exporter.kubernetes.podUid (not $exporter.containerUsage.enabled) -}}
+{{- if and $exporter.enabled $exporter.kubernetes.podUid (eq $exporter.usage.from "none") -}}
 {{- $reasons = append $reasons "hostPath (pod uids)" -}}
 {{- end -}}
 {{- if and $exporter.enabled (or $exporter.extraHostVolumes $exporter.hpcJobMappingDir $exporter.kubernetes.podlistDirectory (hasPrefix "/" $exporter.historyDir)) -}}

@@ -41,7 +41,6 @@ _EXPORTER_FIELDS = 9000
 """Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
 _XID_WATCHES = "XID", "XID of MIG"
 """Names of the watches for XIDs. There are two, because an engine may reject one of them."""
-_XID_KEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ class DcgmTelemetry(UsageFromCompanion):
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
-        interval = self._settings.interval
-        lane = Lane(tuple(fields), interval, _STALE_INTERVALS * interval)
+        lane = Lane(tuple(fields), self._settings.interval)
         self._lanes = (lane,)
         return lane
 
@@ -231,12 +229,10 @@ class DcgmTelemetry(UsageFromCompanion):
         for lane in lanes:
             read = self._substitute(lane).fields
             for kind, some in entities.items():
-                watches[kind, id(lane)] = Watch(
-                    tuple(some), _select_fields(read, kind), lane.keep_age, lane.interval, lane.keep_samples
-                )
+                watches[kind, id(lane)] = Watch(tuple(some), _select_fields(read, kind), lane.interval)
         migs = [e for e in layout.xid_entities if e.group != EntityGroup.GPU]
         for name, some in zip(_XID_WATCHES, (entities["GPU"], migs), strict=True):
-            watches[name] = Watch(tuple(some), (fields()[XID_FIELD],), _XID_KEEP_SECONDS, self._settings.interval)
+            watches[name] = Watch(tuple(some), (fields()[XID_FIELD],), self._settings.interval)
         return {name: watch for name, watch in watches.items() if watch.entities and watch.fields}
 
     def _read_xids(self, layout: NodeLayout) -> None:

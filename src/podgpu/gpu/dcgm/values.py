@@ -42,17 +42,16 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 # Watches
 
 
+_KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """A set of fields that the host engine reads periodically from a set of entities (GPUs, links, CPUs)."""
 
     entities: tuple[Entity, ...]
     fields: tuple[Field, ...]
-    keep_seconds: float
-    """How long the engine keeps a sample; 0 means no limit."""
     interval: float
-    keep_samples: int = 0
-    """How many samples the engine keeps; 0 means no limit."""
 
 
 @dataclass(slots=True)
@@ -150,7 +149,7 @@ class Watches:
     def _watch_group(self, watch: Watch, active: ActiveWatch, ids: Sequence[int]) -> None:
         group = s.Handle()
         self._connection.call("dcgmFieldGroupCreate", len(ids), (c_uint16 * len(ids))(*ids), _make_name(), byref(group))
-        options = round(watch.interval * 1_000_000), watch.keep_seconds, watch.keep_samples
+        options = round(watch.interval * 1_000_000), _KEEP_SECONDS, 0
         try:
             for entities in active.groups:
                 self._connection.call("dcgmWatchFields", entities, group, *options)

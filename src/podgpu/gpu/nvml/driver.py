@@ -6,10 +6,10 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pynvml
 
@@ -20,6 +20,7 @@ from podgpu.model import device_key
 from podgpu.workers import DriverLock
 
 _log = logging.getLogger(__name__)
+Key = TypeVar("Key", bound=Hashable)
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
@@ -51,11 +52,8 @@ _REASONS = {
     pynvml.NVML_ERROR_NOT_READY: "not_ready",
     pynvml.NVML_ERROR_UNKNOWN: "unknown",
 }
-_OLDER = {
-    ("nvmlDeviceGetMemoryInfo", 2): "nvmlDeviceGetMemoryInfo",
-    ("nvmlDeviceGetCurrentClocksEventReasons", 1): "nvmlDeviceGetCurrentClocksThrottleReasons",
-}
-"""Function and number of arguments -> function of older drivers, whose only argument is the device."""
+_OLDER = {"nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons"}
+"""Function -> its name in drivers before 535."""
 _OUT_STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
@@ -64,21 +62,6 @@ _OUT_STRUCTS = {
 _GREW = f"nvml_{pynvml.NVML_ERROR_INSUFFICIENT_SIZE}"
 _LIST_ATTEMPTS = 4
 _NO_INSTANCE = 0xFFFFFFFF
-
-
-class DeviceHandle:
-    """Holds the NVML handle of one GPU for all its readers. The handle is replaced after a GPU reset or a driver
-    restart."""
-
-    __slots__ = ("generation", "handle")
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self.generation = 1
-
-    def replace(self, handle: Any) -> None:
-        self.handle = handle
-        self.generation += 1
 
 
 class VersionMismatch(StartError):
@@ -113,13 +96,11 @@ class NvmlDriver:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls an NVML function. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
-        given = [a.handle if isinstance(a, DeviceHandle) else a for a in arguments]
         try:
-            return self._call(function, *given)
+            return self._call(function, *arguments)
         except pynvml.NVMLError as e:
-            older = _OLDER.get((function, len(given)))
-            if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and older is not None:
-                return self.call(older, given[0])
+            if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and function in _OLDER:
+                return self.call(_OLDER[function], *arguments)
             raise translate(e.value, function) from e
 
     def call_list(self, function: str, *arguments: Any) -> Any:
@@ -172,6 +153,38 @@ def translate(code: int, function: str) -> SourceError | StartError:
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")
 
 
+class CallGuard(Generic[Key]):
+    """Collects the errors of one reading, so that a failed call affects only the values that need it.
+
+    `Key` identifies a value: the id of a field, or the name of a function.
+    """
+
+    def __init__(self, unsupported: Iterable[Key] = ()) -> None:
+        self.unsupported: set[Key] = set(unsupported)
+        """Values that the GPU does not have. They are not read again."""
+        self.errors: list[str] = []
+        """Reason words of failed calls."""
+        self.dropped: list[Key] = []
+        """Values that are a sentinel, NaN or impossible."""
+
+    def begin(self) -> None:
+        """Starts a new reading."""
+        self.errors.clear()
+        self.dropped.clear()
+
+    @contextmanager
+    def catch(self, *keys: Key) -> Iterator[None]:
+        """Records errors of the enclosed calls for these values. Raises DeviceLost and DriverGone."""
+        try:
+            yield
+        except Unsupported:
+            self.unsupported.update(keys)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError as e:
+            self.errors.append(e.reason)
+
+
 def handle_address(handle: Any) -> int | None:
     """Returns the pointer in a handle. pynvml creates different objects for the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
@@ -218,12 +231,12 @@ class XidWatcher:
             return
         threading.Thread(target=self._run, args=(self._event_set,), name="xid-watch", daemon=True).start()
 
-    def register(self, uuid: str, handle: DeviceHandle) -> bool:
+    def register(self, uuid: str, handle: Any) -> bool:
         """Registers a GPU. Returns False if XIDs cannot be watched on this node. Raises SourceError, and Unsupported if
         the GPU reports no XIDs."""
         if self._event_set is None:
             return False
-        self._uuids[handle_address(handle.handle)] = uuid
+        self._uuids[handle_address(handle)] = uuid
         xid = self._driver.constant("nvmlEventTypeXidCriticalError")
         self._driver.call("nvmlDeviceRegisterEvents", handle, xid, self._event_set)
         return True

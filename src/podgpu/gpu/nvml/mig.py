@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podgpu.errors import SourceError, Unsupported
-from podgpu.gpu.nvml.driver import DeviceHandle, NvmlDriver
+from podgpu.gpu.nvml.driver import NvmlDriver
 from podgpu.model import Device
 
 _OFF_SECONDS = 1.5
@@ -31,25 +31,27 @@ class Instance:
 class MigLayout:
     """MIG mode and instances of one GPU, shared by its workers."""
 
-    def __init__(self, driver: NvmlDriver, handle: DeviceHandle, clock: Callable[[], float]) -> None:
+    def __init__(self, driver: NvmlDriver, handle: Any, clock: Callable[[], float]) -> None:
         self._driver = driver
         self._handle = handle
         self._clock = clock
         self._is_supported = True
-        self._off: tuple[int, float] | None = None
-        """Generation of the handle and time when MIG was last read as disabled."""
+        self._off_at = float("-inf")
+        """Time when MIG was last read as disabled."""
 
     def read(self) -> tuple[bool, tuple[Instance, ...]]:
-        off, now, generation = self._off, self._clock(), self._handle.generation
-        if not self._is_supported or (off is not None and off[0] == generation and now - off[1] < _OFF_SECONDS):
+        now = self._clock()
+        if not self._is_supported or now - self._off_at < _OFF_SECONDS:
             return False, ()
         try:
             enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self._handle)[0])
         except Unsupported:
             self._is_supported = False
             return False, ()
-        self._off = None if enabled else (generation, now)
-        return enabled, self._read_instances() if enabled else ()
+        if not enabled:
+            self._off_at = now
+            return False, ()
+        return True, self._read_instances()
 
     def _read_instances(self) -> tuple[Instance, ...]:
         instances: dict[int, Instance] = {}

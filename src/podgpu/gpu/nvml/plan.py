@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.gpu.nvml.driver import NvmlDriver, translate
-from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, Recorded, value_of
+from podgpu.errors import SourceError
+from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver, translate
+from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, value_of
 from podgpu.model import Value
 
 _MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
@@ -21,26 +21,32 @@ MIN_GPM_SECONDS = 0.1
 class GpmSampler:
     """Reads the profiling metrics (GPM) of one GPU or GPU instance as means between two samples. Hopper and later."""
 
-    def __init__(self, driver: NvmlDriver, take_sample: Callable[[Any], None]) -> None:
+    def __init__(self, driver: NvmlDriver, gpu: Any, gi_id: int | None = None) -> None:
+        """`gpu`: handle of the physical GPU."""
         self._driver = driver
-        self._take_sample = take_sample
+        self._gpu = gpu
+        self._gi_id = gi_id
         self._samples: list[Any] = []
-        self._last_at: float | None = None
+        self.last_at: float | None = None
+        """Time of the last sample."""
 
     def read(self, metrics: Iterable[int], now: float) -> dict[int, tuple[int, float]]:
         """Returns (NVML return code, percent or MiB/s) per metric, as means since the last call.
 
         Returns nothing in the first call.
         """
-        if self._last_at is not None and now - self._last_at < MIN_GPM_SECONDS:
+        if self.last_at is not None and now - self.last_at < MIN_GPM_SECONDS:
             return {}
         while len(self._samples) < 2:
             self._samples.append(self._driver.call("nvmlGpmSampleAlloc"))
         older, newer = self._samples
-        self._take_sample(newer)
-        values = {} if self._last_at is None else self._compute(older, newer, list(metrics))
+        if self._gi_id is None:
+            self._driver.call("nvmlGpmSampleGet", self._gpu, newer)
+        else:
+            self._driver.call("nvmlGpmMigSampleGet", self._gpu, self._gi_id, newer)
+        values = {} if self.last_at is None else self._compute(older, newer, list(metrics))
         self._samples = [newer, older]
-        self._last_at = now
+        self.last_at = now
         return values
 
     def _compute(self, older: Any, newer: Any, metrics: list[int]) -> dict[int, tuple[int, float]]:
@@ -58,7 +64,7 @@ class GpmSampler:
         for sample in self._samples:
             with suppress(SourceError):
                 self._driver.call("nvmlGpmSampleFree", sample)
-        self._samples, self._last_at = [], None
+        self._samples, self.last_at = [], None
 
 
 class EnergyCounter:
@@ -85,20 +91,19 @@ class DevicePlan:
         self,
         driver: NvmlDriver,
         handle: Any,
-        take_gpm_sample: Callable[[Any], None],
+        gpm: GpmSampler,
         fields: Iterable[Field],
         energy: EnergyCounter | None = None,
     ) -> None:
         self._driver = driver
         self._handle = handle
         self._energy = energy
-        self._gpm = GpmSampler(driver, take_gpm_sample)
+        self._gpm = gpm
         self._fields = {field.id: field for field in fields}
+        self._values: dict[int, Value] = {}
         self._once: dict[int, Value] = {}
         self._totals: dict[int, tuple[float, float]] = {}
-        self.unsupported: set[int] = {f.id for f in self._fields.values() if f.recipe is None}
-        self.dropped: list[int] = []
-        self.errors: list[str] = []
+        self.guard = CallGuard(field.id for field in self._fields.values() if field.recipe is None)
         self._compile()
 
     def _compile(self) -> None:
@@ -106,9 +111,9 @@ class DevicePlan:
         self._field_values: list[tuple[Field, FieldValue]] = []
         self._metrics: list[tuple[Field, Gpm]] = []
         for field in self._fields.values():
-            if field.id in self.unsupported or isinstance(field.recipe, Recorded):
-                continue
             match field.recipe:
+                case _ if field.id in self.guard.unsupported:
+                    continue
                 case NvmlCall() as call if field.id not in self._once:
                     self._calls.setdefault((call.function, call.arguments), []).append((field, call))
                 case FieldValue() as value:
@@ -119,47 +124,35 @@ class DevicePlan:
 
     def read(self, now: float) -> dict[int, Value]:
         """Returns values by field id. Raises DeviceLost or DriverGone; other errors affect only their fields."""
-        self.dropped.clear()
-        self.errors.clear()
-        finished = len(self.unsupported) + len(self._once)
-        values: dict[int, Value] = dict(self._once)
+        self.guard.begin()
+        finished = len(self.guard.unsupported) + len(self._once)
+        self._values = dict(self._once)
         for users in self._calls.values():
-            with self._catch_errors([f for f, _ in users]):
-                self._read_call(values, users)
+            with self.guard.catch(*(f.id for f, _ in users)):
+                self._read_call(users)
         if self._batch:
-            with self._catch_errors([f for f, _ in self._field_values]):
-                self._read_batch(values, now)
+            with self.guard.catch(*(f.id for f, _ in self._field_values)):
+                self._read_batch(now)
         if self._metrics:
-            with self._catch_errors([f for f, _ in self._metrics]):
-                self._read_gpm(values, now)
-        if len(self.unsupported) + len(self._once) != finished:
+            with self.guard.catch(*(f.id for f, _ in self._metrics)):
+                self._read_gpm(now)
+        if len(self.guard.unsupported) + len(self._once) != finished:
             self._compile()
-        return values
+        return self._values
 
     def close(self) -> None:
         self._gpm.close()
 
-    @contextmanager
-    def _catch_errors(self, fields: Sequence[Field]) -> Iterator[None]:
+    def _accept(self, field: Field, raw: Any) -> None:
         try:
-            yield
-        except Unsupported:
-            self.unsupported.update(f.id for f in fields)
-        except (DeviceLost, DriverGone):
-            raise
-        except SourceError as e:
-            self.errors.append(e.reason)
-
-    def _accept(self, values: dict[int, Value], field: Field, raw: Any) -> None:
-        try:
-            values[field.id] = value_of(field, raw)
+            value = self._values[field.id] = value_of(field, raw)
         except Blank:
-            self.dropped.append(field.id)
+            self.guard.dropped.append(field.id)
             return
         if field.once:
-            self._once[field.id] = values[field.id]
+            self._once[field.id] = value
 
-    def _read_call(self, values: dict[int, Value], users: list[tuple[Field, NvmlCall]]) -> None:
+    def _read_call(self, users: list[tuple[Field, NvmlCall]]) -> None:
         call = users[0][1]
         arguments = [self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments]
         if call.takes_device:
@@ -170,26 +163,26 @@ class DevicePlan:
             answer = self._driver.call(call.function, *arguments)
         for field, recipe in users:
             try:
-                self._accept(values, field, _select(answer, recipe))
+                self._accept(field, _select(answer, recipe))
             except AttributeError:
-                self.unsupported.add(field.id)  # an older driver's smaller structure
+                self.guard.unsupported.add(field.id)  # an older driver's smaller structure
 
-    def _read_batch(self, values: dict[int, Value], now: float) -> None:
+    def _read_batch(self, now: float) -> None:
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, self._batch)
         entries = {key: _decode_field_value(entry) for key, entry in zip(self._batch, answer, strict=True)}
         for field, recipe in self._field_values:
-            with self._catch_errors([field]):
-                self._accept_entries(values, field, [entries[(i, recipe.scope)] for i in recipe.ids], now)
+            with self.guard.catch(field.id):
+                self._accept_entries(field, [entries[(i, recipe.scope)] for i in recipe.ids], now)
 
-    def _accept_entries(self, values: dict[int, Value], field: Field, entries: list[Any], now: float) -> None:
+    def _accept_entries(self, field: Field, entries: list[Any], now: float) -> None:
         for entry in entries:
             if isinstance(entry, SourceError):
                 raise entry
         total = sum(entries) if len(entries) > 1 else entries[0]
         if not field.is_rate:
-            self._accept(values, field, total)
+            self._accept(field, total)
         elif (rate := self._compute_rate(field.id, total, now)) is not None:
-            self._accept(values, field, rate)
+            self._accept(field, rate)
 
     def _compute_rate(self, field_id: int, total: float, now: float) -> float | None:
         """Returns the increase per second. Returns None on the first call and after the counter was reset."""
@@ -199,15 +192,15 @@ class DevicePlan:
             return None
         return (total - before[1]) / (now - before[0])
 
-    def _read_gpm(self, values: dict[int, Value], now: float) -> None:
+    def _read_gpm(self, now: float) -> None:
         answer = self._gpm.read([g.metric for _, g in self._metrics], now)
         for field, recipe in self._metrics:
             code, value = answer.get(recipe.metric, (0, None))
-            with self._catch_errors([field]):
+            with self.guard.catch(field.id):
                 if code:
                     raise translate(code, "nvmlGpmMetricsGet")
                 if value is not None:
-                    self._accept(values, field, value)
+                    self._accept(field, value)
 
 
 def _select(answer: Any, recipe: NvmlCall) -> Any:

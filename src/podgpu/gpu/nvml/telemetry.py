@@ -11,130 +11,28 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError
-from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher
+from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher, handle_address
 from podgpu.gpu.nvml.gpu import NvmlGpu, open_device
-from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory, identify_gpu
-from podgpu.gpu.nvml.usage import UsageReader
-from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageFlaws
+from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory
+from podgpu.gpu.nvml.usage import UsageSettings
+from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceUsage, ProcessUsage
+from podgpu.model import Device, ProcessUsage
 
 _log = logging.getLogger(__name__)
+_MAX_WAIT_SECONDS = 4.5
+"""Maximum wait for GPUs that are opened. Shorter than the usual deadline of an inventory."""
 _QUIET_SECONDS = 0.5
 """Minimum wait for another GPU after one was opened. The wait is longer (1.5 times the time so far) if GPUs are slow:
 without persistence mode the driver needs one or two seconds per GPU."""
-_MAX_WAIT_SECONDS = 4.5
-"""Maximum wait for all GPUs. Shorter than the usual deadline of an inventory."""
-_RETRY_SECONDS = 5.0
-"""Interval of attempts to open a GPU that could not be opened."""
-
-
-@dataclass(slots=True)
-class _Lookup:
-    """State of opening one GPU."""
-
-    began: float
-    pending: bool = True
-    result: tuple[Any, Device] | None = None
-    error: SourceError | StartError | None = None
-
-
-class DeviceEnumerator:
-    """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others. Retries failed GPUs."""
-
-    def __init__(self, driver: NvmlDriver, count: int, clock: Callable[[], float]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._answered = threading.Condition()
-        self._lookups = {index: _Lookup(clock()) for index in range(count)}
-        self._has_waited = False
-        for index, lookup in self._lookups.items():
-            self._start(index, lookup)
-
-    def wait(self) -> None:
-        """Waits until all GPUs are open, or until no more was opened for a while. Only the first call waits.
-
-        Raises StartError, and DriverGone if all GPUs failed with it.
-        """
-        began = time.monotonic()
-        with self._answered:
-            while not self._has_waited:
-                pending, elapsed = self._count_pending(), time.monotonic() - began
-                quiet = max(_QUIET_SECONDS, 1.5 * elapsed) if pending < len(self._lookups) else _MAX_WAIT_SECONDS
-                self._has_waited = not pending or not self._answered.wait_for(
-                    partial(self._has_fewer_pending, pending), min(quiet, _MAX_WAIT_SECONDS - elapsed)
-                )
-        errors = [lookup.error for lookup in self._lookups.values()]
-        for error in errors:
-            if isinstance(error, StartError):
-                raise error
-        gone = [error for error in errors if isinstance(error, DriverGone)]
-        if gone and len(gone) == len(errors):
-            raise gone[0]
-
-    def retry_failed(self) -> None:
-        now = self._clock()
-        for index, lookup in self._lookups.items():
-            if lookup.error is not None and not lookup.pending and now - lookup.began >= _RETRY_SECONDS:
-                lookup.began, lookup.pending = now, True
-                self._start(index, lookup)
-
-    @property
-    def found(self) -> list[tuple[Any, Device]]:
-        """Handles and devices in the order of their index."""
-        return [lookup.result for lookup in self._lookups.values() if lookup.result is not None]
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """Index of a GPU that is not open yet -> reason."""
-        return {index: self._explain(lookup) for index, lookup in self._lookups.items() if lookup.result is None}
-
-    @property
-    def hung(self) -> frozenset[int]:
-        """Indices of GPUs whose first lookup has not returned."""
-        lookups = self._lookups.items()
-        return frozenset(index for index, lookup in lookups if lookup.result is None and lookup.error is None)
-
-    @property
-    def failed(self) -> int:
-        """Number of GPUs whose lookup failed. Pending lookups are not counted."""
-        return sum(lookup.error is not None for lookup in self._lookups.values())
-
-    def _count_pending(self) -> int:
-        return sum(lookup.pending for lookup in self._lookups.values())
-
-    def _has_fewer_pending(self, before: int) -> bool:
-        return self._count_pending() < before
-
-    def _explain(self, lookup: _Lookup) -> str:
-        if lookup.error is not None:
-            return str(lookup.error)
-        return f"the driver has not answered for {self._clock() - lookup.began:.0f} s"
-
-    def _start(self, index: int, lookup: _Lookup) -> None:
-        threading.Thread(target=self._look_up, args=(index, lookup), name=f"open-gpu{index}", daemon=True).start()
-
-    def _look_up(self, index: int, lookup: _Lookup) -> None:
-        result: tuple[Any, Device] | None = None
-        error: SourceError | StartError | None = None
-        try:
-            with self._driver.hold():
-                result = open_device(self._driver, index)
-        except (SourceError, StartError) as e:
-            error = e
-        finally:
-            with self._answered:
-                lookup.result, lookup.error, lookup.pending = result, error, False
-                self._answered.notify_all()
-
-
 _BUS_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
 """Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
@@ -143,7 +41,25 @@ _RESTART_SECONDS = 10.0
 """Minimum interval of restarts after the bus changed or if no GPU answers."""
 _SEARCH_SECONDS = 120.0
 """Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
-_MAX_REMOVED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """Result of opening one GPU."""
+
+    index: int
+    handle: Any = None
+    device: Device | None = None
+    error: SourceError | StartError | None = None
+
+
+def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
+    try:
+        with driver.hold():
+            handle, device = open_device(driver, index)
+        results.put(_Lookup(index, handle, device))
+    except (SourceError, StartError) as e:
+        results.put(_Lookup(index, error=e))
 
 
 class NvmlTelemetry:
@@ -163,21 +79,27 @@ class NvmlTelemetry:
         `switch_logs`: opens context-switch logs (`--usage-from`).
         """
         self.name = name
-        self.switch_logs = switch_logs or SwitchLogFactory()
+        self._settings = UsageSettings(sees_processes, switch_logs or SwitchLogFactory(), clock, wall)
         self._driver = NvmlDriver(nvml)
-        self._make_usage_reader = partial(
-            UsageReader, sees_processes=sees_processes, clock=clock, wall=wall, switch_logs=self.switch_logs
-        )
         self._count_expected = count_expected
         self._clock = clock
         self._xids = XidWatcher(self._driver, wall, clock)
         self._opening = threading.Lock()
         """Held while the driver is opened or closed."""
-        self._enumerator: DeviceEnumerator | None = None
+        self._is_open = False
+        self._opened: dict[int, str] = {}
+        """Index -> UUID of GPUs that are open."""
+        self._pending: dict[int, float] = {}
+        """Index of a GPU that is being opened -> start time."""
+        self._errors: dict[int, SourceError | StartError] = {}
+        """Index of a GPU that could not be opened -> reason."""
+        self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
         self._gpus: dict[str, NvmlGpu] = {}
-        """UUID -> GPU that was found since the driver was opened."""
-        self._removed: dict[str, NvmlGpu] = {}
-        """UUID -> GPU from before the driver was opened. If it is found again, its counters continue."""
+        """UUID -> GPU."""
+        self._replaced: list[NvmlGpu] = []
+        """GPUs whose handle became invalid. They are freed when the driver is closed, because workers may use them."""
+        self._previous: dict[str, NvmlGpu] = {}
+        """UUID -> GPU from before the driver was reopened. If it is found again, its usage continues."""
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
@@ -190,15 +112,60 @@ class NvmlTelemetry:
             if self._must_restart():
                 self._restarted_at = self._clock()
                 self._close(_CLOSE_WAIT)  # if a call hangs, the driver stays open and in use
-            if self._enumerator is None:
-                self._enumerator = self._open()
-            self._enumerator.retry_failed()
-            self._enumerator.wait()
-            for handle, device in self._enumerator.found:
-                if device.uuid not in self._gpus:
-                    self._gpus[device.uuid] = self._add_gpu(handle, device)
-            gpus = tuple(self._gpus[device.uuid].device for _, device in self._enumerator.found)
-            return Inventory(gpus, self._enumerator.errors, self._enumerator.hung)
+            if not self._is_open:
+                self._open()
+            self._open_gpus()
+            self._raise_common_error()
+            gpus = tuple(self._gpus[uuid].device for _, uuid in sorted(self._opened.items()))
+            unreachable = {index: str(error) for index, error in self._errors.items()}
+            for index, began in self._pending.items():
+                unreachable[index] = f"the driver has not answered for {self._clock() - began:.0f} s"
+            return Inventory(gpus, unreachable, frozenset(self._pending))
+
+    def _open_gpus(self) -> None:
+        """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others.
+
+        Waits until all new ones are open, or until no more was opened for a while. Later results are read by the next
+        call.
+        """
+        new = [i for i in range(self._listed) if i not in self._opened and i not in self._pending]
+        for index in new:
+            self._pending[index] = self._clock()
+            target = partial(_look_up, self._driver, index, self._lookups)
+            threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
+        began, quiet = time.monotonic(), _MAX_WAIT_SECONDS
+        while self._pending:
+            elapsed = time.monotonic() - began
+            wait = min(quiet, _MAX_WAIT_SECONDS - elapsed) if any(index in self._pending for index in new) else 0.0
+            try:
+                lookup = self._lookups.get(timeout=max(0.0, wait))
+            except Empty:
+                break
+            quiet = max(_QUIET_SECONDS, 1.5 * (time.monotonic() - began))
+            del self._pending[lookup.index]
+            self._errors.pop(lookup.index, None)
+            if lookup.error is not None:
+                self._errors[lookup.index] = lookup.error
+            elif lookup.device is not None:
+                self._opened[lookup.index] = lookup.device.uuid
+                self._add_gpu(lookup.handle, lookup.device)
+
+    def _raise_common_error(self) -> None:
+        """Raises StartError, and DriverGone if all GPUs failed with it."""
+        for error in self._errors.values():
+            if isinstance(error, StartError):
+                raise error
+        gone = [error for error in self._errors.values() if isinstance(error, DriverGone)]
+        if gone and len(gone) == self._listed:
+            raise gone[0]
+
+    def _add_gpu(self, handle: Any, device: Device) -> None:
+        gpu = NvmlGpu(self._driver, handle, device, self._settings, self._xids)
+        previous = self._previous.pop(device.uuid, None)
+        if previous is not None:
+            gpu.device = replace(device, mig_enabled=previous.device.mig_enabled)
+            gpu.usage_reader.continue_after(previous.usage_reader)
+        self._gpus[device.uuid] = gpu
 
     def _read_bus(self) -> None:
         now = self._clock()
@@ -207,16 +174,16 @@ class NvmlTelemetry:
             self._bus_changed |= before != self.expected
 
     def _must_restart(self) -> bool:
-        if self._enumerator is None:
+        if not self._is_open:
             return False
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
-        none_answers = bool(answers or self._enumerator.failed) and not any(answers)
+        none_answers = bool(answers or self._errors) and not any(answers)
         elapsed = self._clock() - self._restarted_at
         if self._listed < (self.expected or 0) and elapsed >= _SEARCH_SECONDS:
             return True
         return (self._bus_changed or none_answers) and elapsed >= _RESTART_SECONDS
 
-    def _open(self) -> DeviceEnumerator:
+    def _open(self) -> None:
         self._driver.open()
         self._bus_changed = False
         with self._driver.hold():
@@ -226,14 +193,7 @@ class NvmlTelemetry:
             self._listed = count
             _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
         self._restarted_at = self._clock()
-        return DeviceEnumerator(self._driver, count, self._clock)
-
-    def _add_gpu(self, handle: Any, device: Device) -> NvmlGpu:
-        gpu = self._removed.pop(device.uuid, None)
-        if gpu is not None:
-            gpu.reopen(handle, device)
-            return gpu
-        return NvmlGpu(self._driver, handle, device, self._make_usage_reader, self._xids, self._clock)
+        self._is_open = True
 
     def release(self, wait: float) -> bool:
         if not self._opening.acquire(timeout=wait):
@@ -241,8 +201,7 @@ class NvmlTelemetry:
         try:
             if not self._close(wait):
                 return False
-            for gpu in self._removed.values():
-                gpu.answers = False  # the driver may be unloaded after its release, which resets counters
+            self._previous = {}  # the driver may be unloaded after its release, which resets counters
             return True
         finally:
             self._opening.release()
@@ -251,15 +210,15 @@ class NvmlTelemetry:
         if not self._driver.close(wait, self._free):
             _log.warning("the driver cannot be closed: a call has not returned")
             return False
-        self._removed |= self._gpus
-        for uuid in list(self._removed)[:-_MAX_REMOVED]:
-            del self._removed[uuid]
-        self._gpus, self._enumerator = {}, None
+        # Counters of a GPU that did not answer may have been reset.
+        self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
+        self._gpus, self._opened, self._replaced, self._is_open = {}, {}, [], False
+        self._pending, self._errors, self._lookups = {}, {}, SimpleQueue()
         return True
 
     def _free(self) -> None:
         self._xids.free()
-        for gpu in self._gpus.values():
+        for gpu in (*self._gpus.values(), *self._replaced):
             gpu.close()
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
@@ -270,19 +229,14 @@ class NvmlTelemetry:
         with self._hold(gpu) as state:
             return state.processes()
 
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
         with self._hold(gpu) as state:
             return state.usage(shared)
-
-    def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        state = self._gpus.get(gpu.uuid)
-        return UsageFlaws() if state is None else state.usage_reader.flaws
 
     def check_capability(self, gpu: Device) -> Capability:
         """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
         with self._hold(gpu) as state:
-            version, architecture = identify_gpu(self._driver, state.handle, state.device)
-            return self.switch_logs.check_capability(state.device, version, architecture)
+            return self._settings.switch_logs.check_capability(self._driver, state.handle, state.device)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
@@ -291,11 +245,50 @@ class NvmlTelemetry:
             if state is None:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
             try:
+                state = self._check_handle(state)
                 yield state
                 state.answers = True
             except (DeviceLost, DriverGone):
                 state.answers = False
                 raise
+
+    def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
+        """Opens the GPU again if its handle is invalid, for example after a reset.
+
+        Errors of an invalid handle cannot be distinguished from "not supported". So this reads the UUID, which every
+        GPU supports. Raises DeviceLost, or DriverGone if the driver may have been restarted.
+        """
+        device = gpu.device
+        with gpu.handle_lock:
+            current = self._gpus.get(device.uuid)
+            if current is not gpu and current is not None:
+                return current  # opened by another worker in the meantime
+            if self._has_uuid(gpu.handle, device.uuid):
+                return gpu
+            try:
+                handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", device.pci_bus_id)
+            except (DeviceLost, DriverGone):
+                raise
+            except SourceError as e:
+                raise DriverGone(
+                    f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}", "stale_handle"
+                ) from e
+            if not self._has_uuid(handle, device.uuid):
+                raise DeviceLost(
+                    f"{gpu.name} does not answer at PCI slot {device.pci_bus_id}, or another GPU has replaced it"
+                )
+            if handle_address(handle) == handle_address(gpu.handle):
+                return gpu  # only a single call failed
+            _log.info("%s was found again at %s", gpu.name, device.pci_bus_id)
+            self._replaced.append(gpu)
+            self._gpus[device.uuid] = NvmlGpu(self._driver, handle, device, self._settings, self._xids)
+            return self._gpus[device.uuid]
+
+    def _has_uuid(self, handle: Any, uuid: str) -> bool:
+        try:
+            return bool(self._driver.call("nvmlDeviceGetUUID", handle) == uuid)
+        except SourceError:
+            return False
 
     def error_events(self) -> Sequence[ErrorEvent]:
         return self._xids.drain()

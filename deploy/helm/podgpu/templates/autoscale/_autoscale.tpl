@@ -10,9 +10,6 @@
 - v1beta2.custom.metrics.k8s.io
 - v1beta1.custom.metrics.k8s.io
 {{- end }}
-{{- if .Values.autoscale.externalMetrics.enabled }}
-- v1beta1.external.metrics.k8s.io
-{{- end }}
 {{- end -}}
 
 {{/* The Secret with the metrics API's certificate; empty: podgpu makes its own. */}}
@@ -44,9 +41,6 @@
 - --api-key-file=/etc/podgpu/api/tls.key
 {{- else }}
 - {{ printf "--api-service=%s/%s" .Release.Namespace (include "podgpu.component" (list . "autoscale")) | quote }}
-{{- end }}
-{{- if $autoscale.externalMetrics.enabled }}
-- --external-metrics=true
 {{- end }}
 {{- end }}
 {{- if include "podgpu.autoscale.discovers" . }}
@@ -106,9 +100,6 @@
 {{- if not (or $autoscale.keda.secretName $autoscale.customMetrics.enabled) -}}
 {{- fail "autoscale: it would serve no API: customMetrics.enabled is false and keda.secretName is empty" -}}
 {{- end -}}
-{{- if and $autoscale.externalMetrics.enabled (not $autoscale.customMetrics.enabled) -}}
-{{- fail "autoscale.externalMetrics.enabled needs autoscale.customMetrics.enabled: they share a listener" -}}
-{{- end -}}
 {{- $tls := $autoscale.customMetrics.certificate -}}
 {{- if and (eq $tls.from "secret") (not (and $tls.secretName $tls.caBundle)) -}}
 {{- fail "autoscale.customMetrics.certificate: from secret needs secretName and caBundle (the CA's PEM in base64)" -}}
@@ -126,7 +117,7 @@
 {{- fail "autoscale: there is no source of figures: exporter.enabled is false, and neither autoscale.prometheus.url nor autoscale.discover.selector is set" -}}
 {{- end -}}
 {{- range include "podgpu.words" $autoscale.arguments | fromYamlArray -}}
-{{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file|external-metrics|unregister)(=.*)?$" . -}}
+{{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file|unregister)(=.*)?$" . -}}
 {{- fail (printf "autoscale.arguments: %s: use its value, which also sets ports, Secrets and permissions" .) -}}
 {{- end -}}
 {{- end -}}
@@ -135,7 +126,7 @@
 {{- if $found -}}
 {{- $owner := dig "spec" "service" dict $found -}}
 {{- if or (ne (dig "namespace" "" $owner) $root.Release.Namespace) (ne (dig "name" "" $owner) $service) -}}
-{{- fail (printf "the APIService %s belongs to %s/%s: only one can have it. Remove that first, or set autoscale.%s.enabled=false and use KEDA" . (dig "namespace" "-" $owner) (dig "name" "-" $owner) (ternary "externalMetrics" "customMetrics" (contains "external" .))) -}}
+{{- fail (printf "the APIService %s belongs to %s/%s: only one can have it. Remove that first, or set autoscale.customMetrics.enabled=false and use KEDA" . (dig "namespace" "-" $owner) (dig "name" "-" $owner)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -38,7 +38,6 @@ configMap: ""
 {{- $enrich := .Values.enrich -}}
 - {{ printf "--in=%s" (default "http://127.0.0.1:9400/metrics" $enrich.in) | quote }}
 - {{ printf "--out=/run/textfile/%s" $enrich.textfile.name | quote }}
-- {{ printf "--mode=%s" $enrich.textfile.mode | quote }}
 {{- with $enrich.interval }}
 - {{ printf "--interval=%s" . | quote }}
 {{- end }}

@@ -44,7 +44,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- else if .Values.hook.enabled }}{{ $sources = append $sources "podlist" }}{{ end -}}
 {{- $sources = append $sources "kubelet" -}}
 {{- if .Values.exporter.hpcJobMappingDir }}{{ $sources = append $sources "hpc" }}{{ end -}}
-{{- if .Values.exporter.containerUsage.enabled }}{{ $sources = append $sources "processes" }}{{ end -}}
+{{- if ne .Values.exporter.usage.from "none" }}{{ $sources = append $sources "processes" }}{{ end -}}
 {{- join "," $sources -}}
 {{- end -}}
 {{- end -}}
@@ -63,7 +63,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 
 {{/* Names of host directories are read by both. */}}
 {{- define "podgpu.exporter.readsLogNames" -}}
-{{- if or .Values.exporter.containerUsage.enabled .Values.exporter.kubernetes.podUid -}} true {{- end -}}
+{{- if or (ne .Values.exporter.usage.from "none") .Values.exporter.kubernetes.podUid -}} true {{- end -}}
 {{- end -}}
 
 {{- define "podgpu.exporter.env" -}}
@@ -72,10 +72,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
 - {name: DCGM_EXPORTER_KUBERNETES, value: {{ $kubernetes.enabled | quote }}}
 - {name: DCGM_EXPORTER_LISTEN, value: {{ printf ":%v" $exporter.port | quote }}}
-- {name: PODGPU_CONTAINER_USAGE, value: {{ $exporter.containerUsage.enabled | quote }}}
-{{- if ne $exporter.usage.from "samples" }}
 - {name: PODGPU_USAGE_FROM, value: {{ $exporter.usage.from }}}
-{{- end }}
 {{- with $exporter.dcgmNames }}
 - {name: PODGPU_DCGM_NAMES, value: {{ . | toString | quote }}}
 {{- end }}
@@ -222,9 +219,6 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- end -}}
 {{- if and .Values.gpus.migMonitoring (has .Values.gpus.access (list "cdi" "driver-root")) -}}
 {{- fail (printf "gpus.migMonitoring is for gpus.access runtime or volume-mounts; with %s it has no effect" .Values.gpus.access) -}}
-{{- end -}}
-{{- if and (ne $exporter.usage.from "samples") (not $exporter.containerUsage.enabled) -}}
-{{- fail (printf "exporter.usage.from is %s, but exporter.containerUsage.enabled is false: it has no effect without container usage" $exporter.usage.from) -}}
 {{- end -}}
 {{- $uid := include "podgpu.exporter.uid" . -}}
 {{- if and (eq $exporter.usage.from "exact") (ne $uid "0") -}}

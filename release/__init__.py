@@ -1,0 +1,1 @@
+"""Builds everything that a release publishes. `make release` writes it to dist/."""

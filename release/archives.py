@@ -1,0 +1,169 @@
+"""Writes tar, OCI and Debian archives whose bytes depend only on their content."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+OCI = "application/vnd.oci.image"
+
+
+def tar_folder(folder: Path, time: int, prefix: str = "") -> bytes:
+    """Archives a folder: sorted, owned by root, and every file with the same time."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path in sorted(folder.rglob("*")):
+            member = archive.gettarinfo(str(path), prefix + str(path.relative_to(folder)))
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = time
+            if member.isreg():
+                member.mode = 0o755 if member.mode & 0o100 else 0o644
+                archive.addfile(member, io.BytesIO(path.read_bytes()))
+            else:
+                archive.addfile(member)
+    return buffer.getvalue()
+
+
+def normalize_tar_gz(data: bytes, time: int) -> bytes:
+    """Rewrites a .tar.gz of another tool with sorted members and fixed times."""
+    buffer = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(data)) as source,
+        tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as target,
+    ):
+        for member in sorted(source.getmembers(), key=lambda member: member.name):
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime, member.pax_headers = time, {}
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            target.addfile(member, source.extractfile(member) if member.isreg() else None)
+    return compress(buffer.getvalue())
+
+
+def compress(data: bytes) -> bytes:
+    return gzip.compress(data, 9, mtime=0)
+
+
+# Images
+
+
+def read_dockerfile(path: Path) -> dict[str, Any]:
+    """Returns the image configuration in the last stage of the Dockerfile, so that it is written in one place."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    config: dict[str, Any] = {"Env": [], "Labels": {}, "ExposedPorts": {}}
+    for line in text[text.rindex("\nFROM ") :].splitlines():
+        keyword, _, rest = line.strip().partition(" ")
+        if keyword == "ENV":
+            config["Env"] += shlex.split(rest)
+        elif keyword == "LABEL":
+            config["Labels"] |= dict(pair.split("=", 1) for pair in shlex.split(rest))
+        elif keyword == "EXPOSE":
+            config["ExposedPorts"] |= {f"{port}/tcp": {} for port in rest.split()}
+        elif keyword == "USER":
+            config["User"] = rest.strip()
+        elif keyword == "ENTRYPOINT":
+            config["Entrypoint"] = json.loads(rest)
+    return config
+
+
+class OciLayout:
+    """An OCI image layout with one image for several architectures, as a tar archive that `skopeo` and `ctr` read."""
+
+    def __init__(self, config: Mapping[str, Any], time: str) -> None:
+        self._config, self._time = dict(config), time
+        self._blobs: dict[str, bytes] = {}
+        self._manifests: list[dict[str, Any]] = []
+
+    def add_image(self, architecture: str, rootfs: bytes) -> int:
+        """Adds the image of one architecture and returns the compressed size of its layer."""
+        layer = self._add_blob(compress(rootfs), f"{OCI}.layer.v1.tar+gzip")
+        config = {
+            "architecture": architecture,
+            "os": "linux",
+            "created": self._time,
+            "config": self._config,
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(rootfs).hexdigest()}"]},
+            "history": [{"created": self._time, "created_by": "python -m release"}],
+        }
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": f"{OCI}.manifest.v1+json",
+            "config": self._add_json(config, f"{OCI}.config.v1+json"),
+            "layers": [layer],
+        }
+        described = self._add_json(manifest, f"{OCI}.manifest.v1+json")
+        self._manifests.append(described | {"platform": {"architecture": architecture, "os": "linux"}})
+        return int(layer["size"])
+
+    def write(self, path: Path, tag: str, time: int) -> str:
+        """Writes the archive and returns the digest of the image."""
+        index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": self._manifests}
+        described = self._add_json(index, f"{OCI}.index.v1+json")
+        annotations = {"annotations": {"org.opencontainers.image.ref.name": tag}}
+        files = {
+            "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+            "index.json": _encode({**index, "manifests": [described | annotations]}),
+            **{f"blobs/sha256/{digest}": data for digest, data in self._blobs.items()},
+        }
+        path.write_bytes(_tar_files(sorted(files.items()), time))
+        return str(described["digest"])
+
+    def _add_json(self, document: Mapping[str, Any], media_type: str) -> dict[str, Any]:
+        return self._add_blob(_encode(document), media_type)
+
+    def _add_blob(self, data: bytes, media_type: str) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        self._blobs[digest] = data
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _tar_files(files: Iterable[tuple[str, bytes]], time: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(data), time, 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+# Debian packages
+
+
+def write_deb(path: Path, folder: Path, control: Mapping[str, str], scripts: Mapping[str, str], time: int) -> None:
+    """Writes a Debian package with the files in a folder. Files below /etc are configuration files."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    sums = "".join(f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}\n" for file in files)
+    settings = [f"/{file.relative_to(folder)}\n" for file in files if file.relative_to(folder).parts[0] == "etc"]
+    size = {"Installed-Size": str(sum(file.stat().st_size for file in files) // 1024)}
+    text = "".join(f"{key}: {value}\n" for key, value in {**control, **size}.items())
+    members = {"control": text, "md5sums": sums, "conffiles": "".join(settings), **scripts}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size, member.mtime = len(content.encode()), time
+            member.mode = 0o755 if name in scripts else 0o644
+            archive.addfile(member, io.BytesIO(content.encode()))
+    parts = {
+        "debian-binary": b"2.0\n",
+        "control.tar.gz": compress(buffer.getvalue()),
+        "data.tar.gz": compress(tar_folder(folder, time, prefix="./")),
+    }
+    with path.open("wb") as deb:
+        deb.write(b"!<arch>\n")
+        for name, data in parts.items():
+            deb.write(f"{name:<16}{time:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode())
+            deb.write(data + b"\n" * (len(data) % 2))

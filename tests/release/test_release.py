@@ -1,0 +1,207 @@
+"""What `make release` builds can be installed: from a registry, as a wheel, as a Debian package and with helm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu import __version__
+from tests.net import free_port
+from tests.release.conftest import build_release
+
+HELM = str(Path(sys.executable).with_name("helm"))
+REGISTRY_CONFIG = """\
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+def run(*command: str | Path, **options: Any) -> str:
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    assert result.returncode == 0, f"{command}: {result.stdout[-1000:]} {result.stderr[-2000:]}"
+    return result.stdout
+
+
+def need(*commands: str) -> None:
+    missing = [command for command in commands if shutil.which(command) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+@contextmanager
+def background(*command: str | Path, url: str, **options: Any) -> Iterator[str]:
+    """Runs a server and yields the first answer of a URL."""
+    with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            yield _wait_for(url, process)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _wait_for(url: str, process: subprocess.Popen[str]) -> str:
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return str(answer.read().decode())
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            if process.poll() is not None:
+                break
+            time.sleep(0.2)
+    process.kill()
+    raise AssertionError(f"no answer from {url}: {process.communicate()[1][-2000:]}")
+
+
+def test_checksums(dist: Path) -> None:
+    lines = (dist / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    sums = dict(reversed(line.split("  ")) for line in lines)
+    names = {path.name for path in dist.iterdir()} - {"SHA256SUMS"}
+    assert sums.keys() == names
+    assert all(hashlib.sha256((dist / name).read_bytes()).hexdigest() == sums[name] for name in names)
+
+
+def test_two_builds_are_identical(dist: Path, tmp_path: Path) -> None:
+    again = build_release(tmp_path / "dist")
+    assert (again / "SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
+
+
+def test_image_size(dist: Path) -> None:
+    """The exporter's image has at most 35 MB compressed."""
+    assert (dist / f"podgpu-image-{__version__}.tar").stat().st_size < 35_000_000
+
+
+def test_wheel_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    (wheel,) = dist.glob("*.whl")
+    run(tmp_path / "venv/bin/pip", "install", "--quiet", wheel)
+    podgpu, port = tmp_path / "venv/bin/podgpu", free_port()
+    assert __version__ in run(podgpu, "--version")
+    command = [podgpu, "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
+    with background(*command, url=f"http://127.0.0.1:{port}/metrics") as metrics:
+        assert "DCGM_FI_DEV_GPU_TEMP{" in metrics
+
+
+def test_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
+    with tarfile.open(dist / f"podgpu-{__version__}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / f"podgpu-{__version__}"
+    assert (source / "PKG-INFO").read_text().startswith("Metadata-Version")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source)
+    assert list(tmp_path.glob(f"podgpu-{__version__}-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    need("docker-registry", "skopeo")
+    folder, port = tmp_path_factory.mktemp("registry"), free_port()
+    config = folder / "config.yml"
+    config.write_text(REGISTRY_CONFIG.format(folder=folder / "data", port=port), encoding="utf-8")
+    address = f"127.0.0.1:{port}"
+    with background("docker-registry", "serve", config, url=f"http://{address}/v2/", stdout=subprocess.DEVNULL):
+        yield address
+
+
+@pytest.mark.parametrize("suffix", ["", "-autoscale"])
+def test_image_from_a_registry(dist: Path, registry: str, suffix: str) -> None:
+    archive = dist / f"podgpu-image-{__version__}{suffix}.tar"
+    target = f"docker://{registry}/podgpu:{__version__}{suffix}"
+    run("skopeo", "copy", "--quiet", "--all", "--dest-tls-verify=false", f"oci-archive:{archive}", target)
+    config = json.loads(run("skopeo", "inspect", "--config", "--tls-verify=false", target))
+    assert config["config"]["Entrypoint"] == ["podgpu", "exporter"]
+    assert config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
+
+
+def test_chart_from_a_registry(dist: Path, registry: str, tmp_path: Path) -> None:
+    environment = os.environ | {"HELM_REGISTRY_CONFIG": str(tmp_path / "config.json")}
+    run(HELM, "push", "--plain-http", dist / f"podgpu-{__version__}.tgz", f"oci://{registry}/charts", env=environment)
+    chart = f"oci://{registry}/charts/podgpu"
+    rendered = run(
+        *(HELM, "template", "podgpu", chart, "--plain-http", "--version", __version__),
+        *("--set", f"image.repository={registry}/podgpu"),
+        env=environment,
+    )
+    assert f"image: {registry}/podgpu:{__version__}" in rendered
+
+
+def unpack_image(archive: Path, folder: Path) -> dict[str, Any]:
+    """Unpacks the amd64 image and returns its configuration."""
+    with tarfile.open(archive) as layout:
+
+        def read(digest: str) -> bytes:
+            member = layout.extractfile(f"blobs/sha256/{digest.removeprefix('sha256:')}")
+            assert member is not None
+            return member.read()
+
+        top = layout.extractfile("index.json")
+        assert top is not None
+        index = json.loads(read(json.load(top)["manifests"][0]["digest"]))
+        (entry,) = (m for m in index["manifests"] if m["platform"]["architecture"] == "amd64")
+        manifest = json.loads(read(entry["digest"]))
+        layer = folder.with_suffix(".tar.gz")
+        layer.write_bytes(read(manifest["layers"][0]["digest"]))
+        config = json.loads(read(manifest["config"]["digest"]))["config"]
+    folder.mkdir()
+    run("tar", "-xzf", layer, "-C", folder)
+    assert isinstance(config, dict)
+    return config
+
+
+def test_image_runs_read_only_without_capabilities(dist: Path, tmp_path: Path) -> None:
+    """As the chart runs it: read-only root file system, no capability, no new privileges."""
+    need("runc")
+    if os.geteuid() != 0 or platform.machine() != "x86_64":
+        pytest.skip("runc needs root here, and the image is for amd64")
+    image, port = unpack_image(dist / f"podgpu-image-{__version__}.tar", tmp_path / "rootfs"), free_port()
+    run("runc", "spec", cwd=tmp_path)
+    spec = json.loads((tmp_path / "config.json").read_text())
+    spec["process"] |= {
+        "terminal": False,
+        "args": [*image["Entrypoint"], "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"],
+        "env": image["Env"],
+        "capabilities": {},
+        "noNewPrivileges": True,
+    }
+    spec["root"] = {"path": "rootfs", "readonly": True}
+    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    (tmp_path / "config.json").write_text(json.dumps(spec))
+    name = f"podgpu-test-{os.getpid()}"
+    try:
+        with background("runc", "run", name, url=f"http://127.0.0.1:{port}/metrics", cwd=tmp_path) as metrics:
+            assert "DCGM_FI_DEV_GPU_TEMP{" in metrics
+    finally:
+        subprocess.run(["runc", "delete", "--force", name], check=False, capture_output=True)
+
+
+def test_debian_package(dist: Path, tmp_path: Path) -> None:
+    need("debootstrap", "systemd-analyze", "dpkg-deb")
+    if os.geteuid() != 0:
+        pytest.skip("debootstrap needs root")
+    root = tmp_path / "root"
+    deb = dist / f"podgpu_{__version__}_amd64.deb"
+    run("dpkg-deb", "--info", deb)
+    run("debootstrap", "--variant=minbase", "--include=python3.11,man-db,procps,systemd", "bookworm", root)
+    shutil.copy(deb, root / "podgpu.deb")
+    run("chroot", root, "dpkg", "--install", "/podgpu.deb")
+    assert __version__ in run("chroot", root, "podgpu", "--version")
+    assert "podgpu exporter" in run("chroot", root, "man", "-P", "cat", "podgpu")
+    run("chroot", root, "systemd-analyze", "verify", "--man=no", "/lib/systemd/system/podgpu.service")
+    (root / "etc/default/podgpu").write_text("PODGPU_ARGUMENTS=--telemetry simulated:1xH100\n")
+    run("chroot", root, "dpkg", "--remove", "podgpu")
+    assert (root / "etc/default/podgpu").exists()  # a configuration file survives removal
+    assert not (root / "usr/bin/podgpu").exists()
