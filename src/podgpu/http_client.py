@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -58,7 +58,21 @@ class Access:
     prefix: str = "exporter"  # prefix of the options: --PREFIX-ca-file. Empty if only the URL can contain a login
     server: str = "the exporter"  # name of the program, for messages
 
-    def check(self) -> None:
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], prefix: str, server: str, **headers: str) -> Access:
+        """Uses the options --PREFIX-ca-file, --PREFIX-username and so on."""
+        return cls(
+            ca_file=options.get(f"{prefix}_ca_file", ""),
+            insecure=options.get(f"{prefix}_insecure_skip_verify", False),
+            username=options.get(f"{prefix}_username", ""),
+            password_file=options.get(f"{prefix}_password_file", ""),
+            token_file=options.get(f"{prefix}_token_file", ""),
+            headers=tuple(headers.items()),
+            prefix=prefix,
+            server=server,
+        )
+
+    def __post_init__(self) -> None:
         """Raises UsageError if the options contradict each other."""
         if self.token_file and self.username:
             raise UsageError(f"{self.option('token-file')} and {self.option('username')}: only one of them can be set")
@@ -201,7 +215,6 @@ class HttpClient:
     ) -> None:
         """`url` may be HOST:PORT. `default_path` is used if the URL has no path. Raises UsageError."""
         self._access = access or Access()
-        self._access.check()
         parsed = _parse_url(url, self._access)
         if parsed.path in ("", "/") and default_path:
             parsed = parsed.with_path(default_path).with_query(parsed.query)

@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command
-from podgpu.doctor.examine import NodeExamination
+from podgpu.cli.examine import NodeExamination
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError

@@ -10,6 +10,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.metrics.parse import ParsedSample, parse_text
@@ -164,7 +165,7 @@ class Holder:
 
 def agent_over(exposition: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
-    return Agent(ExporterTelemetry(exposition), [Holder()], Settings(policy=policy))
+    return Agent(ExporterTelemetry(exposition), HolderSources([Holder()]), Settings(policy=policy))
 
 
 def dcgm_samples(agent: Agent) -> list[ParsedSample]:

@@ -31,17 +31,17 @@ from tests.gpu.dcgm.double import (
 )
 
 
-def test_each_lane_has_its_own_interval_and_retention(bench: Bench) -> None:
+def test_each_lane_has_its_own_interval(bench: Bench) -> None:
     known, ids = fields(), (TEMP, POWER, UTIL, FB_USED)
-    slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0, 600.0)
-    quick = Lane((known[POWER],), 2.0, 0.0, 2)
+    slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0)
+    quick = Lane((known[POWER],), 2.0)
     bench.telemetry.schedule((slow, quick))
     gpu = bench.telemetry.inventory().gpus[0]
     values = of_gpu(bench.telemetry.read(gpu, slow.fields)).values
     assert values == {TEMP: 40, UTIL: 77, FB_USED: 1024}
     assert of_gpu(bench.telemetry.read(gpu, quick.fields)).values == {POWER: 123.456}
     watched = {i: tuple(bench.double.call("watch", i, what) for what in ("every", "keep", "most")) for i in ids}
-    assert watched == dict.fromkeys(ids, (30.0, 600.0, 0.0)) | {POWER: (2.0, 0.0, 2.0)}
+    assert watched == dict.fromkeys(ids, (30.0, 600.0, 0.0)) | {POWER: (2.0, 600.0, 0.0)}
     made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
     for _ in range(3):
         bench.telemetry.inventory()

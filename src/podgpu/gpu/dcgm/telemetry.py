@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
@@ -41,7 +40,6 @@ _EXPORTER_FIELDS = 9000
 """Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
 _XID_WATCHES = "XID", "XID of MIG"
 """Names of the watches for XIDs. There are two, because an engine may reject one of them."""
-_XID_KEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class DcgmTelemetry(UsageFromCompanion):
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
-        interval = self._settings.interval
-        lane = Lane(tuple(fields), interval, _STALE_INTERVALS * interval)
+        lane = Lane(tuple(fields), self._settings.interval)
         self._lanes = (lane,)
         return lane
 
@@ -274,18 +271,17 @@ class DcgmTelemetry(UsageFromCompanion):
             entities.setdefault(other.kind, []).append(other.entity)
         watches: dict[Hashable, Watch] = {}
 
-        def add(name: Hashable, some: Sequence[Entity], read: Sequence[Field], *options: Any) -> None:
+        def add(name: Hashable, some: Sequence[Entity], read: Sequence[Field], interval: float) -> None:
             if some and read:
-                watches[name] = Watch(self._connection, some, read, *options)
+                watches[name] = Watch(self._connection, some, read, interval)
 
         for lane in lanes:
             read = self._substitute(lane).fields
             for kind, some in entities.items():
-                options = lane.interval, lane.keep_age, lane.keep_samples
-                add((kind, id(lane)), some, _select_fields(read, kind), *options)
+                add((kind, id(lane)), some, _select_fields(read, kind), lane.interval)
         migs = [e for e in layout.xid_entities if e.group != EntityGroup.GPU]
         for name, some in zip(_XID_WATCHES, (entities["GPU"], migs), strict=True):
-            add(name, some, (fields()[XID_FIELD],), self._settings.interval, _XID_KEEP_SECONDS)
+            add(name, some, (fields()[XID_FIELD],), self._settings.interval)
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MAX_VALUES = 1024
 """Maximum number of values per call, because a value needs 4 KiB of memory."""
 _NOT_YET_READ = {"no_data", "not_watched"}
+_KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
 _PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
@@ -54,17 +55,14 @@ class Watch:
         entities: Sequence[Entity],
         fields: Sequence[Field],
         interval: float,
-        keep_seconds: float,
-        keep_samples: int = 0,
     ) -> None:
-        """`keep_seconds` and `keep_samples`: how long and how many samples the engine keeps; 0 means no limit."""
         self._connection = connection
         self._entities = entities
         # Profiling fields are separate, because the profiling module may reject all of them.
         plain = [f.id for f in fields if f.id not in _PROFILING]
         profiling = [f.id for f in fields if f.id in _PROFILING]
         self._fields = [*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)]
-        self._options = round(interval * 1_000_000), keep_seconds, keep_samples
+        self._options = round(interval * 1_000_000), _KEEP_SECONDS, 0
         self.groups: list[int] = []
         """Groups of entities."""
         self.field_groups: list[int] = []
