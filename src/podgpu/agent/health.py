@@ -26,7 +26,7 @@ from podgpu.metrics.conditions import (
     conditions_from_fields,
     order_of,
     xid_detail,
-    xid_needs_action,
+    xid_spec,
 )
 from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
@@ -158,7 +158,7 @@ class HealthWatch:
             self._xids.add(events, now)
             for event in events:
                 gpu = self._gpus.get(physical(event.device))
-                if gpu is not None and xid_needs_action(event.code):
+                if gpu is not None and xid_spec(event.code).needs_action:
                     first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                     gpu.xids[event.code] = first, now
 

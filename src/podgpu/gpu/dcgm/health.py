@@ -14,7 +14,7 @@ from podgpu.gpu.dcgm.connection import DcgmConnection
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.conditions import health_code, xid_text
+from podgpu.metrics.conditions import health_code, xid_spec
 from podgpu.model import Detail
 
 _log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class XidReader:
         self._has_read = True
 
     def _add_event(self, event: ErrorEvent) -> None:
-        _log.warning("XID %d on %s: %s", event.code, event.device, xid_text(event.code))
+        _log.warning("XID %d on %s: %s", event.code, event.device, xid_spec(event.code).text)
         with self._lock:
             self._events.append(event)
 

@@ -15,7 +15,7 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.conditions import xid_text
+from podgpu.metrics.conditions import xid_spec
 from podgpu.model import device_key
 from podgpu.workers import DriverLock
 
@@ -291,4 +291,4 @@ class XidWatcher:
             return
         self._logged[key] = (now, 0)
         more = f" (repeated {repeats} times since the last log line)" if repeats else ""
-        _log.warning("XID %d on %s: %s%s", event.code, event.device, xid_text(event.code), more)
+        _log.warning("XID %d on %s: %s%s", event.code, event.device, xid_spec(event.code).text, more)
