@@ -109,7 +109,7 @@ class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse_prices(content: bytes, file: str) -> Prices:
     """Parses the file. Raises UsageError with the file and the path inside it."""
-    from podgpu.yaml_file import decode_yaml  # an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     prices = {}

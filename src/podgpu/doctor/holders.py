@@ -203,7 +203,7 @@ def check_mapping(
     shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
-        text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection.shown}: they are not exported"
+        text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection}: they are not exported"
         findings.append(note("mapping", text, "use -d f to export all devices"))
     return findings
 
