@@ -22,13 +22,6 @@ def config_for(server: SimulatedApiServer, certificates: Certificates, ca: str =
     return ApiConfig(server.url, "the test", ca=Pem(file=certificates.path(f"{ca}.crt")))
 
 
-def test_a_server_of_the_right_authority(certificates: Certificates) -> None:
-    with SimulatedApiServer(certificates.server_context()) as server:
-        config = config_for(server, certificates)
-        assert get(config)["items"] == []
-        assert get(replace(config, ca=Pem(text=certificates.text("ca.crt"))))["items"] == []
-
-
 @pytest.mark.parametrize(
     ("shown", "believed", "says"),
     [
