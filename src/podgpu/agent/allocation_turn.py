@@ -15,6 +15,7 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
 from podgpu.holders.identity import Identities
 from podgpu.holders.merge import Complete, merge
+from podgpu.holders.reservations import find_reserved, replace_reservations
 from podgpu.model import Allocation, Assignment, Device, SourceStatus, Unmapped, VcudaRequest
 from podgpu.workers import Result, Workers
 
@@ -33,6 +34,7 @@ class AllocationPart:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of allocatable GPUs, held or not
+    reserved: frozenset[str] = frozenset()  # keys of devices that a scheduler reserved for unknown pods
     api_uids: Mapping[str, str] = field(default_factory=dict)  # static pods: kubelet's UID -> API server's UID
     sources: tuple[SourceStatus, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # counts since start, by source and reason
@@ -90,13 +92,15 @@ class AllocationTurn:
         at = self._clock.wall()
         names_status = self._check_identities()
         statuses = [self._status(name, result) for name, result in results.items()]
-        merged = merge(self._resolve(results), self.complete)
+        readings = replace_reservations(self._resolve(results), self._last_identities.pods, devices, self.complete)
+        merged = merge(readings, self.complete)
         return AllocationPart(
             tuple(merged.assignments),
             # Without a driver no device is known, so every id would be reported as unknown.
             tuple(u for u in merged.unmapped if devices or u.reason != "unknown_device"),
             merged.vcuda,
             frozenset(uuid for result in results.values() if result.value for uuid in result.value.offered),
+            find_reserved(merged),
             self._last_identities.api_uids,
             (*statuses, *names_status),
             dict(self._errors),

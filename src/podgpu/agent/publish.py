@@ -28,6 +28,7 @@ from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
 from podgpu.model import (
+    RESERVATION,
     Device,
     DeviceState,
     EntityState,
@@ -221,6 +222,8 @@ def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
     for key, entries in usages.items():
         for workload, usage in entries.values():
             holders.setdefault(key, []).append(Holder(**_members(workload, uids), usage=usage))
+    for key in parts.allocation.reserved:
+        holders.setdefault(key, []).append(Holder(source=RESERVATION))
     return holders
 
 

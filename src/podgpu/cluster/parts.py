@@ -9,7 +9,7 @@ import msgspec
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
-from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
+from podgpu.model import RESERVATION, DeviceState, Holder, MigInstance, Slot, WorkloadOwner
 
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
@@ -57,14 +57,17 @@ def is_shown(gpu: DeviceState) -> bool:
 
 
 def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
-    """Returns the unique identified holders. Holders of a lost GPU must also be known from an allocation source."""
+    """Returns the unique holders. Holders of a lost GPU must also be known from an allocation source.
+
+    Holders without identity are omitted, unless a scheduler reserved the device for them.
+    """
     holders = slot.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
         return holders
     lost = is_lost(gpu)
     unique: dict[tuple[str, ...], Holder] = {}
     for holder in holders:
-        if holder.key and (holder.source or not lost):
+        if (holder.key and (holder.source or not lost)) or holder.source == RESERVATION:
             unique.setdefault(holder.key, holder)
     return tuple(unique.values())
 
@@ -102,6 +105,8 @@ def classify_use(slot: Slot, holder: Holder, idle_since: float | None, watched: 
     """
     if idle_since is not None:
         return "idle"
+    if holder.source == RESERVATION:
+        return "used" if slot.utilization_ratio else "unknown"
     usage = holder.usage
     own = None if usage is None else usage.utilization_ratio
     processes = None if usage is None else usage.processes

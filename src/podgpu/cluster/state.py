@@ -35,6 +35,7 @@ from podgpu.cluster.used import UsedMean, mean_by_scope
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.model import (
+    RESERVATION,
     Condition,
     DeviceState,
     Holder,
@@ -517,6 +518,8 @@ class _IdleTimes:
     def of(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tuple[float | None, float | None]:
         """Returns `idle_since` and `active_at` of the holder's part."""
         usage = holder.usage
+        if holder.source == RESERVATION:
+            return None, None
         if not self._watched:
             return None if usage is None else usage.idle_since, None
         before = self._before.get(_key(gpu, instance, holder)) if self._before else None

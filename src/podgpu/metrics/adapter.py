@@ -20,6 +20,7 @@ from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
 from podgpu.metrics.names import KEY_FIELDS, POWER, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import (
+    RESERVATION,
     Condition,
     DeviceState,
     Holder,
@@ -271,6 +272,8 @@ class _NodeBuilder:
             if len(own.identity) < 5:  # not complete yet; allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
+        if workload is None and labels.get("source") == RESERVATION:
+            workload = Workload()
         if workload is None:
             return gpu, slot, None
         holder = slot.holders.setdefault(workload.key, _HolderBuilder(workload))
