@@ -16,11 +16,10 @@ from podgpu.agent.loop import Settings
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.render import Policy
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad, split_busy
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.node import SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
+from tests.simulated import FaultyNvml, FaultyProc, container_cgroup
 
 JOBS = 500
 SHORTEST, LONGEST = 5.0, 60.0
@@ -100,7 +99,7 @@ class Truth:
     Between two events, the energy of a GPU is divided by use, or by share if nothing runs.
     """
 
-    def __init__(self, driver: SimulatedNvml, start: float) -> None:
+    def __init__(self, driver: FaultyNvml, start: float) -> None:
         self._driver = driver
         self._at = start
         self.holders: dict[int, set[Job]] = {gpu.number: set() for gpu in driver.gpus}
@@ -132,7 +131,7 @@ class Node(SimulatedNode):
     """Eight simulated GPUs, a gRPC kubelet, a /proc and the kubelet's log directories; jobs that come and go."""
 
     def __init__(self, root: Path) -> None:
-        self.proc = SimulatedProc(root / "proc")
+        self.proc = FaultyProc(root / "proc")
         self.pods, self.containers = root / "pods", root / "containers"
         self.pods.mkdir()
         self.containers.mkdir()

@@ -27,7 +27,8 @@ from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console
 NOT_RUN = {
     r"kubectl ": "there is no cluster",
     r"docker ": "there is no container engine, and no registry",
-    r"sudo (python3 -m venv|/opt/podgpu/bin/pip|install|systemctl) ": "it changes the machine",
+    r"(make release|skopeo )": "it downloads packages and needs a registry; tests/release runs it",
+    r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl) ": "it changes the machine",
     r"helm repo ": "it reaches out to the internet",
     r"helm (install|upgrade --install) \S+ prometheus-community/": "it is somebody else's chart, from the internet",
     r"helm uninstall ": "there is no cluster",

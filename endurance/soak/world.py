@@ -12,10 +12,9 @@ from random import Random
 from uuid import NAMESPACE_DNS, uuid5
 
 from endurance.soak.truth import HeldDevice, SoakClock, Truth
-from podgpu.simulate.driver import Hang, SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.node import SimulatedProc, cgroup_text, container_cgroup
+from tests.simulated import FaultyNvml, FaultyProc, Hang, cgroup_text, container_cgroup
 
 GPUS = "2xT4,2xH100,1xA100"
 SHARED, SLICES = 1, 4
@@ -88,9 +87,9 @@ class World:
         self.clock = clock
         self.random = random
         self.truth = Truth(clock)
-        self.driver = SimulatedNvml(GPUS, clock=clock.monotonic, wall=clock.wall, jitter=0)
+        self.driver = FaultyNvml(GPUS, clock=clock.monotonic, wall=clock.wall, jitter=0)
         self.kubelet = SimulatedKubelet(str(folder / "kubelet.sock"))
-        self.proc = SimulatedProc(folder / "proc")
+        self.proc = FaultyProc(folder / "proc")
         self.log = folder / "log"
         for name in ("pods", "containers"):
             (self.log / name).mkdir(parents=True)

@@ -15,11 +15,10 @@ from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.driver import FaultInjector
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.node import SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.clock import wait_until
+from tests.simulated import FaultyNvml, FaultyProc, container_cgroup
 from tests.web.server import Client, running
 
 COUNTERS = parse_counters(
@@ -69,7 +68,7 @@ class GpuBench(SimulatedNode):
     """Half busy H100s, one pod on each. Deadlines are real, two seconds (-c 2000)."""
 
     def __init__(self, folder: Path, gpus: str) -> None:
-        proc = SimulatedProc(folder / "proc")
+        proc = FaultyProc(folder / "proc")
         self._holders = PodPerGpu()
         settings = Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h"))
         super().__init__(gpus, settings, sources=[self._holders], proc=proc, identities=lambda: NAMES)
@@ -150,7 +149,7 @@ def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
 
 @contextmanager
 def bench_of(
-    folder: Path, gpus: str, *well: int, before: Callable[[FaultInjector], object] = lambda faults: None
+    folder: Path, gpus: str, *well: int, before: Callable[[FaultyNvml], object] = lambda faults: None
 ) -> Iterator[GpuBench]:
     """A bench after two readings, when rates are available. Checks that no thread and no file is left behind.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import Identities
+from podgpu.holders.reader import HolderSources
 from podgpu.model import Allocation, Assignment, Device
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
+from tests.simulated import FaultyNvml, FaultyProc
 
 
 class Holders:
@@ -40,12 +41,13 @@ class SimulatedNode:
         settings: Settings,
         *,
         sources: Sequence[Any] | None = None,
-        proc: SimulatedProc | None = None,
+        proc: FaultyProc | None = None,
         telemetry: dict[str, Any] | None = None,
+        identities: Callable[[], Identities] = Identities,
         **agent: Any,
     ) -> None:
         self.time, self.leapt = 1000.0, 0.0
-        self.driver = SimulatedNvml(gpus, clock=self.monotonic, wall=self.wall, jitter=0)
+        self.driver = FaultyNvml(gpus, clock=self.monotonic, wall=self.wall, jitter=0)
         self.faults = self.driver.faults
         self.expected = len(self.driver.gpus)
         self.holders = Holders()
@@ -53,7 +55,7 @@ class SimulatedNode:
             agent["containers"] = ContainerFinder(str(proc.root), self.monotonic)
         self.agent = Agent(
             NvmlTelemetry(self.driver, "nvml", lambda: self.expected, self.monotonic, self.wall, **(telemetry or {})),
-            [self.holders] if sources is None else sources,
+            HolderSources([self.holders] if sources is None else sources, identities),
             settings,
             Clock(self.monotonic, self.wall),
             **agent,

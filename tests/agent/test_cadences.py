@@ -16,13 +16,13 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Device
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
 from tests.agent.gpu_bench import COUNTERS
 from tests.nodes.clock import wait_until
+from tests.simulated import FaultyNvml, FaultyProc
 
 SECONDS = 2.0
 _CODES = [code for code in range(1, 200) if code not in (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,)]
@@ -45,14 +45,14 @@ class FailingHolders:
 
 
 @contextmanager
-def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, SimulatedNvml]]:
+def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, FaultyNvml]]:
     often = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads give way after every few instructions: what may meet does meet
-    driver = SimulatedNvml("4xH100")
-    SimulatedProc(proc)
+    driver = FaultyNvml("4xH100")
+    FaultyProc(proc)
     agent = Agent(
         NvmlTelemetry(driver, "simulated", lambda: 4),
-        [holders],
+        HolderSources([holders]),
         Settings(
             interval=0.001,
             allocation_interval=0.001,

@@ -14,8 +14,8 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
+from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc, container_cgroup
 
 GIB = 1024**3
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
@@ -27,7 +27,7 @@ class Node(SimulatedNode):
     """One H100 in three time slices: two pods use it, one holds it and is idle."""
 
     def __init__(self, root: Path, spec: str = "1xH100", virtual: bool = False, sees: bool = True) -> None:
-        self.proc = SimulatedProc(root / "proc", **({} if sees else {"pid_namespace": OTHER_PID_NAMESPACE}))
+        self.proc = FaultyProc(root / "proc", **({} if sees else {"pid_namespace": OTHER_PID_NAMESPACE}))
         policy = Policy(shipped_counters("default") or (), "h", virtual_gpus=virtual)
         settings = Settings(interval=1.0, policy=policy)
         telemetry = {"sees_processes": sees}

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.node import cgroup_text, container_cgroup
 from tests.agent.documents import errors_of
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
 from tests.privilege import without_privilege
+from tests.simulated import cgroup_text, container_cgroup
 
 NO_VALUE = 4294967295
 GAUGES = frozenset({"utilization_ratio", "memory_used_bytes", "processes"})

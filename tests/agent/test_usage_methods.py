@@ -17,8 +17,8 @@ from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLog
 from podgpu.holders.identity import Identities
 from podgpu.model import Assignment, UsageMethod, Workload
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.node import SimulatedProc, container_cgroup
 from tests.agent.simulated_node import SimulatedNode
+from tests.simulated import FaultyProc, container_cgroup
 
 SECONDS = 30
 FIRST_PID = 100
@@ -60,7 +60,7 @@ class Node(SimulatedNode):
     ) -> None:
         self.random = random.Random(7)
         self.listeners: list[SwitchListener] = []
-        self.proc = SimulatedProc(root / "proc")
+        self.proc = FaultyProc(root / "proc")
         switch_logs = SwitchLogFactory(
             usage_from,
             open_log=lambda device, _: log(self.driver.switch_log(device.uuid)),
@@ -226,7 +226,6 @@ class Broken:
 
     def __init__(self, log: SwitchLog) -> None:
         self._log = log
-        self.drain_seconds = log.drain_seconds
         self.now, self.close = log.now, log.close
         self.fault = ""
 

@@ -13,14 +13,15 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
 from tests.nodes.node import Description, node_of
+from tests.simulated import FaultyNvml
 from tests.web.server import running
 
 STATE = "document.querySelector('#status').dataset.state"
@@ -30,7 +31,7 @@ STATE = "document.querySelector('#status').dataset.state"
 def agent() -> Iterator[Agent]:
     """As `podgpu demo` has it: whole, shared, idle and free GPUs, and one in MIG mode."""
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
-    driver = SimulatedNvml("8xH100,1xH100/7x1g.10gb")
+    driver = FaultyNvml("8xH100,1xH100/7x1g.10gb")
     on_node = tenants(driver)
     place_loads(driver, on_node)
     furnish(folder, on_node)
@@ -39,9 +40,8 @@ def agent() -> Iterator[Agent]:
         policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
         agent = Agent(
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9),
-            [KubeletAllocation(str(folder / "kubelet.sock"))],
+            HolderSources([KubeletAllocation(str(folder / "kubelet.sock"))], names.read),
             Settings(interval=30.0, policy=policy),  # nobody turns it: a picture must last until it was looked at
-            identities=names.read,
             containers=ContainerFinder(str(folder / "proc")),
         )
         agent.warm_up()

@@ -14,12 +14,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command
+from podgpu.cli.examine import NodeExamination
 from podgpu.cli.main import run
+from podgpu.cli.node import simulated_driver
 from podgpu.device_selection import Selection
-from podgpu.doctor.examine import NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
 from podgpu.doctor.gpus import GpuReadings
 from podgpu.doctor.holders import check_mapping
@@ -28,11 +28,11 @@ from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory
 from podgpu.holders.checkpoint import NAME as CHECKPOINT
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
+from tests.simulated import FaultyNvml
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
@@ -128,9 +128,9 @@ Examined = Callable[..., list[Finding]]
 @pytest.fixture
 def examined(tree: Tree, clock: Clock) -> Iterator[Examined]:
     """Examines a node with this driver and these arguments. Hanging calls are released after the test."""
-    drivers: list[SimulatedNvml] = []
+    drivers: list[FaultyNvml] = []
 
-    def examine_node(driver: SimulatedNvml, *arguments: str, kubernetes: bool = True) -> list[Finding]:
+    def examine_node(driver: FaultyNvml, *arguments: str, kubernetes: bool = True) -> list[Finding]:
         drivers.append(driver)
         telemetry = NvmlTelemetry(driver, "nvml", count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock)
         context = command.make_context("doctor", [*tree.options, *arguments])
@@ -149,8 +149,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def driver(clock: Clock) -> SimulatedNvml:
-    return SimulatedNvml("2xH100", clock=clock, minors=(3, 5))
+def driver(clock: Clock) -> FaultyNvml:
+    return FaultyNvml("2xH100", clock=clock, minors=(3, 5))
 
 
 def uuids(spec: str) -> list[str]:
@@ -252,18 +252,18 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 # The driver
 
 
-def test_a_selection_without_gpus(driver: SimulatedNvml, clock: Clock, examined: Examined) -> None:
+def test_a_selection_without_gpus(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     assert "this node has no GPU 9" in only(examined(driver, "-d", "g:9", kubernetes=False), "devices").text
 
 
-def test_a_hanging_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_driver_is_a_finding(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     driver.faults.hang("nvmlInit")
     findings = examined(driver, kubernetes=False)
     assert "no answer within " in only(findings, "driver").text
     assert only(findings, "host name").level is Level.OK
 
 
-def test_a_hanging_gpu_does_not_affect_others(driver: SimulatedNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_gpu_does_not_affect_others(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     driver.faults.hang("nvmlDeviceGetPowerUsage", gpu=1)
     findings = examined(driver, kubernetes=False)
     bad = [f for f in about(findings, "GPUs") if f.level is Level.WRONG]
@@ -273,7 +273,7 @@ def test_a_hanging_gpu_does_not_affect_others(driver: SimulatedNvml, clock: Cloc
 
 
 def test_mig(clock: Clock, examined: Examined) -> None:
-    driver = SimulatedNvml("1xH100,1xH100/2x1g.10gb+1x3g.40gb,1xH100", clock=clock)
+    driver = FaultyNvml("1xH100,1xH100/2x1g.10gb+1x3g.40gb,1xH100", clock=clock)
     driver.faults.relayout(2, [])
     findings = about(examined(driver, kubernetes=False), "MIG")
     assert [(f.level, f.text) for f in findings] == [
@@ -283,7 +283,7 @@ def test_mig(clock: Clock, examined: Examined) -> None:
 
 
 def test_unsupported_counters_are_notes(clock: Clock, examined: Examined) -> None:
-    findings = examined(SimulatedNvml("1xH100,2xT4", clock=clock), kubernetes=False)
+    findings = examined(FaultyNvml("1xH100,2xT4", clock=clock), kubernetes=False)
     (t4,) = (f for f in about(findings, "counters") if "T4" in f.text)
     assert t4.level is Level.NOTE
     assert "DCGM_FI_DEV_MEMORY_TEMP" in t4.text
@@ -301,7 +301,7 @@ def test_unsupported_counters_are_notes(clock: Clock, examined: Examined) -> Non
     ],
 )
 def test_no_driver(
-    fault: str, kernel: str, gpus: int, text: str, advice: str, tree: Tree, driver: SimulatedNvml, examined: Examined
+    fault: str, kernel: str, gpus: int, text: str, advice: str, tree: Tree, driver: FaultyNvml, examined: Examined
 ) -> None:
     tree.pci_gpus(gpus)
     if kernel:
@@ -313,7 +313,7 @@ def test_no_driver(
     assert advice in finding.advice
 
 
-def test_missing_and_failing_gpus(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Examined) -> None:
+def test_missing_and_failing_gpus(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     tree.pci_gpus(3)
     driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     driver.faults.lose(1)
@@ -328,7 +328,7 @@ def test_missing_and_failing_gpus(tree: Tree, driver: SimulatedNvml, clock: Cloc
 # The process
 
 
-def test_the_process(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Examined) -> None:
+def test_the_process(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     tree.process(uid=1000, capabilities=SYS_ADMIN)
     tree.pid_namespace("pid:[4026532288]")
     for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
@@ -361,7 +361,7 @@ def test_the_process(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: 
     ],
 )
 def test_unknown_ids_are_explained(
-    device_id: str, why: str, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Examined
+    device_id: str, why: str, kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
 ) -> None:
     kubelet.pods = (pod(device_id),)
     finding = only(examined(driver, *only_kubelet(kubelet)), "mapping")
@@ -371,7 +371,7 @@ def test_unknown_ids_are_explained(
 
 
 def test_unknown_ids_while_a_gpu_does_not_respond(
-    kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Examined
+    kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
 ) -> None:
     driver.faults.lose(1)
     kubelet.pods = (pod(STRANGER),)
@@ -384,7 +384,7 @@ def test_unknown_ids_while_a_gpu_does_not_respond(
     "podgpu doctor reports it instead of `0 pods`; exit code 1 in a pod, or if the API server has pods on the node",
 )
 def test_a_kubelet_without_pods(
-    kubelet: SimulatedKubelet, driver: SimulatedNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
+    kubelet: SimulatedKubelet, driver: FaultyNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
     assert (outside.level, "was just restarted" in outside.text) == (Level.NOTE, True)
@@ -394,7 +394,7 @@ def test_a_kubelet_without_pods(
     assert "run doctor again" in inside.advice
 
 
-def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     kubelet.hang()
     finding = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
     assert (finding.level, "answer" in finding.text) == (Level.WRONG, True)
@@ -414,7 +414,7 @@ def test_notes_about_the_mapping(
     level: Level,
     text: str,
     kubelet: SimulatedKubelet,
-    driver: SimulatedNvml,
+    driver: FaultyNvml,
     clock: Clock,
     examined: Examined,
 ) -> None:
@@ -426,7 +426,7 @@ def test_notes_about_the_mapping(
 
 
 def test_without_a_driver_the_mapping_is_unknown(
-    kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Examined
+    kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
 ) -> None:
     driver.faults.unload_driver()
     kubelet.pods = (pod(STRANGER),)
@@ -517,7 +517,7 @@ def test_options_that_need_the_api_server(
 
 
 def test_holders_with_unknown_names(
-    tree: Tree, clock: Clock, driver: SimulatedNvml, examined: Examined, tmp_path: Path
+    tree: Tree, clock: Clock, driver: FaultyNvml, examined: Examined, tmp_path: Path
 ) -> None:
     noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))

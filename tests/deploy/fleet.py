@@ -23,16 +23,17 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address
 from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
+from tests.simulated import FaultyNvml
 from tests.web.server import running
 
 ROOT = Path(__file__).parents[2]
@@ -89,13 +90,13 @@ class Node:
         name: str,
         gpus: str,
         root: Path,
-        tenants: Callable[[SimulatedNvml], list[Tenant]],
+        tenants: Callable[[FaultyNvml], list[Tenant]],
         names: NameSet = "4.8",
     ) -> None:
         """`names`: as in --dcgm-names."""
         self.name = name
         self._names = names
-        self.driver = SimulatedNvml(gpus, seed=sum(name.encode()))
+        self.driver = FaultyNvml(gpus, seed=sum(name.encode()))
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
         root.mkdir()
@@ -110,19 +111,17 @@ class Node:
         count = len(self.driver.gpus)
         return Agent(
             NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
-            [KubeletAllocation(self.kubelet.socket)],
+            HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
             Settings(
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                throttle_interval=0.3,
                 policy=Policy(
                     counters=shipped_counters("default", self._names) or (),
                     hostname=self.name,
                     hostname_labels=HOST_LABELS[self._names],
                 ),
             ),
-            identities=names.read,
             containers=ContainerFinder(str(root / "proc")),
         )
 
@@ -155,7 +154,7 @@ class Node:
                 self.agent.stop()
 
 
-def _first_tenants(driver: SimulatedNvml) -> list[Tenant]:
+def _first_tenants(driver: FaultyNvml) -> list[Tenant]:
     """GPU 0 and 1: one pod each; GPU 2: two pods share it; GPU 3: nobody's."""
     whole, shared = "nvidia.com/gpu", "nvidia.com/gpu.shared"
     uuids = [gpu.uuid for gpu in driver.gpus]
@@ -167,7 +166,7 @@ def _first_tenants(driver: SimulatedNvml) -> list[Tenant]:
     ]
 
 
-def _second_tenants(driver: SimulatedNvml) -> list[Tenant]:
+def _second_tenants(driver: FaultyNvml) -> list[Tenant]:
     """GPU 0: an older part, without profiling figures; GPU 1: MIG, one instance held and one free."""
     older, cut = driver.gpus
     first = cut.instances[0]

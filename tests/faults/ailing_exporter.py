@@ -10,12 +10,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from podgpu.agent import assemble
-from podgpu.cli import main
+from podgpu.cli import main, node
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
 GPUS = "6xH100"
 WELL = {0: 90, 1: 50, 2: 20, 3: 0}
@@ -30,9 +29,9 @@ _HUNG_SECONDS, _BACK_SECONDS = 90.0, 10.0
 _READING, _ENUMERATION = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUUID"
 
 
-def driver() -> SimulatedNvml:
+def driver() -> FaultyNvml:
     """The seed is fixed: whoever scrapes knows the UUIDs."""
-    made = SimulatedNvml(GPUS, jitter=0)
+    made = FaultyNvml(GPUS, jitter=0)
     for number, percent in WELL.items():
         if percent:
             made.place(SimulatedLoad(number, 4000 + number, percent / 100))
@@ -47,13 +46,13 @@ def _ailing(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
     return NvmlTelemetry(nvml, "simulated", count_expected=lambda: count)
 
 
-def _spoil(nvml: SimulatedNvml) -> None:
+def _spoil(nvml: FaultyNvml) -> None:
     nvml.faults.answer("nvmlDeviceGetTotalEnergyConsumption", float("nan"), NO_ENERGY)
     nvml.faults.hang(_ENUMERATION, HANGS_AT_START)
     threading.Thread(target=_ail, args=(nvml,), daemon=True).start()
 
 
-def _ail(nvml: SimulatedNvml) -> None:
+def _ail(nvml: FaultyNvml) -> None:
     """One GPU hangs for a while, answers again, and hangs again, to the end."""
     pause = threading.Event()
     pause.wait(_WELL_SECONDS)
@@ -65,5 +64,5 @@ def _ail(nvml: SimulatedNvml) -> None:
 
 
 if __name__ == "__main__":
-    assemble.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
+    node.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
     main()

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from endurance.vitals import vitals_of
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.faults.ailing_exporter import WELL, WELL_VARIABLE, driver
 from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
 from tests.nodes.clock import wait_until
+from tests.simulated import FaultyNvml
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
@@ -35,7 +35,7 @@ def memory_limit(component: str) -> float:
 
 def pods_of_largest_node() -> list[SimulatedPod]:
     """One pod per MIG instance, and pods without a GPU."""
-    uuids = [i.uuid for gpu in SimulatedNvml(LARGEST, node=NODE).gpus for i in gpu.instances]
+    uuids = [i.uuid for gpu in FaultyNvml(LARGEST, node=NODE).gpus for i in gpu.instances]
     held = [
         SimulatedPod("research", f"job-{n}", {"main": {"nvidia.com/mig-1g.10gb": [u]}}) for n, u in enumerate(uuids)
     ]

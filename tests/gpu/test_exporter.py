@@ -10,12 +10,13 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Workload
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
@@ -66,11 +67,6 @@ def test_the_real_expositions_name_one_gpu(name: str) -> None:
     assert (gpu.minor, gpu.mig_enabled) == (None, False)
 
 
-def test_1x_labels() -> None:
-    gpus = ExporterTelemetry(fixture("seeds/000-sample.prom")).inventory().gpus
-    assert [(gpu.index, gpu.model, gpu.pci_bus_id) for gpu in gpus] == [(0, "", ""), (1, "", "")]
-
-
 def test_mig_labels() -> None:
     found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
     assert found == {
@@ -94,7 +90,7 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
 
 
 def test_the_companion_driver_completes_devices() -> None:
-    driver = SimulatedNvml("1xH100/2x1g.10gb")
+    driver = FaultyNvml("1xH100/2x1g.10gb")
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.gpus[0].uuid
     gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
@@ -109,12 +105,6 @@ def test_the_companion_driver_completes_devices() -> None:
 
 
 # Values
-
-
-def test_every_name_of_a_field() -> None:
-    exposition = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
-    for name in TEMPERATURE.names:
-        assert values(Text(exposition.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
 
 
 def test_copies_for_several_pods_are_one_value() -> None:
@@ -175,7 +165,7 @@ class Holder:
 
 def agent_over(exposition: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
-    return Agent(ExporterTelemetry(exposition), [Holder()], Settings(policy=policy))
+    return Agent(ExporterTelemetry(exposition), HolderSources([Holder()]), Settings(policy=policy))
 
 
 def dcgm_samples(agent: Agent) -> list[ParsedSample]:

@@ -11,8 +11,8 @@ import pytest
 from podgpu.errors import Unsupported
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
 GIB = 1024**3
 COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
@@ -20,7 +20,7 @@ COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in 
 
 class Bench:
     def __init__(self, spec: str = "1xH100", nvml: Any = None) -> None:
-        self.driver: SimulatedNvml = nvml.driver if nvml else SimulatedNvml(spec, jitter=0)
+        self.driver: FaultyNvml = nvml.driver if nvml else FaultyNvml(spec, jitter=0)
         self.faults = self.driver.faults
         self.telemetry = NvmlTelemetry(nvml or self.driver, count_expected=lambda: None)
         self.gpus = self.telemetry.inventory().gpus
@@ -36,7 +36,7 @@ class Wrapped:
     """A simulated driver that a test stands before, function by function."""
 
     def __init__(self, spec: str) -> None:
-        self.driver = SimulatedNvml(spec, jitter=0)
+        self.driver = FaultyNvml(spec, jitter=0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver, name)
@@ -122,7 +122,7 @@ class OnlyParts(Wrapped):
             return call
 
         def ask(handle: Any) -> Any:
-            is_part = self.driver.nvmlDeviceIsMigDeviceHandle(handle).value
+            is_part = self.driver.nvmlDeviceGetUUID(handle).startswith("MIG-")
             if is_part or not self.driver.nvmlDeviceGetMigMode(handle)[0]:
                 return call(handle)
             if self.refuses:

@@ -14,7 +14,7 @@ import pytest
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders import AllocationSource
 from podgpu.holders.sources import SOURCES, SourceSettings, create_sources
-from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc
+from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc
 
 Create = Callable[..., list[AllocationSource]]
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -41,7 +41,7 @@ class Api:
 
 @pytest.fixture
 def create(folder: Path) -> Create:
-    SimulatedProc(folder / "proc", OTHER_PID_NAMESPACE)
+    FaultyProc(folder / "proc", OTHER_PID_NAMESPACE)
 
     def run(text: str, *, kubernetes: bool = True, **settings: Any) -> list[AllocationSource]:
         values: dict[str, Any] = {

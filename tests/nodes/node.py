@@ -16,29 +16,21 @@ from typing import Any
 import grpc
 import pytest
 
-from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import build_exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolve_options
+from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import normalize_arguments
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.api import ApiAccess
 from podgpu.kube.reflector import ReflectorSettings
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod
-from podgpu.simulate.node import (
-    OTHER_PID_NAMESPACE,
-    SimulatedProc,
-    cgroup_text,
-    container_cgroup,
-    place_loads,
-    pods,
-    tenants,
-)
+from podgpu.simulate.node import place_loads, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
+from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc, cgroup_text, container_cgroup
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 _PACE = ReflectorSettings(first_delay=0.05, max_delay=0.2, max_refused_delay=0.2)
@@ -105,7 +97,7 @@ def read_description(folder: Path) -> Description:
 class Node:
     description: Description
     clock: FakeClock
-    driver: SimulatedNvml
+    driver: FaultyNvml
     kubelet: SimulatedKubelet
     agent: Agent
     api: ApiAccess
@@ -169,9 +161,9 @@ def write_files(description: Description, folder: Path) -> None:
     for name in description.logs:
         (folder / "log" / name).mkdir(parents=True)
     if description.processes is None:
-        SimulatedProc(folder / "proc", OTHER_PID_NAMESPACE)
+        FaultyProc(folder / "proc", OTHER_PID_NAMESPACE)
     else:
-        proc = SimulatedProc(folder / "proc")
+        proc = FaultyProc(folder / "proc")
         for pid, container in description.processes.items():
             proc.add(int(pid), container_cgroup(**container))
         for pid in description.host_processes:
@@ -196,8 +188,8 @@ def kubeconfig(url: str) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "test", **parts})
 
 
-def _driver(description: Description, clock: FakeClock) -> SimulatedNvml:
-    driver = SimulatedNvml(
+def _driver(description: Description, clock: FakeClock) -> FaultyNvml:
+    driver = FaultyNvml(
         description.gpus,
         clock=clock.monotonic,
         wall=clock.wall,
@@ -231,7 +223,7 @@ class RecordedKubelet(SimulatedKubelet):
         return None if answer is None else grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
 
 
-def _kubelet(description: Description, driver: SimulatedNvml, socket: str) -> SimulatedKubelet:
+def _kubelet(description: Description, driver: FaultyNvml, socket: str) -> SimulatedKubelet:
     if description.kubelet_answers:
         files = description.kubelet_answers.items()
         return RecordedKubelet(socket, {method: (FIXTURES / file).read_bytes() for method, file in files})
@@ -249,14 +241,14 @@ def _claim(namespace: str, name: str, devices: Sequence[Mapping[str, Any]]) -> S
     return SimulatedClaim(namespace, name, tuple(SimulatedDevice(**device) for device in devices))
 
 
-def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
+def _apply(driver: FaultyNvml, faults: Sequence[Sequence[Any]]) -> None:
     for name, *arguments in faults:
         getattr(driver.faults, name)(*arguments)
 
 
 @contextmanager
 def _agent(
-    description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
+    description: Description, driver: FaultyNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
     """Built like the real exporter, but independent of the machine that runs the test."""
     on_the_bus = len(driver.gpus) if description.on_the_bus == -1 else description.on_the_bus

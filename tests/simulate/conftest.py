@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.simulate.driver import SimulatedNvml
+from tests.simulated import FaultyNvml
 
 UNIX_AT_ZERO = 1_700_000_000.0
 
@@ -29,11 +29,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def start(clock: Clock) -> Callable[..., SimulatedNvml]:
+def start(clock: Clock) -> Callable[..., FaultyNvml]:
     """Builds a driver on the test's clock and opens a session."""
 
-    def build(spec: str, **options: Any) -> SimulatedNvml:
-        driver = SimulatedNvml(spec, clock=clock, wall=clock.wall, **options)
+    def build(spec: str, **options: Any) -> FaultyNvml:
+        driver = FaultyNvml(spec, clock=clock, wall=clock.wall, **options)
         driver.nvmlInit()
         return driver
 

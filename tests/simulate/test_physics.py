@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
 
-Start = Callable[..., SimulatedNvml]
+Start = Callable[..., FaultyNvml]
 
 
-def utilisation(driver: SimulatedNvml, handle: Any) -> int:
+def utilisation(driver: FaultyNvml, handle: Any) -> int:
     return int(driver.nvmlDeviceGetUtilizationRates(handle).gpu)
 
 
-def ready(**options: Any) -> tuple[list[float], SimulatedNvml, Any]:
+def ready(**options: Any) -> tuple[list[float], FaultyNvml, Any]:
     """Returns the time in a list, a driver and its first handle, for properties, which cannot use fixtures."""
     now = [50.0]
-    driver = SimulatedNvml("H100", clock=lambda: now[0], wall=lambda: now[0], **options)
+    driver = FaultyNvml("H100", clock=lambda: now[0], wall=lambda: now[0], **options)
     driver.nvmlInit()
     return now, driver, driver.nvmlDeviceGetHandleByIndex(0)
 

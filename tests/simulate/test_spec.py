@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.models import MAX_GPUS, parse_spec
+from tests.simulated import FaultyNvml
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_garbage_is_refused_and_nothing_else(text: str) -> None:
 
 
 def test_every_node_has_gpus_of_its_own() -> None:
-    nodes = [SimulatedNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")]
+    nodes = [FaultyNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")]
     uuids = [[g.uuid for g in n.gpus] + [i.uuid for g in n.gpus for i in g.instances] for n in nodes]
     assert uuids[1] == uuids[3], "the same each time"
     assert len({uuid for of_node in uuids[:3] for uuid in of_node}) == 3 * 6

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.main import run
+from podgpu.cli.node import simulated_driver
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import SimulatedProc, cgroup_text, furnish, pods, tenants
+from podgpu.simulate.node import furnish, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
+from tests.simulated import FaultyProc, cgroup_text
 from tests.top.scene import HEADER
 
 GPUS = "8xH100,1xH100/7x1g.10gb"
@@ -136,7 +137,7 @@ def test_top_has_the_options_of_every_allocation_source(source: str, capsys: pyt
 
 
 def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    proc = SimulatedProc(tmp_path / "proc")
+    proc = FaultyProc(tmp_path / "proc")
     for pid in range(4000, 4010):
         proc.add(pid, cgroup_text(f"/system.slice/docker-{'ab' * 32}.scope"))
     options = ("--telemetry", "simulated:1xH100", "--path-proc", str(proc.root), "--path-varlog", str(tmp_path))

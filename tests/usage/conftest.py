@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.node import SimulatedProc
 from podgpu.usage.containers import ContainerFinder
+from tests.simulated import FaultyProc
 
 _IN_MEMORY = "/dev/shm"  # like the real one; on some disks each of 100,000 processes costs a millisecond
 
@@ -39,10 +39,10 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def proc(root: Path) -> SimulatedProc:
-    return SimulatedProc(root / "proc")
+def proc(root: Path) -> FaultyProc:
+    return FaultyProc(root / "proc")
 
 
 @pytest.fixture
-def finder(proc: SimulatedProc, clock: Clock) -> ContainerFinder:
+def finder(proc: FaultyProc, clock: Clock) -> ContainerFinder:
     return ContainerFinder(str(proc.root), clock)

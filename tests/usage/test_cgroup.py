@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.simulate.node import Driver, Qos, Runtime, cgroup_text, container_cgroup
 from podgpu.usage.cgroup import ContainerRef, parse_cgroup
+from tests.simulated import Driver, Qos, Runtime, cgroup_text, container_cgroup
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
 UID_ = UID.replace("-", "_")

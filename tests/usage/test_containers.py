@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.model import Workload
-from podgpu.simulate.node import SimulatedProc, container_cgroup, stat_line
+from podgpu.simulate.node import stat_line
 from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,
@@ -21,6 +21,7 @@ from podgpu.usage.containers import (
     parse_started,
 )
 from tests.privilege import without_privilege
+from tests.simulated import FaultyProc, container_cgroup
 
 if TYPE_CHECKING:
     from tests.usage.conftest import Clock
@@ -34,7 +35,7 @@ FOUND_A = ContainerLookup("found", Workload(uid=UID, container_id=A))
 FOUND_B = ContainerLookup("found", Workload(uid=UID, container_id=B))
 
 
-def test_processes_in_containers_and_on_the_host(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_processes_in_containers_and_on_the_host(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     proc.add(42, HOST)
     assert list(finder.find_all((41, 42, 43)).values()) == [
@@ -44,27 +45,27 @@ def test_processes_in_containers_and_on_the_host(proc: SimulatedProc, finder: Co
     ]
 
 
-def test_an_mps_server_is_recognised(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_an_mps_server_is_recognised(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     stat = proc.root / "41" / "stat"
     stat.write_text("41 (nvidia-cuda-mps) " + stat.read_text().rpartition(") ")[2])
     assert finder.find(41) == ContainerLookup("found", FOUND_A.workload, is_mps_server=True)
 
 
-def test_a_process_that_ends_between_two_reads(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_a_process_that_ends_between_two_reads(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     (proc.root / "41" / "cgroup").unlink()
     assert finder.find(41) == ContainerLookup("gone")
 
 
-def test_a_pid_given_again_is_another_process(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_a_pid_given_again_is_another_process(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.reuse(41, IN_B)
     assert finder.find(41) == FOUND_B
 
 
-def test_the_cgroup_is_read_once_while_fresh(proc: SimulatedProc, finder: ContainerFinder, clock: Clock) -> None:
+def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: ContainerFinder, clock: Clock) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.move(41, IN_B)
@@ -74,7 +75,7 @@ def test_the_cgroup_is_read_once_while_fresh(proc: SimulatedProc, finder: Contai
     assert finder.find(41) == FOUND_B, "a process can be moved to another cgroup"
 
 
-def test_what_is_not_permitted_is_said_and_asked_again(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_what_is_not_permitted_is_said_and_asked_again(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     proc.forbid(41)
     with without_privilege():
@@ -84,7 +85,7 @@ def test_what_is_not_permitted_is_said_and_asked_again(proc: SimulatedProc, find
 
 
 @pytest.mark.parametrize("stat", ["", "41 (python) S 1 2 3", "41 (python", "41 (x) S" + " x" * 30])
-def test_a_stat_that_makes_no_sense(proc: SimulatedProc, finder: ContainerFinder, stat: str) -> None:
+def test_a_stat_that_makes_no_sense(proc: FaultyProc, finder: ContainerFinder, stat: str) -> None:
     proc.add(41, IN_A)
     (proc.root / "41" / "stat").write_text(stat)
     assert finder.find(41) == ContainerLookup("unreadable")

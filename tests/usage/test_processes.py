@@ -12,11 +12,10 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.processes import ProcessHolders
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.node import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.usage.containers import ContainerFinder
 from tests.privilege import without_privilege
+from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc, container_cgroup
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
 OTHER_UID = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
@@ -29,8 +28,8 @@ HOST = "0::/user.slice/user-1000.slice/session-3.scope\n"
 class Node:
     """Simulated GPUs and a simulated /proc, and the source that reads both."""
 
-    def __init__(self, spec: str, proc: SimulatedProc) -> None:
-        self.driver = SimulatedNvml(spec, jitter=0)
+    def __init__(self, spec: str, proc: FaultyProc) -> None:
+        self.driver = FaultyNvml(spec, jitter=0)
         self.proc = proc
         self.telemetry = NvmlTelemetry(self.driver, count_expected=lambda: None)
         self.gpus = self.telemetry.inventory().gpus
@@ -51,7 +50,7 @@ class Node:
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest, proc: SimulatedProc) -> Iterator[Node]:
+def node(request: pytest.FixtureRequest, proc: FaultyProc) -> Iterator[Node]:
     node = Node(getattr(request, "param", "2xH100"), proc)
     yield node
     node.telemetry.release(1.0)
@@ -97,7 +96,7 @@ def test_the_hosts_own_processes_hold_nothing(node: Node) -> None:
 
 
 def test_outside_the_hosts_pid_namespace_it_says_what_to_do(root: Path) -> None:
-    node = Node("1xH100", SimulatedProc(root / "pod", OTHER_PID_NAMESPACE))
+    node = Node("1xH100", FaultyProc(root / "pod", OTHER_PID_NAMESPACE))
     node.driver.faults.hide_processes()
     node.run(41, IN_A)
     for _ in range(2):

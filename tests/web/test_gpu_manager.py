@@ -17,10 +17,10 @@ from podgpu.metrics.render import Policy
 from podgpu.model import Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.simulate.node import SimulatedProc, container_cgroup
 from podgpu.web.exporter_app import gpu_manager_application
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.node import Node as DefaultNode
+from tests.simulated import FaultyProc, container_cgroup
 from tests.web.server import Client, running
 from tests.web.test_metrics import families
 
@@ -54,7 +54,7 @@ class Node(SimulatedNode):
     """Two GPUs under gpu-manager: one pod uses both, another a part of the first, a third none."""
 
     def __init__(self, root: Path, socket_path: str) -> None:
-        proc = SimulatedProc(root / "proc")
+        proc = FaultyProc(root / "proc")
         super().__init__(
             "2xH100",
             Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=True)),

@@ -22,10 +22,10 @@ import time
 from podgpu.agent.loop import Agent, Settings
 from podgpu.web.exporter_app import serve
 from podgpu.web.sockets import Address
-from podgpu.simulate.driver import SimulatedNvml
 from podgpu.gpu.nvml import NvmlTelemetry
+from tests.simulated import FaultyNvml
 
-driver = SimulatedNvml("2xH100")
+driver = FaultyNvml("2xH100")
 for function in sys.argv[1:]:
     driver.faults.hang(function)
 agent = Agent(NvmlTelemetry(driver, count_expected=lambda: 2), settings=Settings(interval=1.0))

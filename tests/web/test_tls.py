@@ -195,7 +195,7 @@ def test_renewed_certificate(
 
 
 @pytest.mark.parametrize("trouble", ["config", "no TLS", "another key"])
-def test_handshakes_fail_until_a_problem_is_fixed(
+def test_the_previous_certificate_stays_until_a_problem_is_fixed(
     node: Node,
     write: Callable[..., Path],
     certificates: Certificates,
@@ -207,12 +207,13 @@ def test_handshakes_fail_until_a_problem_is_fixed(
     with secured(node, write(PAIR)) as client:
         assert is_allowed(client(certificates.client()))
         make_trouble(trouble, write, certificates, tmp_path)
-        assert [is_allowed(client(certificates.client())) for _ in range(3)] == [False] * 3
+        assert "api.test" in shown_names(client(certificates.client()))
         certificates.put("renewed", tmp_path)
         write(PAIR)
         assert "renewed.test" in shown_names(client(certificates.client()))
         assert is_allowed(client(certificates.client()))
-    assert [r.levelname for r in caplog.records if r.name.startswith("podgpu.web")] == ["ERROR", "INFO"]
+    levels = [record.levelname for record in caplog.records if record.name.startswith("podgpu.web")]
+    assert levels == ["ERROR", "INFO"]
 
 
 def make_trouble(what: str, write: Callable[..., Path], certificates: Certificates, folder: Path) -> None:

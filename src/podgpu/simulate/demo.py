@@ -100,7 +100,7 @@ class StageNode:
 
     def reset(self, gpu: int) -> None:
         """Resets the GPU and restarts its processes."""
-        self.driver.faults.reset(gpu)
+        self.driver.reset(gpu)
         for tenant, pid in self._pids.items():
             if tenant.gpu == gpu:
                 self._start(tenant, pid)
@@ -127,12 +127,12 @@ def acts(nodes: Sequence[StageNode]) -> list[Act]:
     ill, job = min(6, first.gpus - 1), _Job(last)
     return [
         Act(10.0, f"{last.name}: a training job ends", job.end),
-        Act(15.0, f"{first.name}: GPU {ill} reports XID {XID}", lambda: first.driver.faults.raise_xid(ill, XID)),
-        Act(20.0, f"{lost.name}: GPU {_LOST_GPU} falls off the bus", lambda: lost.driver.faults.lose(_LOST_GPU)),
+        Act(15.0, f"{first.name}: GPU {ill} reports XID {XID}", lambda: first.driver.raise_xid(ill, XID)),
+        Act(20.0, f"{lost.name}: GPU {_LOST_GPU} falls off the bus", lambda: lost.driver.lose(_LOST_GPU)),
         Act(30.0, f"{last.name}: the exporter stops answering", lambda: setattr(last, "answers", False)),
         Act(90.0, f"{last.name}: the exporter answers again", lambda: setattr(last, "answers", True)),
         Act(95.0, f"{last.name}: the next training job begins", job.begin),
-        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} answers again", lambda: lost.driver.faults.recover(_LOST_GPU)),
+        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} answers again", lambda: lost.driver.recover(_LOST_GPU)),
         Act(115.0, f"{first.name}: GPU {ill} is reset", lambda: first.reset(ill)),
     ]
 

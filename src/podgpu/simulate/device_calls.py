@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pynvml
 
@@ -19,7 +18,7 @@ from podgpu.simulate.gpu import (
     NVLINK_BYTES,
     PCIE_RX_BYTES,
     PCIE_TX_BYTES,
-    Meter,
+    Share,
     SimulatedGpu,
     SimulatedInstance,
     SimulatedLoad,
@@ -96,10 +95,6 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
     return _fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * busy.busy), memory=round(100 * busy.dram))
 
 
-def _codec(loads: Iterable[float]) -> list[int]:
-    return [min(100, round(100 * sum(loads))), _SAMPLING_PERIOD_US]
-
-
 def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
     """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
     return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -173,9 +168,6 @@ def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> A
             pid=mean.pid,
             timeStamp=mean.last_ran_us,
             smUtil=round(100 * mean.sm),
-            memUtil=round(100 * mean.dram),
-            encUtil=round(100 * mean.encoder),
-            decUtil=round(100 * mean.decoder),
         )
         for mean in gpu.process_means(since_us)
     ]
@@ -214,8 +206,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMemoryInfo": lambda gpu, version=None: _memory(gpu, None, version),
     "nvmlDeviceGetBAR1MemoryInfo": _bar1,
     "nvmlDeviceGetUtilizationRates": _without_mig(_utilisation),
-    "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: _codec(load.encoder for load in gpu.running())),
-    "nvmlDeviceGetDecoderUtilization": _without_mig(lambda gpu: _codec(load.decoder for load in gpu.running())),
+    "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
+    "nvmlDeviceGetDecoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.milliwatts,
     "nvmlDeviceGetEnforcedPowerLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimit": _LIMIT,
@@ -268,7 +260,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t)
     ),
     "nvmlDeviceGetGpuInstanceId": lambda gpu: raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT),
-    "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     "nvmlGpmQueryDeviceSupport": lambda gpu: _fill(
         pynvml.c_nvmlGpmSupport_t(), version=1, isSupportedDevice=int(gpu.model.gpm)
     ),
@@ -280,7 +271,6 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetGpuInstanceId": lambda gpu, instance: instance.gi_id,
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetBAR1MemoryInfo": _bar1,
-    "nvmlDeviceIsMigDeviceHandle": lambda gpu, instance: pynvml.c_uint(1),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, instance: 0,
 }
 
@@ -297,20 +287,15 @@ _ALL_LINKS = 0xFFFFFFFF
 Reader = Callable[[SimulatedGpu, int], int | None]  # returns the value for a GPU and scope, None if not supported
 
 
-def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any], answer_for: Callable[[int, int], Any]) -> Any:
-    """Returns a ctypes array like pynvml. `answer_for(field, gpu)` returns an injected value, which overrides the
-    table."""
+def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any]) -> Any:
+    """Returns a ctypes array like pynvml."""
     wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in asked]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
     for value, (field_id, scope) in zip(values, wanted, strict=True):
         value.fieldId, value.scopeId = field_id, scope
         value.timestamp = gpu.wall_us
-        override = answer_for(field_id, gpu.number)
-        if override is not None and override.error:
-            value.nvmlReturn = override.error
-            continue
         kind, reader = _FIELDS.get(field_id, (_UINT, _absent))
-        number = reader(gpu, scope) if override is None else override.value
+        number = reader(gpu, scope)
         value.valueType = kind
         if number is None:
             value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -340,7 +325,7 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
 
 
 def _link_state(gpu: SimulatedGpu, scope: int) -> int | None:
-    return None if scope >= gpu.nvlinks else int(scope not in gpu.links_down)
+    return None if scope >= gpu.nvlinks else 1
 
 
 _FIELDS: dict[int, tuple[int, Reader]] = {
@@ -391,25 +376,22 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
 """Metric -> weights of busy, tensor and memory time, whose weighted sum is the metric."""
 
 
-@dataclass(slots=True)
-class GpmSample:
+class GpmSample(NamedTuple):
     gpu: int | None = None  # number of the GPU; None until the sample is filled
     gi_id: int | None = None
     at: float = 0.0
     nvlinks: int = 0
-    meter: Meter = field(default_factory=Meter)
+    meter: Share = Share()
 
 
-def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample, answer_for: Callable[[str, int], Any]) -> Any:
-    """Fills in a c_nvmlGpmMetricsGet_t. `answer_for("gpm <metric>", gpu)` returns an injected value."""
+def evaluate_gpm(request: Any, first: GpmSample, second: GpmSample) -> Any:
+    """Fills in a c_nvmlGpmMetricsGet_t."""
     if second.gpu is None or (first.gpu, first.gi_id) != (second.gpu, second.gi_id):
         raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     for index in range(request.numMetrics):
         metric = request.metrics[index]
-        injected = answer_for(f"gpm {metric.metricId}", second.gpu)
-        value = _evaluate(metric.metricId, first, second) if injected is None else injected.value
-        error = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
-        metric.nvmlReturn = error if injected is None else injected.error
+        value = _evaluate(metric.metricId, first, second)
+        metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
         metric.value = value or 0.0
     return request
 

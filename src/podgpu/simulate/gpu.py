@@ -41,15 +41,13 @@ class SimulatedLoad:
     tensor: float = 0.5  # share of the busy time in which the tensor cores are busy
     dram: float = 0.3  # share of the memory bandwidth while busy
     phase: float = 0.0  # seconds by which the period is shifted
-    encoder: float = 0.0
-    decoder: float = 0.0
     kind: Literal["compute", "graphics", "mps"] = "compute"
     sway: float = 0.0  # relative variation of a steady load
     sway_period: float = 60.0  # seconds
     bursts: bool = False  # if True, the load is simulated by `engine.py`: it competes for the engine and is sampled
 
     def __post_init__(self) -> None:
-        for name in ("duty", "tensor", "dram", "encoder", "decoder", "sway"):
+        for name in ("duty", "tensor", "dram", "sway"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} of a simulated load must be between 0 and 1, not {getattr(self, name)}")
         if not self.period > 0 or not self.sway_period > 0 or self.memory < 0:
@@ -74,14 +72,17 @@ class SimulatedLoad:
 
 
 class Share(NamedTuple):
-    """Activity of a GPU or instance, relative to its own capacity. A tuple, because it is created very often."""
+    """Activity of a GPU or instance, relative to its own capacity, or seconds of work since the last reset.
+
+    A tuple, because it is created very often.
+    """
 
     busy: float = 0.0
     tensor: float = 0.0
     dram: float = 0.0
 
     def plus(self, other: Share, compute: float, memory: float) -> Share:
-        """Adds the share of an instance. `compute` and `memory`: the instance's fraction of the GPU."""
+        """Adds another share. `compute` and `memory`: its weights, such as an instance's fraction of the GPU."""
         return Share(
             self.busy + compute * other.busy,
             self.tensor + compute * other.tensor,
@@ -154,20 +155,6 @@ class Activity(NamedTuple):
         return self.throttle > 1
 
 
-@dataclass(slots=True)
-class Meter:
-    """Seconds of work since the last reset. A GPM metric is the difference between two meters."""
-
-    busy: float = 0.0
-    tensor: float = 0.0
-    dram: float = 0.0
-
-    def add(self, share: Share, seconds: float) -> None:
-        self.busy += share.busy * seconds
-        self.tensor += share.tensor * seconds
-        self.dram += share.dram * seconds
-
-
 @dataclass(frozen=True, slots=True)
 class UtilisationSample:
     """One utilisation sample of the driver."""
@@ -187,15 +174,6 @@ class ProcessMean:
     pid: int
     last_ran_us: int = 0
     sm: float = 0.0
-    dram: float = 0.0
-    encoder: float = 0.0
-    decoder: float = 0.0
-
-    def add(self, load: SimulatedLoad, part: float, weight: float) -> None:
-        self.sm += weight * part
-        self.dram += weight * part * load.dram
-        self.encoder += weight * load.encoder
-        self.decoder += weight * load.decoder
 
 
 @dataclass(eq=False)
@@ -211,17 +189,15 @@ class SimulatedGpu:
     mig_enabled: bool = False
     instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0  # number of links; 0 on a node with a single GPU
-    links_down: set[int] = field(default_factory=set)
     lost: bool = False
-    enumerated: bool = True
     loads: list[Residence] = field(default_factory=list)
     departed: list[Residence] = field(default_factory=list)
     energy: float = 0.0  # joules
     celsius: float = IDLE_CELSIUS
     capped_seconds: float = 0.0
     idle_seconds: float = 0.0
-    meter: Meter = field(default_factory=Meter)
-    instance_meters: dict[int, Meter] = field(default_factory=dict)
+    meter: Share = field(default_factory=Share)
+    instance_meters: dict[int, Share] = field(default_factory=dict)
     engines: dict[int | None, Engine] = field(default_factory=dict)
     """GPU instance (None without MIG) -> engine, for loads with `bursts`."""
     _now: tuple[int, Activity] | None = None
@@ -283,9 +259,9 @@ class SimulatedGpu:
             self.capped_seconds += seconds
         if activity.device.busy == 0:
             self.idle_seconds += seconds
-        self.meter.add(activity.device, seconds)
+        self.meter = self.meter.plus(activity.device, seconds, seconds)
         for gi_id, share in activity.instances:
-            self.instance_meters[gi_id].add(share, seconds)
+            self.instance_meters[gi_id] = self.instance_meters[gi_id].plus(share, seconds, seconds)
 
     def _activity_in(self, bucket: int) -> Activity:
         return self._activity_between(bucket, bucket + 1.0, self._factor(bucket))
@@ -362,16 +338,15 @@ class SimulatedGpu:
         self.engines = {}
         self.mig_enabled = instances is not None
         self.instances = instances or ()
-        self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
+        self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
 
     def reset(self) -> None:
         """Ends all loads and resets the counters. Keeps MIG layout and identity, as `nvidia-smi --gpu-reset` does."""
         self.evict()
         self.departed = []
-        self.links_down = set()
         self.energy = self.capped_seconds = self.idle_seconds = 0.0
-        self.meter = Meter()
-        self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
+        self.meter = Share()
+        self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
 
     def samples(self, since_us: int) -> list[UtilisationSample]:
         """Returns the buffered samples after `since_us` (Unix time), oldest first."""
@@ -390,7 +365,7 @@ class SimulatedGpu:
             for resident, part in sample.parts:
                 if part > 0 and resident.until == math.inf:
                     mean = means.setdefault(resident.load.pid, ProcessMean(resident.load.pid))
-                    mean.add(resident.load, part, 1 / len(samples))
+                    mean.sm += part / len(samples)
                     mean.last_ran_us = sample.wall_us
         return list(means.values())
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
 from uuid import UUID, uuid5
 
 from podgpu.simulate.driver import SimulatedNvml
@@ -27,15 +26,7 @@ _SWAY_SECONDS, _SWAYS_APART = 30, 37
 """The periods of varying loads are 30 to 66 s."""
 _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
 
-HOST_PID_NAMESPACE = "pid:[4026531836]"
-OTHER_PID_NAMESPACE = "pid:[4026532881]"
-
-Driver = Literal["systemd", "cgroupfs"]
-Qos = Literal["guaranteed", "burstable", "besteffort"]
-Runtime = Literal["containerd", "crio", "docker"]
-
-_SCOPES: dict[Runtime, str] = {"containerd": "cri-containerd", "crio": "crio", "docker": "docker"}
-_V1_HIERARCHIES = ("cpuset", "cpu,cpuacct", "blkio", "memory", "devices", "freezer", "pids", "name=systemd")
+_HOST_PID_NAMESPACE = "pid:[4026531836]"
 _FIRST_START = 5_000
 _FIELDS_AFTER_START = 30
 
@@ -134,7 +125,9 @@ def furnish(root: Path, of: list[Tenant]) -> None:
 
 def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
     if tenant.duty:
-        proc.add(pid, container_cgroup(_uid(tenant), _container_id(tenant)), "python3")
+        pod_slice = f"kubepods-burstable-pod{_uid(tenant).replace('-', '_')}.slice"
+        scope = f"cri-containerd-{_container_id(tenant)}.scope"
+        proc.add(pid, f"0::/kubepods.slice/kubepods-burstable.slice/{pod_slice}/{scope}\n")
     pod, container = _log_paths(root, tenant)
     pod.mkdir(parents=True, exist_ok=True)
     container.parent.mkdir(exist_ok=True)
@@ -180,17 +173,17 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
 
 
 class SimulatedProc:
-    """A directory like /proc. `pid_namespace`: PID namespace of the process that reads it."""
+    """A directory like /proc, read by a process in the host's PID namespace."""
 
-    def __init__(self, root: Path, pid_namespace: str = HOST_PID_NAMESPACE) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self._starts = itertools.count(_FIRST_START, 7)
         namespaces = root / "self" / "ns"
         namespaces.mkdir(parents=True)
-        os.symlink(pid_namespace, namespaces / "pid")
+        os.symlink(_HOST_PID_NAMESPACE, namespaces / "pid")
 
     def add(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """Adds a process. `cgroup`: text of its cgroup file, see `container_cgroup`."""
+        """Adds a process. `cgroup`: text of its cgroup file."""
         folder = self.root / str(pid)
         folder.mkdir()
         (folder / "stat").write_text(stat_line(pid, name, next(self._starts)))
@@ -199,54 +192,9 @@ class SimulatedProc:
     def remove(self, pid: int) -> None:
         shutil.rmtree(self.root / str(pid))
 
-    def reuse(self, pid: int, cgroup: str, name: str = "python3") -> None:
-        """Replaces the process by another one with the same pid."""
-        self.remove(pid)
-        self.add(pid, cgroup, name)
-
-    def move(self, pid: int, cgroup: str) -> None:
-        (self.root / str(pid) / "cgroup").write_text(cgroup)
-
-    def forbid(self, pid: int) -> None:
-        (self.root / str(pid) / "cgroup").chmod(0)
-
 
 def stat_line(pid: int, name: str, started: int) -> str:
     """Returns the text of /proc/<pid>/stat. The kernel cuts the name to 15 characters."""
     before_start = " ".join(["1"] * 18)
     after_start = " ".join(["0"] * _FIELDS_AFTER_START)
     return f"{pid} ({name[:15]}) S {before_start} {started} {after_start}\n"
-
-
-def container_cgroup(
-    uid: str,
-    container_id: str,
-    *,
-    version: Literal[1, 2] = 2,
-    driver: Driver = "systemd",
-    qos: Qos = "burstable",
-    runtime: Runtime = "containerd",
-) -> str:
-    """Returns the text of the cgroup file of a process in a pod's container."""
-    make = _systemd_path if driver == "systemd" else _cgroupfs_path
-    return cgroup_text(make(uid, container_id, qos, runtime), version)
-
-
-def cgroup_text(path: str, version: Literal[1, 2] = 2) -> str:
-    if version == 2:
-        return f"0::{path}\n"
-    numbered = enumerate(_V1_HIERARCHIES, 1)
-    return "".join(f"{number}:{controllers}:{path}\n" for number, controllers in reversed(list(numbered)))
-
-
-def _systemd_path(uid: str, container_id: str, qos: Qos, runtime: Runtime) -> str:
-    top = "kubepods" if qos == "guaranteed" else f"kubepods-{qos}"
-    middle = "" if qos == "guaranteed" else f"/{top}.slice"
-    pod = f"{top}-pod{uid.replace('-', '_')}.slice"
-    return f"/kubepods.slice{middle}/{pod}/{_SCOPES[runtime]}-{container_id}.scope"
-
-
-def _cgroupfs_path(uid: str, container_id: str, qos: Qos, runtime: Runtime) -> str:
-    middle = "" if qos == "guaranteed" else f"/{qos}"
-    name = f"crio-{container_id}" if runtime == "crio" else container_id
-    return f"/kubepods{middle}/pod{uid}/{name}"

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import ExpositionName, Published
+from podgpu.agent.publish import Published
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.model import has_readings
@@ -127,28 +127,30 @@ def _probe_routes(agent: Agent) -> list[web.RouteDef]:
 
 
 def _metrics(agent: Agent) -> Handler:
-    renderer = Renderer()
-
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
         if agent.is_fresh(published):
-            text = await renderer.render(published, "fresh")
+            text = await _render(published, "fresh")
         if not agent.is_fresh(published):  # the snapshot may also become stale during a long rendering
-            text = await renderer.render(published, "stale")
+            text = await _render(published, "stale")
         return await metrics_response(request, text)
 
     return handle
 
 
 def _gpu_manager_metrics(agent: Agent) -> Handler:
-    renderer = Renderer()
-
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        text = await renderer.render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
+        text = await _render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
         return await metrics_response(request, text if agent.is_fresh(published) else NO_METRICS)
 
     return handle
+
+
+async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Exposition:
+    """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
+    exposition: Exposition = await asyncio.to_thread(getattr, published, name)
+    return exposition
 
 
 def _node_document(agent: Agent) -> Handler:
@@ -175,29 +177,6 @@ def limit_concurrency(limit: int, handler: Handler) -> Handler:
             running -= 1
 
     return handle
-
-
-class Renderer:
-    """Renders each exposition once per snapshot; concurrent requests share the result.
-
-    Large expositions are rendered in a thread.
-    """
-
-    def __init__(self) -> None:
-        self._running: tuple[Published, ExpositionName, asyncio.Future[Exposition]] | None = None
-
-    async def render(self, published: Published, name: ExpositionName) -> Exposition:
-        rendered = published.exposition_if_made(name)
-        if rendered is not None:
-            return rendered
-        make: Callable[[], Exposition] = partial(getattr, published, name)
-        if not published.is_large:
-            return make()
-        if self._running is None or self._running[:2] != (published, name):
-            self._running = published, name, asyncio.ensure_future(asyncio.to_thread(make))
-        rendered = await asyncio.shield(self._running[2])
-        self._running = None
-        return rendered
 
 
 # Probes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.cluster.view import GpuResponse, PageState, make_gpu_answer, make_pod
-from podgpu.cluster.waste import (
-    Format,
-    GroupBy,
-    ReadWaste,
-    csv_name,
-    encode_waste_csv,
-    parse_waste_query,
-)
+from podgpu.cluster.waste import ReadWaste, csv_name, encode_waste_csv, parse_waste_query
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, HistorySource, parse_points, parse_range
 from podgpu.metrics.encode import Body, etag_of
@@ -34,6 +27,7 @@ Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds the details of a GPU that only its exporter provides."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
+_PATHS = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
 
 
 def page_routes(
@@ -48,12 +42,39 @@ def page_routes(
     Each request calls `latest` or `waste` in a thread. `links` are other paths of the server, shown at the bottom of
     the page.
     """
+    types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+
+    async def index(request: web.Request) -> web.Response:
+        return await _file_response(request, lambda: _read_index(links), "text/html; charset=utf-8")
+
+    async def asset(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in types:
+            raise web.HTTPNotFound()
+        return await _file_response(request, (_FOLDER / name).read_bytes, types[name])
+
+    async def view(request: web.Request) -> web.Response:
+        state = await asyncio.to_thread(latest)
+        return body_response(request, state.body, {**JSON_HEADERS, "ETag": state.etag})
+
+    async def pod(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        answer = await asyncio.to_thread(lambda: make_pod(latest(), namespace, name))
+        return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
+
+    async def gpu(request: web.Request) -> web.Response:
+        uuid = request.match_info["uuid"]
+        answer = await asyncio.to_thread(lambda: make_gpu_answer(latest().view, uuid))
+        if answer is None:
+            return json_error(404, f"GPU {uuid[:64]!r} does not exist")
+        return await _json_response(request, await complete_gpu(answer))
+
     return [
-        web.get("/", _index(links)),
-        web.get("/page/{name}", _asset()),
-        web.get("/api/v1/view", _view(latest)),
-        web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete_gpu)),
-        web.get("/api/v1/pods/{namespace}/{pod}", _pod(latest)),
+        web.get("/", index),
+        web.get("/page/{name}", asset),
+        web.get("/api/v1/view", view),
+        web.get("/api/v1/gpus/{uuid}", gpu),
+        web.get("/api/v1/pods/{namespace}/{pod}", pod),
         web.get("/api/v1/history", _history(history, _sparklines)),
         web.get("/api/v1/history/gpus/{uuid}", _history(history, _history_of_gpu)),
         web.get("/api/v1/history/pods/{namespace}/{pod}", _history(history, _history_of_pod)),
@@ -62,86 +83,45 @@ def page_routes(
     ]
 
 
-# Files of the page
-
-
-def _index(links: Sequence[str]) -> Handler:
-    def read() -> bytes:
-        anchors = "".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in links)
-        text = (_FOLDER / "index.html").read_text(encoding="utf-8")
-        return text.replace("<!--links-->", anchors).replace("<!--version-->", html.escape(__version__)).encode()
-
-    async def handle(request: web.Request) -> web.Response:
-        return await _file_response(request, read, "text/html; charset=utf-8")
-
-    return handle
-
-
-def _asset() -> Handler:
-    types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
-
-    async def handle(request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in types:
-            raise web.HTTPNotFound()
-        return await _file_response(request, (_FOLDER / name).read_bytes, types[name])
-
-    return handle
+def _read_index(links: Sequence[str]) -> bytes:
+    anchors = "".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in links)
+    text = (_FOLDER / "index.html").read_text(encoding="utf-8")
+    return text.replace("<!--links-->", anchors).replace("<!--version-->", html.escape(__version__)).encode()
 
 
 async def _file_response(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
-    body, etag = await asyncio.to_thread(lambda: _compress(read()))
-    return body_response(request, body, {**PAGE_HEADERS, "Content-Type": content_type, "ETag": etag})
+    return await _response(request, read, {**PAGE_HEADERS, "Content-Type": content_type})
 
 
-def _compress(content: bytes) -> tuple[Body, str]:
-    return Body.of(content), etag_of(content)
+async def _json_response(request: web.Request, answer: msgspec.Struct | JsonObject | str) -> web.Response:
+    """A text is the reason why there is no answer."""
+    if isinstance(answer, str):
+        return json_error(404, answer)
+    return await _response(request, lambda: msgspec.json.encode(answer), JSON_HEADERS)
 
 
-def _compress_json(content: JsonObject) -> tuple[Body, str]:
-    return _compress(msgspec.json.encode(content))
+async def _response(request: web.Request, make: Callable[[], bytes], headers: Mapping[str, str]) -> web.Response:
+    def compress() -> tuple[Body, str]:
+        content = make()
+        return Body.of(content), etag_of(content)
 
-
-# Current state
-
-
-def _view(latest: Callable[[], PageState]) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        state = await asyncio.to_thread(latest)
-        return body_response(request, state.body, {**JSON_HEADERS, "ETag": state.etag})
-
-    return handle
-
-
-def _pod(latest: Callable[[], PageState]) -> Handler:
-    def find(namespace: str, name: str) -> Body | None:
-        pod = make_pod(latest(), namespace, name)
-        return None if pod is None else Body.of(msgspec.json.encode(pod))
-
-    async def handle(request: web.Request) -> web.Response:
-        namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        body = await asyncio.to_thread(find, namespace, name)
-        if body is None:
-            return json_error(404, f"pod {namespace}/{name} holds no GPU")
-        return body_response(request, body, JSON_HEADERS)
-
-    return handle
-
-
-def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        uuid = request.match_info["uuid"]
-        answer = await asyncio.to_thread(lambda: make_gpu_answer(latest().view, uuid))
-        if answer is None:
-            return json_error(404, f"GPU {uuid[:64]!r} does not exist")
-        complete_answer = await complete(answer)
-        body = await asyncio.to_thread(lambda: Body.of(msgspec.json.encode(complete_answer)))
-        return body_response(request, body, JSON_HEADERS)
-
-    return handle
+    body, etag = await asyncio.to_thread(compress)
+    return body_response(request, body, {**headers, "ETag": etag})
 
 
 # History
+
+
+def _reject_errors(handler: Handler) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except UsageError as error:
+            return json_error(400, str(error))
+        except SourceError as error:
+            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
+
+    return handle
 
 
 def _history(
@@ -149,21 +129,12 @@ def _history(
 ) -> Handler:
     """`find` returns the JSON object, or a message if there is no history for the request."""
 
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.StreamResponse:
         if history is None:
             return json_error(404, "this server does not store a history")
-        try:
-            result = await find(request, history)
-        except UsageError as error:
-            return json_error(400, str(error))
-        except SourceError as error:
-            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
-        if isinstance(result, str):
-            return json_error(404, result)
-        body, etag = await asyncio.to_thread(_compress_json, result)
-        return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
+        return await _json_response(request, await find(request, history))
 
-    return handle
+    return _reject_errors(handle)
 
 
 async def _sparklines(request: web.Request, history: HistorySource) -> JsonObject:
@@ -172,46 +143,30 @@ async def _sparklines(request: web.Request, history: HistorySource) -> JsonObjec
 
 async def _history_of_gpu(request: web.Request, history: HistorySource) -> JsonObject | str:
     uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
-    answer = await history.gpu(uuid, instance, _parse_range(request))
+    answer = await history.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
     return answer or f"there is no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
 
 
 async def _history_of_pod(request: web.Request, history: HistorySource) -> JsonObject | str:
     namespace, name = request.match_info["namespace"], request.match_info["pod"]
-    answer = await history.pod(namespace, name, _parse_range(request))
+    answer = await history.pod(namespace, name, parse_range(request.query.get("range", "1h")))
     return answer or f"there is no record that pod {namespace}/{name} held a GPU in this time range"
 
 
-def _parse_range(request: web.Request) -> int:
-    return parse_range(request.query.get("range", "1h"))
-
-
 def _waste(waste: ReadWaste) -> Handler:
-    def make(by: GroupBy, form: Format) -> tuple[Body, dict[str, str]]:
-        answer = waste(by)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        by, form = parse_waste_query(request.query)
+        answer = await asyncio.to_thread(waste, by)
         if form == "json":
-            content, headers = msgspec.json.encode(answer), JSON_HEADERS
-        else:
-            content, headers = encode_waste_csv(answer), {**PAGE_HEADERS}
-            headers["Content-Type"] = "text/csv; charset=utf-8"
-            headers["Content-Disposition"] = f'attachment; filename="{csv_name(answer)}"'
-        body, etag = _compress(content)
-        return body, {**headers, "ETag": etag}
+            return await _json_response(request, answer)
+        attachment = f'attachment; filename="{csv_name(answer)}"'
+        headers = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8", "Content-Disposition": attachment}
+        return await _response(request, lambda: encode_waste_csv(answer), headers)
 
-    async def handle(request: web.Request) -> web.Response:
-        try:
-            body, headers = await asyncio.to_thread(make, *parse_waste_query(request.query))
-        except UsageError as error:
-            return json_error(400, str(error))
-        except SourceError as error:
-            return json_error(503, f"history cannot be read: {error}", **{"Retry-After": "15"})
-        return body_response(request, body, headers)
-
-    return handle
+    return _reject_errors(handle)
 
 
 async def _unknown_path(request: web.Request) -> web.Response:
     if request.method not in ("GET", "HEAD"):
         return json_error(405, f"{request.method} {request.path}: only GET and HEAD are allowed", Allow="GET, HEAD")
-    paths = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
-    return json_error(404, f"no such path: {request.path}; the paths are {paths}")
+    return json_error(404, f"no such path: {request.path}; the paths are {_PATHS}")

@@ -19,11 +19,11 @@ import bcrypt
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import UsageError
 from podgpu.files import ReadOnChange
 from podgpu.tls import NO_PEM, ContextCache, load_pair
 from podgpu.web.connections import MakeTlsContext
-from podgpu.web.web_config import ProblemLog, TlsConfig, WebConfig, parse_web_config
+from podgpu.web.web_config import LastValid, TlsConfig, WebConfig, parse_web_config
 
 _MAX_CONFIG_BYTES = 256 * 1024
 _MAX_CACHED_LOGINS = 100
@@ -33,77 +33,43 @@ _log = logging.getLogger(__name__)
 
 
 class Protection:
-    """Checks requests against the web config file, which is read again when it changes."""
+    """Checks requests against the web config file, which is read again when it changes.
+
+    While the file or a certificate is invalid, the last valid settings stay in effect.
+    """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises UsageError if the file cannot be used."""
         self._path = path
-        self._file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
-        self._file_problem = ProblemLog("requests get status 500 and TLS handshakes fail")
-        self._tls_problem = ProblemLog("TLS handshakes fail")
         self._contexts = ContextCache(make_server_context)
-        self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        """Has no certificate, so that every handshake fails."""
         self._logins = LoginChecker()
-        config = self._read()
-        self._has_tls = config.tls is not None
-        if config.tls is not None:
-            self._load_context(config.tls)
+        file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
+        self._config = LastValid(lambda: file.read(path), "the previous settings stay in effect")
+        config = self._config.get()
         rate = config.rate_limit
         self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
+        self.make_tls: MakeTlsContext | None = None
+        """None for plain HTTP. Turning TLS on or off requires a restart."""
+        if config.tls is not None:
+            self.make_tls = LastValid(self._load_context, "the previous certificate stays in effect").get
         self._warn(config)
 
-    @property
-    def make_tls(self) -> MakeTlsContext | None:
-        """None for plain HTTP. Turning TLS on or off requires a restart."""
-        return self._make_tls if self._has_tls else None
-
-    def _make_tls(self) -> ssl.SSLContext:
-        config = self._current()
+    def _load_context(self) -> ssl.SSLContext:
+        config = self._config.get().tls
         if config is None:
-            return self._refusing
-        try:
-            if config.tls is None:
-                raise UsageError("the web config no longer enables TLS, but turning TLS off requires a restart")
-            context = self._load_context(config.tls)
-        except UsageError as error:
-            self._tls_problem.report(str(error))
-            return self._refusing
-        self._tls_problem.clear()
-        return context
-
-    def _load_context(self, config: TlsConfig) -> ssl.SSLContext:
+            raise UsageError(f"{self._path} no longer enables TLS, but turning TLS off requires a restart")
         certificate, key, authorities = (
             config.find_pem(name, self._path) or NO_PEM for name in ("cert", "key", "client_ca")
         )
-        try:
-            material = TlsMaterial(
-                config,
-                certificate.read(),
-                key.read(),
-                authorities.read() if authorities else None,
-                f"{certificate.name} and {key.name}",
-                authorities.name,
-            )
-            return self._contexts.get(material)
-        except SourceError as error:
-            raise UsageError(str(error)) from error
-
-    def _read(self) -> WebConfig:
-        try:
-            return self._file.read(self._path)
-        except SourceError as error:
-            raise UsageError(str(error)) from error
-
-    def _current(self) -> WebConfig | None:
-        """Returns None if the file is currently invalid or unreadable."""
-        try:
-            config = self._read()
-        except UsageError as error:
-            self._file_problem.report(str(error))
-            return None
-        self._file_problem.clear()
-        return config
+        material = TlsMaterial(
+            config,
+            certificate.read(),
+            key.read(),
+            authorities.read() if authorities else None,
+            f"{certificate.name} and {key.name}",
+            authorities.name,
+        )
+        return self._contexts.get(material)
 
     def _warn(self, config: WebConfig) -> None:
         tls = config.tls
@@ -111,11 +77,6 @@ class Protection:
             _log.warning("%s: tls_server_config has no certificate: podgpu serves plain HTTP", self._path)
         if config.users and tls is None:
             _log.warning("%s: basic auth without TLS: passwords are sent in clear text", self._path)
-        if tls is not None and len(tls.curves) > 1:
-            _log.warning(
-                "%s: curve_preferences: only one curve can be set from Python; with several, OpenSSL's defaults apply",
-                self._path,
-            )
         if tls is not None and tls.verify_mode and not (tls.client_ca_file or tls.client_ca):
             _log.warning(
                 "%s: no client_ca_file: client certificates from every CA that this system trusts are accepted",
@@ -123,15 +84,12 @@ class Protection:
             )
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
-        config = self._current()
-        for name, value in config.headers.items() if config is not None else ():
+        for name, value in self._config.get().headers.items():
             response.headers.setdefault(name, value)  # as in Go, a header that a handler has set is kept
 
     @web.middleware
     async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        config = self._current()
-        if config is None:
-            return web.Response(status=500, text="the web config file is invalid or unreadable; see podgpu's log\n")
+        config = self._config.get()
         if self._bucket is not None and not self._bucket.take():
             return web.Response(status=429, text="Too Many Requests\n")
         allowed = config.tls.client_allowed_sans if config.tls is not None else None

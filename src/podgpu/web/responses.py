@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import lru_cache
 
 from aiohttp import web
 
@@ -25,8 +24,6 @@ PAGE_HEADERS = {
     ),
 }
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
-_MAX_INLINE_BYTES = 512 * 1024
-"""Longer expositions are converted to OpenMetrics in a thread."""
 
 
 def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
@@ -49,10 +46,7 @@ async def metrics_response(request: web.Request, exposition: Exposition) -> web.
     vary = "Accept, Accept-Encoding"
     if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
         return body_response(request, exposition.text, {"Content-Type": CONTENT_TYPE}, vary)
-    body = exposition.openmetrics_if_made
-    if body is None:
-        is_long = len(exposition.plain) > _MAX_INLINE_BYTES
-        body = await asyncio.to_thread(exposition.openmetrics) if is_long else exposition.openmetrics()
+    body = await asyncio.to_thread(exposition.openmetrics)
     return body_response(request, body, {"Content-Type": OPENMETRICS_TYPE}, vary)
 
 
@@ -79,7 +73,6 @@ def _has_etag(request: web.Request, etag: str) -> bool:
     return "*" in tags or etag.removeprefix("W/") in tags
 
 
-@lru_cache(maxsize=64)
 def accepts_gzip(header: str) -> bool:
     """Implements RFC 9110: uses the weight of gzip or, if gzip is not listed, the weight of *. Weight 0 means no."""
     weights: dict[str, bool] = {}
@@ -88,7 +81,6 @@ def accepts_gzip(header: str) -> bool:
     return weights.get("gzip", weights.get("*", False))
 
 
-@lru_cache(maxsize=64)
 def accepts_openmetrics(header: str) -> bool:
     """Returns True if OpenMetrics 1.0.0 is listed by name and its weight is not below that of plain text."""
     openmetrics, text, anything = 0.0, 0.0, 0.0

@@ -14,9 +14,9 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.tls import Pem
-from podgpu.yaml_file import decode_yaml
 
 T = TypeVar("T")
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
@@ -194,31 +194,14 @@ def parse_web_config(content: bytes, file: str) -> WebConfig:
     return decode_yaml(content, file, WebConfig)
 
 
-class ProblemLog:
-    """Logs a problem once when it occurs and once when it is solved."""
-
-    def __init__(self, consequence: str) -> None:
-        self._consequence = consequence
-        self._logged = ""
-
-    def report(self, problem: str) -> None:
-        if problem != self._logged:
-            _log.error("%s; %s until this is fixed", problem, self._consequence)
-        self._logged = problem
-
-    def clear(self) -> None:
-        if self._logged:
-            _log.info("fixed: %s", self._logged)
-        self._logged = ""
-
-
 class LastValid(Generic[T]):
-    """Reads a value at every access. If reading fails, logs the error and returns the last valid value."""
+    """Reads a value at every access. If reading fails, logs the error once and returns the last valid value."""
 
     def __init__(self, read: Callable[[], T], consequence: str) -> None:
-        """`read` may raise SourceError. Raises UsageError if the first read fails."""
+        """`read` may raise SourceError or UsageError. Raises UsageError if the first read fails."""
         self._read = read
-        self._problem = ProblemLog(consequence)
+        self._consequence = consequence
+        self._problem = ""
         try:
             self._last = read()
         except SourceError as error:
@@ -226,9 +209,12 @@ class LastValid(Generic[T]):
 
     def get(self) -> T:
         try:
-            self._last = self._read()
-        except SourceError as error:
-            self._problem.report(str(error))
-        else:
-            self._problem.clear()
+            self._last, problem = self._read(), ""
+        except (SourceError, UsageError) as error:
+            problem = str(error)
+        if problem and problem != self._problem:
+            _log.error("%s; %s until this is fixed", problem, self._consequence)
+        elif self._problem and not problem:
+            _log.info("fixed: %s", self._problem)
+        self._problem = problem
         return self._last

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switch_attribution import RECORD, RecordDecoder, Residency, SwitchLogError, Timeline
+from podgpu.gpu.nvml.switch_attribution import RECORD, RecordDecoder, Residency, SwitchCosts, SwitchLogError, Timeline
 
 MS = 1_000_000
 IN, OUT = 6, 7
@@ -30,10 +30,8 @@ def read(data: bytes) -> Timeline:
     return timeline
 
 
-def windows(
-    switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0, slice_work: int = 0
-) -> list[Residency]:
-    timeline = Timeline(0, lead)
+def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
+    timeline = Timeline(0, SwitchCosts(lead))
     for switch in RecordDecoder().decode(chunk(*switches)):
         timeline.add(*switch[:3])
     return [timeline.take_window(end) for end in ends]

@@ -88,6 +88,18 @@ automountServiceAccountToken: false
 {{- end -}}
 {{- end -}}
 
+{{/* The image with gRPC, for autoscale and demo. */}}
+{{- define "podgpu.autoscaleImage" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag -}}
+{{- if .Values.image.autoscaleDigest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.autoscaleDigest -}}
+{{- else if .Values.image.digest -}}
+{{- fail "image.digest is set, but autoscale and demo use another image: set image.autoscaleDigest too" -}}
+{{- else -}}
+{{- printf "%s:%s-autoscale" .Values.image.repository $tag -}}
+{{- end -}}
+{{- end -}}
+
 {{/* (list root switch): "true" or "". auto: where the Prometheus operator is. */}}
 {{- define "podgpu.on" -}}
 {{- $switch := index . 1 | toString -}}

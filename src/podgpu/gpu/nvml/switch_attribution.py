@@ -85,6 +85,16 @@ class Stay(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchCosts:
+    """Durations in nanoseconds, measured for one architecture; 0 if not measured."""
+
+    lead: int = 0
+    """Time in every stay for restoring and saving the context, in which no work is done."""
+    slice_work: int = 0
+    """Work done in a stay that ended with its time slice."""
+
+
+@dataclass(frozen=True, slots=True)
 class Residency:
     """All `Stay`s within one window. Their durations plus `switching` and `unknown` add up to the window's length."""
 
@@ -95,7 +105,7 @@ class Residency:
     unknown: int = 0
     """Time without a known resident: before the first switch, or after a context was destroyed."""
     slice_work: int = 0
-    """Work done in a stay that ended with its time slice; 0 if not measured on this architecture."""
+    """See `SwitchCosts`."""
 
     @property
     def window(self) -> int:
@@ -113,10 +123,7 @@ class Timeline:
     """Residency on one engine, window by window. The first resident is unknown until the first switch."""
 
     now: int
-    lead: int = 0
-    """Time in every stay for restoring and saving the context, in which no work is done."""
-    slice_work: int = 0
-    """See `Residency.slice_work`."""
+    costs: SwitchCosts = SwitchCosts()
     _times: array[int] = field(default_factory=partial(array, "Q"))
     """Times of the switches after the last window. An array saves memory: there may be 10,000 switches per second."""
     _pids: array[int] = field(default_factory=partial(array, "q"))
@@ -145,7 +152,7 @@ class Timeline:
         since = position = self.now
         stays: list[Stay] = []
         switching = unknown = 0
-        lead, resident, saved_at = self.lead, self._resident, self._saved_at
+        lead, resident, saved_at = self.costs.lead, self._resident, self._saved_at
         count = bisect_left(self._times, until)
         for timestamp, pid in zip(self._times[:count], self._pids[:count], strict=True):
             moment = timestamp if timestamp > position else position
@@ -177,7 +184,7 @@ class Timeline:
             unknown += until - position
         del self._times[:count], self._pids[:count]
         self._resident, self._saved_at, self.now = resident, saved_at, until
-        return Residency(since, until, stays, switching, unknown, self.slice_work)
+        return Residency(since, until, stays, switching, unknown, self.costs.slice_work)
 
 
 # Attribution

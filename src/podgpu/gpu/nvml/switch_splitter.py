@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError
-from podgpu.gpu.nvml.driver import NvmlDriver
+from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver
 from podgpu.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
@@ -25,12 +24,13 @@ from podgpu.gpu.nvml.switch_attribution import (
     BusyShareModel,
     RecordDecoder,
     Residency,
+    SwitchCosts,
     SwitchLogError,
     Timeline,
     compute_max_saving,
     estimate_without_samples,
 )
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.gpu.source import SwitchStatus
 from podgpu.model import Device, DeviceUsage, ProcessUsage, UsageMethod
 
@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 class SwitchLog(Protocol):
     """Implemented by `ContextSwitchLog` and by the simulated driver."""
 
-    @property
-    def drain_seconds(self) -> float: ...
     def drain(self) -> bytes: ...
     def now(self) -> int: ...
     def is_busy(self) -> bool: ...
@@ -51,6 +49,8 @@ class SwitchLog(Protocol):
 _SAMPLE_SECONDS = 0.06
 """Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, 17 samples per second
 are as accurate as 20."""
+_DRAIN_SECONDS = 2.0
+"""Interval of reading the log. It is full after 3 seconds at 5,000 switches per second."""
 _TICK_SECONDS = 0.001
 """A drain that is due within this time is done immediately."""
 _MAX_UNREAD_SECONDS = 90.0
@@ -67,20 +67,19 @@ class SwitchListener:
     def __init__(
         self,
         log: SwitchLog,
+        costs: SwitchCosts = SwitchCosts(),  # noqa: B008 - immutable
         *,
-        sampled: bool,
-        lead: int = 0,
-        slice_work: int = 0,
+        unsampled: str = "",
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
-        """`sampled`: the busy register may be read. Without `in_background` the caller calls `step`."""
-        self.sampled = sampled
+        """`unsampled`: reason why no busy samples are taken. Without `in_background` the caller calls `step`."""
+        self.unsampled = unsampled
         self.pauses_sampling = False
         """True while samples are not needed, because resident contexts are always busy."""
         self._log = log
-        self._costs = lead, slice_work
+        self._costs = costs
         self._wall = wall
         self._clock = clock
         self._lock = threading.Lock()
@@ -124,7 +123,7 @@ class SwitchListener:
             if self._error is not None:
                 return 0.0
             try:
-                if self.sampled and not self.pauses_sampling:
+                if not self.unsampled and not self.pauses_sampling:
                     self._sample()
                 if self._seconds_until_drain() < _TICK_SECONDS:
                     self._drain()
@@ -134,7 +133,7 @@ class SwitchListener:
                         )
             except SwitchLogError as e:
                 self._end(e)
-            return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS if self.sampled else self._seconds_until_drain()
+            return self._seconds_until_drain() if self.unsampled else random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
 
     def close(self) -> None:
         with self._lock:
@@ -151,7 +150,7 @@ class SwitchListener:
                 self._end(SwitchLogError("bug", f"{type(e).__name__}: {e}"))
 
     def _seconds_until_drain(self) -> float:
-        return self._drained_at + self._log.drain_seconds - self._clock()
+        return self._drained_at + _DRAIN_SECONDS - self._clock()
 
     def _sample(self) -> None:
         before = self._wall()
@@ -173,7 +172,7 @@ class SwitchListener:
         self._drained_at = self._clock()
 
     def _find_timeline(self, instance: int) -> Timeline:
-        return self._timelines.setdefault(instance, Timeline(self.began, *self._costs))
+        return self._timelines.setdefault(instance, Timeline(self.began, self._costs))
 
     def _end(self, error: SwitchLogError) -> None:
         self._error = error
@@ -186,17 +185,8 @@ _CAP_SYS_ADMIN = 21
 _INITIAL_USER_NAMESPACE = "0 0 4294967295"
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    name: str
-    lead_ns: int
-    """Time in every stay for restoring and saving the context, in which no work is done."""
-    slice_work_ns: int = 0
-    """Work done in a stay that ended with its time slice; 0 if not measured."""
-
-
-MEASURED_ARCHITECTURES = {9: Architecture("Hopper (GH100)", lead_ns=64_000, slice_work_ns=2_055_000)}
-"""NVML's architecture number -> measured values. The busy register is read only on these architectures.
+MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
+"""NVML's architecture number -> name and measured costs. The busy register is read only on these architectures.
 
 Measured on an H200 with driver 580: in seven traces of 2,800 to 53,000 switches, stays are 63 to 67 µs longer than
 their work. The busy bit differs from NVML's utilization by at most one percentage point. 4,400 time slices were
@@ -226,8 +216,9 @@ class Capability:
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """Opens the log of a GPU. Raises SwitchLogError."""
+    check_driver(driver_version)
     minor = (device.index or 0) if device.minor is None else device.minor
-    return ContextSwitchLog(device.pci_bus_id, minor, select_layout(driver_version))
+    return ContextSwitchLog(device.pci_bus_id, minor)
 
 
 def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:
@@ -251,39 +242,43 @@ class SwitchLogFactory:
     privileged: Callable[[], bool] = has_sys_admin
     make_listener: Callable[..., SwitchListener] = SwitchListener
 
-    def open_listener(
-        self, device: Device, driver_version: str, architecture: int | None, wall: Callable[[], float]
-    ) -> SwitchListener:
+    def open_listener(self, driver: NvmlDriver, handle: Any, gpu: Device, wall: Callable[[], float]) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
-        measured = MEASURED_ARCHITECTURES.get(architecture or 0) or Architecture("unknown", lead_ns=0)
-        return self.make_listener(
-            self.open_log(device, driver_version),
-            sampled=not self.explain_unsampled(architecture),
-            lead=measured.lead_ns,
-            slice_work=measured.slice_work_ns,
-            wall=wall,
-        )
+        version, architecture = _identify(driver, handle, gpu)
+        _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
+        log = self.open_log(gpu, version)
+        return self.make_listener(log, costs, unsampled=self._explain_unsampled(architecture), wall=wall)
 
-    def check_capability(self, device: Device, driver_version: str, architecture: int | None) -> Capability:
+    def check_capability(self, driver: NvmlDriver, handle: Any, gpu: Device) -> Capability:
         """Tests whether the log can be opened, if context switches are wanted."""
+        version, architecture = _identify(driver, handle, gpu)
         error = None
         if self.wanted != "samples":
             try:
-                self.open_log(device, driver_version).close()
+                self.open_log(gpu, version).close()
             except SwitchLogError as e:
                 error = e
-        reason = self.explain_unsampled(architecture)
-        return Capability(self.wanted, self.privileged(), reason, error)
+        return Capability(self.wanted, self.privileged(), self._explain_unsampled(architecture), error)
 
-    def explain_unsampled(self, architecture: int | None) -> str:
+    def _explain_unsampled(self, architecture: int | None) -> str:
         """Returns the reason why no busy samples are taken, or an empty string."""
         if self.wanted != "exact":
             return f"--usage-from is {self.wanted}"
         if architecture not in MEASURED_ARCHITECTURES:
-            measured = ", ".join(known.name for known in MEASURED_ARCHITECTURES.values())
+            measured = ", ".join(name for name, _ in MEASURED_ARCHITECTURES.values())
             return f"the busy register is only read on {measured} without MIG"
         # Without CAP_SYS_ADMIN each read fails and writes a line to the kernel log.
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
+
+
+def _identify(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int | None]:
+    """Returns the driver's version and the GPU's architecture. The architecture is None if unknown, and in MIG mode,
+    for which there are no measurements."""
+    architecture: int | None = None
+    if not gpu.mig_enabled:
+        with CallGuard[str]().catch():
+            architecture = int(driver.call("nvmlDeviceGetArchitecture", handle))
+    return str(driver.call("nvmlSystemGetDriverVersion")), architecture
 
 
 _LINGER_SECONDS = 60.0
@@ -385,16 +380,14 @@ class BusyTimeSplitter:
             _log.info("%s: the context-switch log is closed", self._name)
 
     def _open(self, gpu: Device) -> None:
-        version, architecture = identify_gpu(self._driver, self._handle, gpu)
         try:
-            self._listener = self._factory.open_listener(gpu, version, architecture, self._wall)
-            self._saturated_ns = 0
+            listener = self._factory.open_listener(self._driver, self._handle, gpu, self._wall)
         except SwitchLogError as e:
             self._fall_back(e)
-        else:
-            reason = self._factory.explain_unsampled(architecture)
-            how = f"without busy samples: {reason}" if reason else "with busy samples"
-            _log.info("%s: several containers share it, so its context switches are read (%s)", self._name, how)
+            return
+        self._listener, self._saturated_ns = listener, 0
+        how = f"without busy samples: {listener.unsampled}" if listener.unsampled else "with busy samples"
+        _log.info("%s: several containers share it, so its context switches are read (%s)", self._name, how)
 
     def _fall_back(self, error: SwitchLogError) -> None:
         if self.status.fallback_reason != error.reason:
@@ -419,7 +412,7 @@ class BusyTimeSplitter:
     ) -> DeviceUsage:
         worked = max(0, busy_ns - residency.switching)
         resident = residency.sum_by_process()
-        if listener.sampled:
+        if not listener.unsampled:
             self._model.learn(residency, samples)
             saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
             self._saturated_ns = self._saturated_ns + residency.window if saturated else 0
@@ -430,25 +423,11 @@ class BusyTimeSplitter:
         return replace(
             usage,
             process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
-            method="exact" if listener.sampled else "switches",
+            method="switches" if listener.unsampled else "exact",
             resident_ns=resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
         )
-
-
-def identify_gpu(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int | None]:
-    """Returns the driver's version and the GPU's architecture. The architecture is None if unknown, and in MIG mode,
-    for which there are no measurements."""
-    version = str(driver.call("nvmlSystemGetDriverVersion"))
-    if gpu.mig_enabled:
-        return version, None
-    try:
-        return version, int(driver.call("nvmlDeviceGetArchitecture", handle))
-    except (DeviceLost, DriverGone):
-        raise
-    except SourceError:
-        return version, None
 
 
 def _covers(residency: Residency, window_ns: int, began: int) -> bool:

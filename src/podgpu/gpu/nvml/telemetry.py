@@ -21,7 +21,7 @@ import pynvml
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError
 from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher, handle_address
 from podgpu.gpu.nvml.gpu import NvmlGpu, open_device
-from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory, identify_gpu
+from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageSettings
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field
@@ -79,8 +79,7 @@ class NvmlTelemetry:
         `switch_logs`: opens context-switch logs (`--usage-from`).
         """
         self.name = name
-        self.switch_logs = switch_logs or SwitchLogFactory()
-        self._settings = UsageSettings(sees_processes, self.switch_logs, clock, wall)
+        self._settings = UsageSettings(sees_processes, switch_logs or SwitchLogFactory(), clock, wall)
         self._driver = NvmlDriver(nvml)
         self._count_expected = count_expected
         self._clock = clock
@@ -237,8 +236,7 @@ class NvmlTelemetry:
     def check_capability(self, gpu: Device) -> Capability:
         """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
         with self._hold(gpu) as state:
-            version, architecture = identify_gpu(self._driver, state.handle, state.device)
-            return self.switch_logs.check_capability(state.device, version, architecture)
+            return self._settings.switch_logs.check_capability(self._driver, state.handle, state.device)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
