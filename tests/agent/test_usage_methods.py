@@ -226,7 +226,6 @@ class Broken:
 
     def __init__(self, log: SwitchLog) -> None:
         self._log = log
-        self.drain_seconds = log.drain_seconds
         self.now, self.close = log.now, log.close
         self.fault = ""
 

@@ -15,7 +15,7 @@ import pytest
 
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.prometheus import PrometheusCollector
-from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window, find_runs
+from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
@@ -328,8 +328,5 @@ def test_equal_requests_share_one_answer() -> None:
 
 
 def test_runs_of_steps() -> None:
-    window = Window(1000.0, 10, 10)
-    known = set(range(10))
-    assert find_runs({0, 1, 3, 6, 7}, window, known) == [(1000.0, 1040.0), (1060.0, 1080.0)]
-    assert find_runs({0, 1, 3, 6, 7}, window, known - {4, 5}) == [(1000.0, 1080.0)]
-    assert find_runs({8, 9}, window) == [(1080.0, None)]
+    window = Window(1000.0, 100, 10)
+    assert window.find_runs({0, 1, 3, 8, 9}) == [(1000.0, 1400.0), (1800.0, None)]

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from podgpu.autoscale.metrics import COLUMNS, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
 from podgpu.autoscale.pods import PodSeen, RunningPods
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart
-from podgpu.cluster.state import ClusterState, NodeEntry
+from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import used_value
 from podgpu.model import HolderUsage, Slot, WorkloadKey
 

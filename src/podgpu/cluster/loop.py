@@ -30,8 +30,7 @@ from podgpu.metrics.encode import Exposition, encode
 LOOK_SECONDS = 1.0  # interval of publishing partial results, so that a dead node does not delay the others
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
-_MAX_LOG_LINES = 10  # per round and kind of message, because a rack that loses power has many nodes
-_MAX_LOG_LENGTH = 1000
+_MAX_LOG_LINES = 10  # per round, because a rack that loses power has many nodes
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
@@ -249,41 +248,27 @@ class Cluster:
 
 
 class _ChangeLog:
-    """Logs nodes and targets that became stale, failed or recovered since the last round."""
+    """Logs targets and nodes that failed or recovered since the last round, and new notes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._failing: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
-        self._stale: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
-        self._nodes: set[str] = set()
-        self._notes: set[str] = set()
+        self._faults: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
 
     def report(self, state: ClusterState) -> None:
-        failing = [o for o in state.outcomes if o.error and self._failing.fail(o.target, o.error)]
-        recovered = [o for o in state.outcomes if not o.error and self._failing.recover(o.target)]
-        targets = {outcome.target for outcome in state.outcomes}
-        self._failing.remove(lambda target: target not in targets)
-        nodes = {node.name for node in state.nodes}
-        new = [f"{node.name}: seen" for node in state.nodes if node.name not in self._nodes]
-        stale = [
-            f"{node.name}: stale, no current figures"
-            for node in state.nodes
-            if node.stale and self._stale.fail(node.name, "stale")
-        ]
-        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.recover(n.name)]
-        dropped = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
-        self._stale.remove(lambda name: name not in nodes)
-        notes = set(state.notes) - {outcome.text for outcome in state.outcomes}
-        _log_lines(logging.WARNING, [f"{outcome.text}; podgpu will retry" for outcome in failing])
-        _log_lines(logging.INFO, [f"{outcome.target}: answers again" for outcome in recovered])
-        _log_lines(logging.INFO, [*new, *fresh])
-        _log_lines(logging.WARNING, [*stale, *dropped])
-        _log_lines(logging.WARNING, sorted(notes - self._notes))
-        self._nodes, self._notes = nodes, notes
+        faults = {o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error}
+        faults |= {n.name: ("stale", f"{n.name}: stale, no current figures") for n in state.nodes if n.stale}
+        described = {outcome.text for outcome in state.outcomes}
+        faults |= {note: ("note", note) for note in state.notes if note not in described}
+        names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}
+        new = [text for name, (reason, text) in faults.items() if self._faults.fail(name, reason)]
+        recovered = [f"{name}: answers again" for name in sorted(names - faults.keys()) if self._faults.recover(name)]
+        self._faults.remove(lambda name: name not in names and name not in faults)
+        _log_lines(logging.WARNING, new)
+        _log_lines(logging.INFO, recovered)
 
 
 def _log_lines(level: int, lines: Sequence[str]) -> None:
     logger = logging.getLogger("podgpu")
     for line in lines[:_MAX_LOG_LINES]:
-        logger.log(level, "%s", line if len(line) <= _MAX_LOG_LENGTH else f"{line[:_MAX_LOG_LENGTH]}…")
+        logger.log(level, "%s", line)
     if len(lines) > _MAX_LOG_LINES:
         logger.log(level, "%s", f"and {len(lines) - _MAX_LOG_LINES} more")

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from podgpu.cluster.collect import Pod, Scope
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import holders_of, slot_model
 from podgpu.cluster.settings import ViewSettings
 from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
-
-if TYPE_CHECKING:  # state imports this module
-    from podgpu.cluster.state import NodeEntry
 
 CLUSTER = Scope("cluster")
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})

@@ -254,7 +254,7 @@ _ADD_CAPABILITY = (
     " namespace"
 )
 _CHECK_DRIVER = (
-    "install driver 515 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
+    "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
     " NVRM lines; a vGPU guest needs the profiling capability of its host"
 )
 

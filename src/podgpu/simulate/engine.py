@@ -165,8 +165,6 @@ class Engine:
 class SimulatedSwitchLog:
     """The context-switch log of one simulated GPU. Each GPU instance has its own engine."""
 
-    drain_seconds = 1.0
-
     def __init__(self, engines: Callable[[], Mapping[int | None, Engine]], gpu_time: Callable[[int], int]) -> None:
         """`engines`: returns the current engines by GPU instance, with the key None without MIG.
 

@@ -41,15 +41,13 @@ class SimulatedLoad:
     tensor: float = 0.5  # share of the busy time in which the tensor cores are busy
     dram: float = 0.3  # share of the memory bandwidth while busy
     phase: float = 0.0  # seconds by which the period is shifted
-    encoder: float = 0.0
-    decoder: float = 0.0
     kind: Literal["compute", "graphics", "mps"] = "compute"
     sway: float = 0.0  # relative variation of a steady load
     sway_period: float = 60.0  # seconds
     bursts: bool = False  # if True, the load is simulated by `engine.py`: it competes for the engine and is sampled
 
     def __post_init__(self) -> None:
-        for name in ("duty", "tensor", "dram", "encoder", "decoder", "sway"):
+        for name in ("duty", "tensor", "dram", "sway"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} of a simulated load must be between 0 and 1, not {getattr(self, name)}")
         if not self.period > 0 or not self.sway_period > 0 or self.memory < 0:
@@ -176,15 +174,6 @@ class ProcessMean:
     pid: int
     last_ran_us: int = 0
     sm: float = 0.0
-    dram: float = 0.0
-    encoder: float = 0.0
-    decoder: float = 0.0
-
-    def add(self, load: SimulatedLoad, part: float, weight: float) -> None:
-        self.sm += weight * part
-        self.dram += weight * part * load.dram
-        self.encoder += weight * load.encoder
-        self.decoder += weight * load.decoder
 
 
 @dataclass(eq=False)
@@ -376,7 +365,7 @@ class SimulatedGpu:
             for resident, part in sample.parts:
                 if part > 0 and resident.until == math.inf:
                     mean = means.setdefault(resident.load.pid, ProcessMean(resident.load.pid))
-                    mean.add(resident.load, part, 1 / len(samples))
+                    mean.sm += part / len(samples)
                     mean.last_ran_us = sample.wall_us
         return list(means.values())
 

@@ -120,15 +120,6 @@ class DeviceAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageSnapshot:
-    """State of a ledger. In MIG mode, energy is recorded for the GPU and everything else for its instances."""
-
-    holders: Mapping[str, Sequence[tuple[Workload, HolderUsage]]] = field(default_factory=dict)  # by device key
-    devices: Mapping[str, SlotUsage] = field(default_factory=dict)
-    namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
-
-
-@dataclass(frozen=True, slots=True)
 class _Charged:
     """One device of a turn, after its time was attributed."""
 
@@ -179,7 +170,6 @@ class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
     def __init__(self, max_namespaces: int = MAX_NAMESPACES) -> None:
-        self.evicted_namespaces = 0
         self._max_namespaces = max_namespaces
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
@@ -201,18 +191,21 @@ class Ledger:
                 self._charge_energy(gpu, charged, elapsed_ns)
         self._evict()
 
-    def snapshot(self, at: float) -> UsageSnapshot:
-        """Returns the current state. `at` is the Unix time of the last turn."""
-        return UsageSnapshot(
-            {
-                key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
-                for key, accounts in self._accounts.items()
-            },
-            {key: account.to_usage() for key, account in self._devices.items() if key in self._listed},
-            tuple(
-                NamespaceUsage(*key, counters.allocated_ns or 0, counters.busy_ns, counters.energy_mj)
-                for key, counters in sorted(self._namespaces.items())
-            ),
+    def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
+        """Returns the usage of holders and other users by device key. `at` is the Unix time of the last turn."""
+        return {
+            key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
+            for key, accounts in self._accounts.items()
+        }
+
+    def list_devices(self) -> dict[str, SlotUsage]:
+        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have the rest."""
+        return {key: account.to_usage() for key, account in self._devices.items() if key in self._listed}
+
+    def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
+        return tuple(
+            NamespaceUsage(*key, counters.allocated_ns or 0, counters.busy_ns, counters.energy_mj)
+            for key, counters in sorted(self._namespaces.items())
         )
 
     def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> _Charged:
@@ -315,7 +308,6 @@ class Ledger:
             del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
-            self.evicted_namespaces += 1
 
 
 def _key(owner: Owner | None) -> WorkloadKey | str | None:
