@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
-from podgpu.metrics.fields import Blank, Field, value_of, within_unit
-from podgpu.metrics.names import converted, counterpart
+from podgpu.metrics.fields import Blank, Field, fields, value_of, within_unit
+from podgpu.metrics.names import converted
 from podgpu.model import Value
 
 _log = logging.getLogger(__name__)
@@ -275,9 +275,8 @@ def substitute_fields(version: Version, wanted: Sequence[Field]) -> FieldSubstit
     read: dict[int, Field] = {}
     for want in wanted:
         first_version = (4, 7) if want.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
-        is_known = want.legacy is None or version >= first_version
-        older, factor = (None if is_known else counterpart(want)) or (want, 1.0)
+        older = want if want.legacy is None or version >= first_version else fields()[want.legacy]
         read[older.id] = older
         if older is not want:
-            substitutes.append((want, older.id, factor))
+            substitutes.append((want, older.id, want.factor))
     return FieldSubstitution(tuple(read.values()), tuple(substitutes))
