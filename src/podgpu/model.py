@@ -151,6 +151,10 @@ class HolderUsage(Document, frozen=True):
     idle_since: float | None = None  # None if the workload is busy, or if that is unknown
 
 
+RESERVATION = "reservation"
+"""Source of a holder without identity: a scheduler reserved the device for pods that are unknown."""
+
+
 class Holder(Workload, frozen=True):
     """A workload to which a device is allocated, or that uses it without an allocation (`source` is empty)."""
 

@@ -173,12 +173,10 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
-    """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
+def _make_switch_logs(options: Options) -> SwitchLogFactory | None:
+    """Returns None if context switches are not read."""
     wanted = options.get("usage_from", "samples")
-    if wanted in ("none", "samples") and not how:
-        return None
-    return SwitchLogFactory(wanted, **how)
+    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
@@ -194,10 +192,7 @@ def _open_simulated(argument: str, options: Options) -> Telemetry:
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.gpus)
-    switch_logs = _make_switch_logs(
-        options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
-    )
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=switch_logs)
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:
