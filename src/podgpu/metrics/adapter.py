@@ -18,7 +18,7 @@ from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LAB
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
 from podgpu.metrics.names import KEY_FIELDS, POWER, Meaning, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.model import NodeState, Workload, WorkloadKey
+from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu")  # the first label that is present identifies the GPU
@@ -229,6 +229,8 @@ class _NodeBuilder:
             if len(own.identity) < 5:  # not complete yet; allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
+        if workload is None and labels.get("source") == RESERVATION:
+            workload = Workload()
         if workload is not None:
             holder = slot.holders.setdefault(workload.key, msgspec.structs.asdict(workload))
             if "vgpu" in labels:
