@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.counter_feeds import Counters, ReadCounters, counters_in_configmap, read_counters
+from podgpu.agent.counter_feeds import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
@@ -102,7 +102,7 @@ def build_exporter_agent(
     return agent
 
 
-def choose_counters(options: Options, names: NameSet) -> tuple[Counters, ReadCounters | None]:
+def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of the configuration file, else of `-f`.
 
     The second value is a function that reads them again, or None if they cannot change.
