@@ -58,7 +58,7 @@ class NodeExamination:
             whole = [
                 device for device in readings.devices if not device.is_instance and device not in readings.failures
             ]
-            if options["usage_from"] != "none" and whole and telemetry.name != SIMULATED:
+            if options["usage_from"] != "none" and whole:
                 findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
             findings += check_watches(self._api.feeds, deadline)
             identities, required = make_identities(options, self._api), options["kubernetes"]
