@@ -24,7 +24,9 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
-from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.counters import CounterSpec, shipped_counters
+from podgpu.metrics.families import THROTTLE_REASONS
+from podgpu.metrics.fields import fields
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
 from podgpu.simulate.kubelet import SimulatedKubelet
@@ -44,6 +46,8 @@ FASTER = 300
 PATIENCE = 120.0
 """Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
 _GIB = 1024**3
+THROTTLING = [CounterSpec(fields()[number], fields()[number].name, "counter", "") for number in THROTTLE_REASONS]
+"""Throttling counters in a counter file are read in every turn."""
 
 needs_servers = needs("prometheus", "prometheus-alertmanager")
 
@@ -117,7 +121,7 @@ class Node:
                 allocation_interval=0.3,
                 usage_interval=0.3,
                 policy=Policy(
-                    counters=shipped_counters("default", self._names) or (),
+                    counters=(*(shipped_counters("default", self._names) or ()), *THROTTLING),
                     hostname=self.name,
                     hostname_labels=HOST_LABELS[self._names],
                 ),

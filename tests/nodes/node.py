@@ -73,6 +73,8 @@ class Description:
     """Pid -> `uid` and `container_id` of its container. None: podgpu runs in its own PID namespace."""
     host_processes: Sequence[int] = ()
     """Pids outside any container."""
+    mps_servers: Sequence[int] = ()
+    """Pids of MPS servers, outside any container."""
     api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     """Resource -> objects of the API server in `{folder}/kubeconfig`; None: there is no API server."""
     api_away: bool = False
@@ -168,6 +170,8 @@ def write_files(description: Description, folder: Path) -> None:
             proc.add(int(pid), container_cgroup(**container))
         for pid in description.host_processes:
             proc.add(pid, cgroup_text("/system.slice/gpu-burn.service"))
+        for pid in description.mps_servers:
+            proc.add(pid, cgroup_text("/system.slice/nvidia-mps.service"), "nvidia-cuda-mps-server")
 
 
 @contextmanager
