@@ -266,10 +266,11 @@ def test_in_memory_history_has_the_last_day() -> None:
     assert None not in history.figures.values["utilization"]
 
 
-def test_clock_set_back_drops_the_future(store: HistoryStore) -> None:
+def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: HistoryStore) -> None:
     store.append(make_round(START + HOUR, HolderSample(LLM)))
-    store.append(make_round(START, utilization=0.25))
+    store.append(make_round(START + 15, utilization=0.25))
+    store.append(make_round(START + HOUR, utilization=0.75))
     with store.reader() as db:
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     assert history is not None
-    assert [value for value in history.figures.values["utilization"] if value is not None] == [0.25]
+    assert [value for value in history.figures.values["utilization"] if value is not None] == [0.25, 0.75]

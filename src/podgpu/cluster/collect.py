@@ -73,7 +73,7 @@ class Collector(Protocol):
         """Reads all targets once, within deadlines. `reading()` reports failures; only a bug raises an exception."""
 
     def reading(self) -> ClusterReading:
-        """Returns the current results. May be called while a round runs."""
+        """Returns the results of the last round."""
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError."""

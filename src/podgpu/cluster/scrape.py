@@ -196,8 +196,7 @@ class ScrapeCollector:
         self._update_targets()
         session = self._open_session()
         async with asyncio.TaskGroup() as group:
-            # Failing targets are read last, so that their timeouts do not delay the others.
-            for target in sorted(self._targets.values(), key=lambda t: t.outcome is not None and bool(t.outcome.error)):
+            for target in self._targets.values():
                 group.create_task(self._read_target(target, session))
 
     def _update_targets(self) -> None:
@@ -206,15 +205,12 @@ class ScrapeCollector:
         for url in urls:
             if url not in self._targets:
                 try:
-                    target = self._removed.pop(url, None) or ScrapeTarget(url, self._access, self._timeout)
+                    removed = self._removed.pop(url, None)
+                    self._targets[url] = removed or ScrapeTarget(url, self._access, self._timeout)
                 except UsageError as error:
                     problems.append(str(error))
-                    continue
-                target.readings = tuple(replace(reading, listed=True) for reading in target.readings)
-                self._targets[url] = target
         for url in self._targets.keys() - urls.keys():
             self._removed[url] = target = self._targets.pop(url)
-            target.readings = tuple(replace(reading, listed=False) for reading in target.readings)
             target.outcome = None
             for key in [key for key in self._errors if key[0] == target.name]:
                 del self._errors[key]
@@ -262,8 +258,9 @@ class ScrapeCollector:
 
     def reading(self) -> ClusterReading:
         targets = self._targets.values()
+        removed = [replace(reading, listed=False) for target in self._removed.values() for reading in target.readings]
         return ClusterReading(
-            nodes=tuple(reading for t in (*targets, *self._removed.values()) for reading in t.readings),
+            nodes=(*(reading for target in targets for reading in target.readings), *removed),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors=dict(self._errors),
             notes=(*self._source.notes(), *self._bad_targets, *self._notes()),

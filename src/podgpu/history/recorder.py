@@ -20,7 +20,6 @@ FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
 _EMPTY_RETRY_SECONDS = 2.0  # interval until the first figures are available
 _STOP_SECONDS = 2.0
-_OLD_FILES = ("*.history", "waste.json")  # written by podgpu 0.1 and 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -87,13 +86,6 @@ class HistoryRecorder:
         self._store.close()
         self._store = store
         self._report("")
-        old = sorted(path.name for pattern in _OLD_FILES for path in self._path.parent.glob(pattern))
-        if old:
-            _log.warning(
-                "%s contains history files of an older podgpu (such as %s). They are ignored, and a new history is"
-                " started. Delete these files unless you may downgrade",
-                *(self._path.parent, old[0]),
-            )
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:
