@@ -122,10 +122,10 @@ class HistoryError(PodgpuError):
 class Figures(NamedTuple):
     """Figures of a GPU, or of one holder on a shared GPU. None if unknown."""
 
-    utilization: float | None = None  # 0 to 1
-    memory: float | None = None  # bytes
-    power: float | None = None  # watts
-    temperature: float | None = None  # degrees Celsius
+    utilization_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
 
 
 class Amounts(NamedTuple):
