@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from podgpu.model import NodeState, WorkloadOwner
 
 Pod = tuple[str, str]  # namespace, name
-
-
-class Scope(NamedTuple):
-    """The group of devices that a mean covers: a cluster, namespace, node, model or owner. Unused members are empty."""
-
-    scope: str
-    namespace: str = ""
-    node: str = ""
-    model: str = ""
-    owner_kind: str = ""
-    owner_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +52,7 @@ class ClusterReading:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
     owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
-    idle_for: Mapping[tuple[str, str], float] = field(
-        default_factory=dict
-    )  # (UUID, MIG instance) -> minimum idle seconds
+    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
 
 
 class Collector(Protocol):

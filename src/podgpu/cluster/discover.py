@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.cluster.collect import Pod
@@ -119,10 +119,6 @@ class ApiOwners:
             self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
             self._version = version
         return self._owners
-
-    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
-        owners = self.all()
-        return {pod: owners[pod] for pod in pods if pod in owners}
 
     def notes(self) -> Sequence[str]:
         error = self._pods.error

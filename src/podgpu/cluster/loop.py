@@ -16,13 +16,13 @@ from typing import Literal
 
 from podgpu.clock import Clock, FaultLog
 from podgpu.cluster.bills import BillLedger, BillTotals
-from podgpu.cluster.collect import ClusterReading, Collector, Scope
+from podgpu.cluster.collect import ClusterReading, Collector
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.parts import is_lost
 from podgpu.cluster.prices import ReadPrices, no_prices
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.cluster.used import RollingAverage
+from podgpu.cluster.used import RollingAverage, Scope
 from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Exposition, encode

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from podgpu.cluster.alerts import Alert, describe_node, sort_alerts
-from podgpu.cluster.collect import ClusterReading, Pod, Scope, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, Pod, TargetOutcome
 from podgpu.cluster.nodes import CLOCK_AHEAD, NodeEntry, add_lost_gpus, choose_nodes, hide_missing_gpus
 from podgpu.cluster.parts import (
     HeldPart,
@@ -29,7 +29,7 @@ from podgpu.cluster.parts import (
 )
 from podgpu.cluster.prices import NO_PRICES, Prices, describe_unpriced
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.used import UsedMean, mean_by_scope
+from podgpu.cluster.used import CLUSTER, Scope, UsedMean, mean_by_scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     Condition,
@@ -70,7 +70,7 @@ class ClusterState:
     @property
     def used_ratio(self) -> float | None:
         """Mean of --used-field over the GPUs in use. None if there is no data."""
-        used = self.used.get(Scope("cluster"))
+        used = self.used.get(CLUSTER)
         return None if used is None else used.mean / self.settings.full
 
     @property
