@@ -99,7 +99,7 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
     "401": (Reply(b"", 401), "unauthorized", "--prometheus-token-file"),
     "404": (Reply(b"404 page not found", 404, "text/plain"), "http_404", "is the path right?"),
     "redirect": (Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "does not follow"),
-    "truncated": (Reply(b'{"status":"succ', claimed_length=900), "truncated", "too early"),
+    "truncated": (Reply(b'{"status":"succ', claimed_length=900), "truncated", "incomplete"),
     "other JSON": (Reply(b'["success"]'), "malformed", "Expected `object`"),
     "endless": (Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),
     "zip bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "too_large", "bytes"),

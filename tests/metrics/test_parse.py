@@ -147,7 +147,7 @@ def test_a_parsed_text_is_written_completely() -> None:
 
 REFUSED = [
     *("x", 'x{a="b"}', "x 1 2 3", "x{} {} 1", "1x 1", "x-y 1", "<html>", '{"x.y"} 1', '{a="b"} 1', "\ufeffx 1"),
-    *("x one", "x 1_000", "x 0x1p4", "x ١", "x 1e999", "x -NaN", "x 1\r", "x 1 2.5", "x 1 9223372036854775808"),
+    *("x one", "x 1_000", "x 0x1p4", "x ١", "x 1e999", "x -NaN", "x 1\r", "x 1 2.5"),
     *('x{a="b" 1', 'x{a="b} 1', 'x{a="b\\"} 1', "x{a} 1", "x{a=b} 1", 'x{a="1" b="2"} 1', 'x{a="1",a="2"} 1'),
     *('x{a="1",,b="2"} 1', 'x{,a="1"} 1', 'x{a:b="1"} 1', 'x{__name__="y"} 1', 'x{a="b"} 1 # {} 1', 'x{a="b"} #'),
     *("# TYPE y", "# TYPE y info", "# TYPE x gauge", "# HELP x again", "# TYPE late gauge", "# TYPE y gauge gauge"),
@@ -185,15 +185,15 @@ ODD_LINES = LINES | st.sampled_from([*COMMENTS, *SAMPLES, *REFUSED])
 
 
 def parse_exactly(text: str) -> list[ParsedFamily]:
-    """A text that is not ASCII is not parsed the quick way."""
-    return parse_text(f"{text}# ä\n")
+    """Lines that begin with a blank are not parsed the quick way."""
+    return parse_text("".join(f" {line}\n" for line in text.removesuffix("\n").split("\n")))
 
 
 def outcome(parse: Callable[[str], list[ParsedFamily]], text: str) -> object:
     try:
         return repr(parse(text))
     except BadExposition as error:
-        return error.line, error.why
+        return error.line
 
 
 @given(st.lists(ODD_LINES, max_size=12))

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from podgpu.metrics.adapter import PodName
 from podgpu.model import NodeState, WorkloadOwner
 
-Pod = tuple[str, str]  # namespace, name
+Owners = Mapping[PodName, WorkloadOwner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ClusterReading:
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
-    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
+    owners: Owners = field(default_factory=dict)
     idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
@@ -29,6 +29,7 @@ from podgpu.metrics.adapter import (
     POD_LABEL_VARIANTS,
     REPLICA_LABELS,
     TARGET_LABELS,
+    PodName,
     TargetState,
     nodes_from_vectors,
 )
@@ -62,7 +63,7 @@ class PrometheusCollector:
         settings: ViewSettings,
         *,
         keep_fields: frozenset[str] = frozenset(),
-        owners: Callable[[], Mapping[Pod, WorkloadOwner]] = dict,
+        owners: Callable[[], Owners] = dict,
         clock: Clock | None = None,
     ) -> None:
         """`owners` returns the owners of pods that kube-state-metrics does not report. Raises UsageError."""
@@ -313,8 +314,8 @@ class PodOwners:
     def __init__(self, client: PrometheusClient, match: str) -> None:
         self._client = client
         self._match = match
-        self.known: dict[Pod, WorkloadOwner] = {}
-        self._queried_at: dict[Pod, float] = {}
+        self.known: dict[PodName, WorkloadOwner] = {}
+        self._queried_at: dict[PodName, float] = {}
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
         slots = (slot for node in nodes for device in node.state.devices for slot in (device, *device.instances))
@@ -329,7 +330,7 @@ class PodOwners:
             self._queried_at |= dict.fromkeys(missing, now)
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 
-    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, WorkloadOwner]:
+    async def _query_owners(self, pods: Sequence[PodName]) -> dict[PodName, WorkloadOwner]:
         labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
         names = {pod for _, pod in pods}
         series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
@@ -349,9 +350,9 @@ class PodOwners:
         return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
 
 
-def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, WorkloadOwner]:
+def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
     """Returns owners by namespace and name. If there are several, uses the first in alphabetical order."""
-    owners: dict[Pod, WorkloadOwner] = {}
+    owners: dict[PodName, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
         owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))

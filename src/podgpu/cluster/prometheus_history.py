@@ -25,7 +25,7 @@ from podgpu.history.answers import (
     utilization_byte,
 )
 from podgpu.history.store import Figures
-from podgpu.metrics.adapter import POD_LABEL_VARIANTS, Labels, Pod, read_workload
+from podgpu.metrics.adapter import POD_LABEL_VARIANTS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
@@ -128,7 +128,7 @@ class PrometheusHistory:
         devices = await reader.read_devices([device[0]])
         return devices[device].make_history(devices[device].figures) if device in devices else None
 
-    async def _read_pod(self, client: PrometheusClient, pod: Pod, seconds: int) -> PodHistory | None:
+    async def _read_pod(self, client: PrometheusClient, pod: PodName, seconds: int) -> PodHistory | None:
         reader = await self._make_reader(client, seconds)
         uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
         devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD]) if uuids else {}
@@ -169,7 +169,7 @@ class _RangeReader:
             **self.figures(uuids),
         }
         results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
-        own_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # Prometheus may add their names to series
+        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add their names to series
         for labels in (line.labels for line in results.pop("own_pods") if line.labels.get("pod")):
             own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}
@@ -195,7 +195,7 @@ class _RangeReader:
         }
         return {name: self._over_steps("avg", query) for name, query in queries.items()}
 
-    def held_by(self, pod: Pod) -> str:
+    def held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
@@ -257,7 +257,7 @@ class _DeviceLines:
     conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def add(
-        self, what: str, labels: Labels, values: Values, holder: Workload | None, node_labels: Sequence[str]
+        self, what: str, labels: LabelMap, values: Values, holder: Workload | None, node_labels: Sequence[str]
     ) -> None:
         """Adds the result of the query `what`."""
         steps = {number for number, value in enumerate(values) if value is not None}
@@ -278,7 +278,7 @@ class _DeviceLines:
         elif holder is not None:
             self.holder_figures[holder, figure] = values
 
-    def history_of_pod(self, pod: Pod) -> GpuHistory | None:
+    def history_of_pod(self, pod: PodName) -> GpuHistory | None:
         """Returns the figures of the time in which the pod held the device. None if it never did.
 
         Uses the pod's own figures, or those of the device if no other pod held it.
@@ -327,11 +327,11 @@ class _DeviceLines:
         )
 
 
-def _read_device(labels: Labels) -> Device:
+def _read_device(labels: LabelMap) -> Device:
     return next((labels[name] for name in _UUIDS if labels.get(name)), ""), labels.get("GPU_I_ID", "")
 
 
-def _read_target(labels: Labels) -> tuple[str, str]:
+def _read_target(labels: LabelMap) -> tuple[str, str]:
     return labels.get("job", ""), labels.get("instance", "")
 
 

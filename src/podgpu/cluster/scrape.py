@@ -10,7 +10,7 @@ import logging
 import re
 import resource
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -19,12 +19,12 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, decode_node
+from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
 _CONCURRENCY = 256  # more than usually fail together, because each failed target waits for its timeout
 _ROUNDS_UNTIL_PROBE = 40  # then JSON is requested again from a target that returned text
@@ -170,7 +170,7 @@ class ScrapeCollector:
         keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
         drop_after: float = 300.0,
-        owners: Callable[[], Mapping[Pod, WorkloadOwner]] = dict,
+        owners: Callable[[], Owners] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from podgpu.errors import SourceError, one_line
-from podgpu.holders import AllocationSource
+from podgpu.holders import AllocationSource, reservations
 from podgpu.holders.device_ids import (
     VCUDA_CORE,
     VCUDA_MEMORY,
@@ -44,6 +44,7 @@ GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
 
 _ANNOTATIONS = {
     *(KOORDINATOR_DEVICES, HAMI_DEVICES, HAMI_MIG_DEVICES, HAMI_1_DEVICES, VOLCANO_DEVICES, GPU_MANAGER_ASSIGNED),
+    *reservations.ANNOTATIONS,
 }
 GPU_RESOURCES = (
     "nvidia.com/gpu",
@@ -59,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_read(annotation: str) -> bool:
-    """Returns True if this module reads the annotation."""
+    """Returns True if an allocation source reads the annotation."""
     return annotation in _ANNOTATIONS or annotation.startswith(GPU_MANAGER_CARDS)
 
 

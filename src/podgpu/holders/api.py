@@ -30,7 +30,6 @@ _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
 SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; a later answer is used when it arrives
-_LARGEST_ANSWER = 16 * 1024 * 1024  # 1,000 pods of 16 KiB; more would not fit into the exporter's memory limit
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -122,9 +121,7 @@ class ApiAccess:
     def _watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
     ) -> Informer[Any]:
-        watcher: Informer[Any] = Informer(
-            self.config, path, params, keep, max_bytes=_LARGEST_ANSWER, find_path=find_path, settings=self._settings
-        )
+        watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self._settings)
         self.feeds.append(watcher)
         return watcher
 

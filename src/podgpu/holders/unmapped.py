@@ -84,6 +84,14 @@ _BY_REASON = {
         "the format of the id is not recognised",
         "nothing to do if the resource has no GPUs; otherwise report the id and its device plugin",
     ),
+    "reserved": Explanation(
+        "it reserves the GPU for pods that share it, which are unknown without the API server",
+        "let podgpu list and watch pods (docs/holders.md#kai-scheduler-and-runai)",
+    ),
+    "unknown_group": Explanation(
+        "the reservation pod of its group does not hold exactly one GPU of this node",
+        "nothing to do if the pod is starting or ending; otherwise check the pods with the label runai-gpu-group",
+    ),
     "bad_annotation": Explanation(
         "the annotation cannot be parsed, so the pod's GPUs have no holder",
         "check kubectl get pod -o yaml, and the version of the scheduler that writes it",

@@ -45,7 +45,7 @@ class _HeldSlot(NamedTuple):
 def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """Renders the containers that hold, use or requested a device. HPC jobs are omitted, because they have no pod."""
     held: dict[tuple[str, ...], list[_HeldSlot]] = defaultdict(list)
-    for _, gpu, slot in all_slots(state):
+    for gpu, slot in all_slots(state):
         for holder in slot.holders:
             if holder.pod:
                 held[holder.key].append(_HeldSlot(gpu, slot, holder))
