@@ -37,7 +37,7 @@ def look_at(path: str) -> FileIdentity:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        raise explain(error, path) from error
+        raise explain_read_error(error, path) from error
     _require_regular(status, path)
     return FileIdentity(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns)
 
@@ -52,7 +52,7 @@ def read_bounded(path: str, limit: int) -> bytes:
             _require_regular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise explain(error, path) from error
+        raise explain_read_error(error, path) from error
     if len(content) > limit:  # files in /proc and /sys report a size of 0
         raise _too_large(path, limit)
     return content
@@ -72,7 +72,7 @@ def _require_regular(status: os.stat_result, path: str) -> None:
         )
 
 
-def explain(error: OSError | ValueError, path: str) -> SourceError:
+def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
     """Explains why a file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(

@@ -21,7 +21,7 @@ Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ratio = Annotated[float, Meta(ge=0)]
-Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
+LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
@@ -161,7 +161,7 @@ class Holder(Workload, frozen=True):
     source: Name = ""
     share_ratio: Ratio | None = None
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
-    labels: Labels = {}  # additional labels from the source, such as dra_claim_name
+    labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
 
 
@@ -214,7 +214,9 @@ class Slot(Document, frozen=True):
     usage: SlotUsage | None = None  # measured at `usage_at`; the values above at `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
     fields: Fields | None = None  # None if the device could not be read in the last turn
-    details: Annotated[tuple[tuple[Name, Labels, int | float], ...], Meta(max_length=1024)] = ()  # field, labels, value
+    details: Annotated[
+        tuple[tuple[Name, LabelTexts, int | float], ...], Meta(max_length=1024)
+    ] = ()  # field, labels, value
     unsupported: tuple[Name, ...] = ()
     xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
     last_xid: Amount | None = None
@@ -278,7 +280,7 @@ def source_statuses(
 
 class EntityState(Document, frozen=True):
     kind: Name
-    labels: Labels
+    labels: LabelTexts
     fields: Fields
 
 
@@ -315,7 +317,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
     entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
-    pod_labels: dict[Text, Labels] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
+    pod_labels: dict[Text, LabelTexts] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
     dropped: dict[Name, Amount] = {}  # field -> number of values rejected since the start
 
 

@@ -42,7 +42,7 @@ def examined() -> Iterator[Examine]:
             return driver.switch_log(device.uuid)
 
         factory = SwitchLogFactory(wanted, open_log, lambda: privileged)
-        telemetry = NvmlTelemetry(driver, "simulated", lambda: None, switch_logs=factory)
+        telemetry = NvmlTelemetry(driver, "nvml", lambda: None, switch_logs=factory)
         paths = ("--path-proc", "/nowhere", "--path-sysfs", "/nowhere")
         context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
         examination = NodeExamination(merge_config_file(context, context.params), False, telemetry)

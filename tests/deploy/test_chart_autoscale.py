@@ -53,6 +53,15 @@ def test_the_apiservices_go_first_when_it_is_uninstalled() -> None:
     )
 
 
+def test_only_keda_reaches_kedas_listener() -> None:
+    values = {"autoscale": {"enabled": True, "keda": {"secretName": "keda-server"}}}
+    spec = the("NetworkPolicy", values, "autoscale")["spec"]
+    clients = {rule["ports"][0]["port"]: rule.get("from") for rule in spec["ingress"]}
+    keda = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}]
+    assert clients == {"api": None, "keda": keda, "probes": None}
+    assert spec["policyTypes"] == ["Ingress"]
+
+
 # What it may
 
 

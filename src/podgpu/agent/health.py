@@ -6,6 +6,7 @@ not supported, or the GPU did not answer) is unknown: neither present nor absent
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from podgpu.agent.telemetry_turn import TelemetryResult
-from podgpu.clock import Clock, UnixTime
+from podgpu.clock import Clock, RepeatFilter, UnixTime
 from podgpu.gpu.source import ErrorEvent, GpuAnswer
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
@@ -26,7 +27,7 @@ from podgpu.metrics.conditions import (
     conditions_from_fields,
     order_of,
     xid_detail,
-    xid_needs_action,
+    xid_spec,
 )
 from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
@@ -34,6 +35,8 @@ from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCoun
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS in which the GPU was throttled
+_xid_log = logging.getLogger(f"{__name__}.xid")
+_xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
@@ -136,8 +139,9 @@ class HealthWatch:
             now = self._clock()
             self._xids.add(events, now)
             for event in events:
+                _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
                 gpu = self._gpus.get(physical(event.device))
-                if gpu is not None and xid_needs_action(event.code):
+                if gpu is not None and xid_spec(event.code).needs_action:
                     first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                     gpu.xids[event.code] = first, now
 

@@ -263,7 +263,7 @@ def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
     """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
-    if method == "samples":
+    if method == "samples" or telemetry.name == SIMULATED:
         text = (
             "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
             " or exact are more accurate"

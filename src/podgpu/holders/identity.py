@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
-from podgpu.files import explain
+from podgpu.files import explain_read_error
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
@@ -186,6 +186,6 @@ class IdentityReader:
             try:
                 names += os.listdir(path)
             except (OSError, ValueError) as error:
-                problems.append(explain(error, path))
+                problems.append(explain_read_error(error, path))
         logged = frozenset(workload for workload in map(parse_log_name, names) if workload is not None)
         return Identities(logged, problems=tuple(problems)).with_pods(self._read_pods())

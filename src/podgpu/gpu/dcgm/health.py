@@ -14,7 +14,7 @@ from podgpu.gpu.dcgm.connection import DcgmConnection
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.conditions import health_code, xid_text
+from podgpu.metrics.conditions import health_code
 from podgpu.model import Detail
 
 _log = logging.getLogger(__name__)
@@ -123,13 +123,9 @@ class XidReader:
             if timestamp > self._last.get(entity, 0):
                 self._last[entity] = timestamp
                 if self._has_read and entity in devices:
-                    self._add_event(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
+                    with self._lock:
+                        self._events.append(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
         self._has_read = True
-
-    def _add_event(self, event: ErrorEvent) -> None:
-        _log.warning("XID %d on %s: %s", event.code, event.device, xid_text(event.code))
-        with self._lock:
-            self._events.append(event)
 
     def drain(self) -> list[ErrorEvent]:
         with self._lock:

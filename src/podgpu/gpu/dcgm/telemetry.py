@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
-from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
 from podgpu.gpu.dcgm.entities import SWITCH_LINK, GpuEntities, NodeLayout, Outline, read_layout, read_outline
 from podgpu.gpu.dcgm.health import HEALTH_FIELD, P2P_FIELD, XidReader, check_health, read_p2p, start_health
@@ -55,7 +55,7 @@ class DcgmSettings:
     """Path of libdcgm. If empty, the newest libdcgm of this machine is used."""
 
 
-class DcgmTelemetry(UsageFromCompanion):
+class DcgmTelemetry:
     name = "dcgm"
 
     def __init__(
@@ -72,6 +72,8 @@ class DcgmTelemetry(UsageFromCompanion):
         self._settings = settings or DcgmSettings()
         self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
         self._companion = CompanionDriver(driver)
+        self.processes = self._companion.processes
+        self.usage = self._companion.usage
         self._count_expected = count_expected
         self._clock = clock
         self.expected: int | None = None

@@ -27,6 +27,11 @@ _KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's def
 _PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
+_BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
+_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
+"""Blank and not found; larger 64-bit numbers are reserved."""
+_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
+"""Not supported and not permitted."""
 T = TypeVar("T")
 
 
@@ -214,48 +219,23 @@ def decode(wanted: Field, raw: Any) -> Value:
     """Returns the value. Raises Blank if there is none, and Unsupported or SourceError if DCGM reports an error."""
     if raw.status:
         raise translate(raw.status, wanted.name)
+    value: Any
     match raw.fieldType:
         case s.FieldType.INT | s.FieldType.TIME:
-            return _decode_number(wanted, raw.value.i64, _find_int_blank(raw.value.i64))
+            value = raw.value.i64
         case s.FieldType.DOUBLE:
-            return _decode_number(wanted, raw.value.dbl, _find_double_blank(raw.value.dbl))
+            value = raw.value.dbl
         case s.FieldType.STRING:
-            return _decode_text(wanted, raw.value.str)
-    raise Blank(f"type {raw.fieldType}")
-
-
-def _find_int_blank(number: int) -> int | None:
-    if number >= s.INT64_BLANK:
-        return number - s.INT64_BLANK
-    return number - s.INT32_BLANK if number - s.INT32_BLANK in s.BLANKS else None
-
-
-def _find_double_blank(number: float) -> int | None:
-    """Returns the offset of a special value, else None. Larger numbers are valid, because a counter may be large."""
-    if not math.isfinite(number):
-        return s.BLANK
-    offset = number - s.DOUBLE_BLANK
-    return int(offset) if offset in s.BLANKS else None
-
-
-def _decode_number(wanted: Field, number: int | float, blank: int | None) -> Value:
-    if blank == s.NOT_SUPPORTED:
-        raise Unsupported(f"{wanted.name}: not supported")
-    if blank == s.NOT_PERMITTED:
-        raise Unsupported(f"{wanted.name}: not permitted", "no_permission")
-    if blank is not None:
-        raise Blank(str(number))
-    if isinstance(number, float) and number > s.DOUBLE_BLANK:
-        return within_unit(wanted, number)
-    return value_of(_without_conversion(wanted), number)
-
-
-def _decode_text(wanted: Field, raw: bytes) -> Value:
-    if raw == b"<<<NOT_SUPPORTED>>>":
-        raise Unsupported(f"{wanted.name}: not supported")
-    if raw.startswith(b"<<<") and b">>>" in raw:
-        raise Blank(raw.decode("utf-8", "replace"))
-    return value_of(_without_conversion(wanted), raw)
+            value = raw.value.str
+        case _:
+            raise Blank(f"type {raw.fieldType}")
+    if value in _UNSUPPORTED_VALUES:
+        raise Unsupported(f"{wanted.name}: not supported or not permitted")
+    if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
+        raise Blank(repr(value))
+    if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
+        return within_unit(wanted, value)  # a large counter; `value_of` takes it for a blank
+    return value_of(_without_conversion(wanted), value)
 
 
 @lru_cache(maxsize=2048)
