@@ -54,17 +54,17 @@ class PublishedState:
 
     @cached_property
     def metrics(self) -> Exposition:
-        return Exposition.of(encode(cluster_families(self.state, self._rolling, self._bills)))
+        return Exposition(encode(cluster_families(self.state, self._rolling, self._bills)))
 
     @cached_property
     def nodes(self) -> Exposition:
         """`/metrics/nodes`."""
-        return Exposition.of(encode(node_families(self.state)))
+        return Exposition(encode(node_families(self.state)))
 
     @cached_property
     def stale(self) -> Exposition:
         """The metrics of podgpu itself, without GPU figures. Served while rounds are overdue."""
-        return Exposition.of(encode(self_families(self.state)))
+        return Exposition(encode(self_families(self.state)))
 
     @cached_property
     def page(self) -> PageState:

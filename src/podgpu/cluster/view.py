@@ -36,7 +36,7 @@ from podgpu.cluster.parts import (
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
-from podgpu.metrics.conditions import xid_class, xid_text
+from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
@@ -239,7 +239,7 @@ class PageState:
     def of(cls, state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> PageState:
         view = make_view(state, bills, counting_since)
         plain = msgspec.json.encode(view)
-        return cls(state, view, Body.of(plain), etag_of(plain))
+        return cls(state, view, Body(plain), etag_of(plain))
 
 
 def make_view(state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> View:
@@ -459,8 +459,8 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
         xids=[
             XidView(
                 xid=count.xid,
-                says=xid_text(count.xid),
-                class_=xid_class(count.xid),
+                says=xid_spec(count.xid).text,
+                class_=xid_spec(count.xid).cause,
                 at=round(count.last_seen, 3),
                 total=count.total,
             )

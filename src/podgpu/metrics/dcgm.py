@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from podgpu.metrics.conditions import xid_text
+from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import CLOCK_EVENTS
@@ -151,7 +151,7 @@ def _last_xid(slot: Slot, policy: Policy) -> Counted:
     """Yields the newest XID, or 0 if there was none."""
     if fields()[XID_FIELD].name not in slot.unsupported:
         xid = slot.last_xid or 0
-        yield xid, (("err_code", str(xid)), ("err_msg", xid_text(xid)))
+        yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
 
 
 def _xids_in_window(slot: Slot, policy: Policy) -> Counted:

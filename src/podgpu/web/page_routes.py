@@ -103,7 +103,7 @@ async def _json_response(request: web.Request, answer: msgspec.Struct | JsonObje
 async def _response(request: web.Request, make: Callable[[], bytes], headers: Mapping[str, str]) -> web.Response:
     def compress() -> tuple[Body, str]:
         content = make()
-        return Body.of(content), etag_of(content)
+        return Body(content), etag_of(content)
 
     body, etag = await asyncio.to_thread(compress)
     return body_response(request, body, {**headers, "ETag": etag})
