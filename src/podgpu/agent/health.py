@@ -27,8 +27,7 @@ from podgpu.metrics.conditions import (
     conditions_from_fields,
     order_of,
     xid_detail,
-    xid_needs_action,
-    xid_text,
+    xid_spec,
 )
 from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
@@ -140,9 +139,9 @@ class HealthWatch:
             now = self._clock()
             self._xids.add(events, now)
             for event in events:
-                _xid_log.warning(f"XID {event.code} on {event.device}: {xid_text(event.code)}")
+                _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
                 gpu = self._gpus.get(physical(event.device))
-                if gpu is not None and xid_needs_action(event.code):
+                if gpu is not None and xid_spec(event.code).needs_action:
                     first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                     gpu.xids[event.code] = first, now
 

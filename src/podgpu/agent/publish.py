@@ -268,7 +268,7 @@ class Published:
     def node_json(self, fresh: bool) -> Body:
         """Returns the response of `/api/v1/node`, without figures if they are not fresh."""
         state = self.state
-        return self._make_once(f"json {fresh}", lambda: Body.of(encode_node(state if fresh else remove_figures(state))))
+        return self._make_once(f"json {fresh}", lambda: Body(encode_node(state if fresh else remove_figures(state))))
 
     @property
     def fresh(self) -> Exposition:
@@ -302,7 +302,7 @@ class Published:
 
 
 def _encode(families: Iterable[Family]) -> Exposition:
-    return Exposition.of(encode(families))
+    return Exposition(encode(families))
 
 
 # -- process_* -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import LabelSet, ParsedExposition, same_value
 from podgpu.holders.reader import AllocationResult
-from podgpu.metrics.encode import Family, Sample, encode
+from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
@@ -60,7 +60,7 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
             if (chosen := samples[0] if len(samples) == 1 else _select_copy(samples)) is not None
         ]
         ambiguous += len(copies) - len(kept)
-        families.append(ParsedFamily(family.name, family.type, family.help, tuple(kept)))
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
     return RelabelResult(tuple(families), ambiguous)
 
 
@@ -243,4 +243,6 @@ class Enricher:
 
 def _add_file_label(family: Family, file: str) -> Family:
     """Adds the label `file`, because two files in one directory must not contain the same series."""
-    return family._replace(samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))
+    return family._replace(
+        samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
+    )

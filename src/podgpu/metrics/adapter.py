@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_needs_action
+from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
 from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LABELS, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
 from podgpu.metrics.names import KEY_FIELDS, POWER, Meaning, gpu_figures, meaning, slot_figures
@@ -289,7 +289,7 @@ def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, dict[str, A
     for name, value in (item for values in slots for item in values.items() if 0 < item[1] < _DCGM_BLANK):
         if name in _CONDITION_FIELDS:
             present.setdefault(_CONDITION_FIELDS[name], {"name": _CONDITION_FIELDS[name]})
-        elif name == _XID_NAME and xid_needs_action(int(value)):
+        elif name == _XID_NAME and xid_spec(int(value)).needs_action:
             present.setdefault(XID, {"name": XID, "detail": str(int(value))})
     return present
 

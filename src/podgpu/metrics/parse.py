@@ -1,8 +1,8 @@
 """Parses and writes metric families of any exporter in Prometheus text format 0.0.4.
 
-Malformed text is rejected with the line number and the reason. Three violations are accepted, because they occur in
-practice and Prometheus accepts them: samples of a family that are not adjacent, duplicate series, and invalid escape
-sequences (dcgm-exporter does not escape label values).
+Malformed text is rejected with the line number and the reason. Some violations are accepted, because they occur in
+practice and Prometheus accepts them: samples of a family that are not adjacent, repeated HELP and TYPE lines, duplicate
+series, and invalid escape sequences (dcgm-exporter does not escape label values). Timestamps are ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _COMMENT = re.compile(rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})
 _SAMPLE = re.compile(
     rf"[ \t]*+({_NAME})[ \t]*+"
     rf'(?:(?<=[ \t])(?=[^{{])|\{{([^"}}]*+(?:{_QUOTED}[^"}}]*+)*+)\}}[ \t]*+)'
-    r"([^ \t{]++)(?:[ \t]++([^ \t]++))?[ \t]*+"
+    r"([^ \t{]++)(?:[ \t]++[+-]?[0-9]++)?[ \t]*+"
 )
 _LABEL = re.compile(rf"[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+({_QUOTED})[ \t]*+(?:,|\Z)")
 _USUAL_LABEL = re.compile(r'(?:^|(?<=",))([a-zA-Z][a-zA-Z0-9_]*+)="([^"\\]*+)"(?:,|\}\Z)')
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[+-][0-9]{2})?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?inf(?:inity)?|nan", re.IGNORECASE)
-_TIMESTAMP = re.compile(r"[+-]?[0-9]{1,19}")
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 _LARGEST_PLAIN = 2.0**53  # floats represent all whole numbers up to this one exactly
@@ -51,16 +50,14 @@ class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a 
     labels: Mapping[str, str]
     """Read-only, because samples with the same label text share it."""
     value: float
-    timestamp: int | None = None
-    """Milliseconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ParsedFamily:
     name: str
     type: str = "untyped"
     help: str = ""
-    samples: tuple[ParsedSample, ...] = ()
+    samples: list[ParsedSample] = field(default_factory=list)
 
 
 def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
@@ -77,15 +74,7 @@ def parse_text(text: str, max_lines: int | None = None) -> list[ParsedFamily]:
                 parser.read_line(line)
             except _LineError as error:
                 raise BadExposition(number, str(error)) from None
-    return parser.families()
-
-
-@dataclass(slots=True)
-class _OpenFamily:
-    name: str
-    type: str | None = None
-    help: str | None = None
-    samples: list[ParsedSample] = field(default_factory=list)
+    return list(parser.families.values())
 
 
 class _LineError(Exception):
@@ -94,8 +83,8 @@ class _LineError(Exception):
 
 class _Parser:
     def __init__(self) -> None:
-        self._families: dict[str, _OpenFamily] = {}
-        self._by_sample_name: dict[str, _OpenFamily] = {}
+        self.families: dict[str, ParsedFamily] = {}
+        self._by_sample_name: dict[str, ParsedFamily] = {}
         self._labels: dict[str, dict[str, str]] = {}
         """Parsed labels by their text, including the closing brace."""
 
@@ -121,53 +110,37 @@ class _Parser:
         if comment := _COMMENT.match(line):
             self._add_comment(comment[1], comment[2], comment[3].rstrip(" \t"))
         elif sample := _SAMPLE.fullmatch(line):
-            name, labels, value, timestamp = sample.groups()
+            name, labels, value = sample.groups()
             family = self._by_sample_name.get(name) or self._family_of_sample(name)
-            read = ParsedSample(name, _parse_labels(labels or ""), _parse_number(value), _parse_timestamp(timestamp))
-            family.samples.append(read)
+            family.samples.append(ParsedSample(name, _parse_labels(labels or ""), _parse_number(value)))
         elif line.strip(" \t"):
             raise _LineError(f"neither a comment nor a sample: {_shorten(line)}")
 
-    def families(self) -> list[ParsedFamily]:
-        parsed = self._families.values()
-        return [ParsedFamily(f.name, f.type or "untyped", f.help or "", tuple(f.samples)) for f in parsed]
-
-    def _family_of_sample(self, name: str) -> _OpenFamily:
+    def _family_of_sample(self, name: str) -> ParsedFamily:
         """Returns the family of a sample. Samples of histograms and summaries have a suffix after the family's name."""
-        stem, underscore, suffix = name.rpartition("_")
-        owner = self._families.get(stem) if underscore else None
-        family = owner if owner and suffix in _SUFFIXES.get(owner.type or "", ()) else self._family(name)
+        stem, _, suffix = name.rpartition("_")
+        owner = self.families.get(stem)
+        family = owner if owner and suffix in _SUFFIXES.get(owner.type, ()) else self._family(name)
         self._by_sample_name[name] = family
         return family
 
-    def _family(self, name: str) -> _OpenFamily:
-        return self._families.setdefault(name, _OpenFamily(name))
+    def _family(self, name: str) -> ParsedFamily:
+        return self.families.setdefault(name, ParsedFamily(name))
 
     def _add_comment(self, keyword: str | None, name: str | None, rest: str) -> None:
         if keyword is None:
             return
         if name is None:
             raise _LineError(f"{keyword} without the name of a metric: {_shorten(rest)}")
-        if keyword == "TYPE":
-            self._set_type(name, rest)
-            return
-        family = self._family(name)
-        if family.help is not None:
-            raise _LineError(f"second HELP of {name}")
-        family.help = _unescape(rest)
-
-    def _set_type(self, name: str, kind: str) -> None:
-        if kind not in TYPES:
-            raise _LineError(f"unknown type of {name}: {_shorten(kind)}")
-        family = self._family(name)
-        if family.type is not None:
-            raise _LineError(f"second TYPE of {name}")
-        if family.samples:
-            raise _LineError(f"TYPE of {name} after its samples")
-        family.type = kind
-        for suffix in _SUFFIXES.get(kind, ()):
-            self._by_sample_name.pop(f"{name}_{suffix}", None)
-        self._family_of_sample(name)
+        if keyword == "HELP":
+            self._family(name).help = _unescape(rest)
+        elif rest in TYPES:
+            self._family(name).type = rest
+            if rest in _SUFFIXES:
+                self._by_sample_name.clear()
+            self._family_of_sample(name)
+        else:
+            raise _LineError(f"unknown type of {name}: {_shorten(rest)}")
 
 
 def _parse_labels(text: str) -> dict[str, str]:
@@ -181,8 +154,6 @@ def _parse_labels(text: str) -> dict[str, str]:
         name = match[1]
         if name in labels:
             raise _LineError(f"the label {name} occurs twice")
-        if name == "__name__":
-            raise _LineError("the label __name__ is reserved")
         labels[name] = _unescape(match[2][1:-1])
         at = match.end()
     return labels
@@ -203,21 +174,13 @@ def _parse_number(text: str) -> float:
     raise _LineError(f"the value is not a number: {_shorten(text)}")
 
 
-def _parse_timestamp(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not _TIMESTAMP.fullmatch(text):
-        raise _LineError(f"the timestamp is not a whole number of milliseconds: {_shorten(text)}")
-    return int(text)
-
-
 def _shorten(text: str) -> str:
     """Shortens a text for messages and escapes control characters."""
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
-    """Writes parsed families. Timestamps are omitted, because node_exporter's textfile collector rejects them."""
+    """Writes parsed families without timestamps, because node_exporter's textfile collector rejects them."""
     texts: dict[int, str] = {}
     lines: list[str] = []
     for family in families:
@@ -225,15 +188,10 @@ def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
             lines.append(f"# HELP {family.name} {escape_help(family.help)}\n")
         if family.help or family.type != "untyped" or not family.samples:
             lines.append(f"# TYPE {family.name} {family.type}\n")
-        for name, labels, value, _timestamp in family.samples:
+        for name, labels, value in family.samples:
             text = texts.get(id(labels))
             if text is None:
                 text = texts[id(labels)] = Labels(labels.items()).text
-            lines.append(f"{name}{text} {_shortest(value)}\n")
+            is_whole = value.is_integer() and abs(value) <= _LARGEST_PLAIN
+            lines.append(f"{name}{text} {int(value) if is_whole else format_float(value)}\n")
     return "".join(lines).encode()
-
-
-def _shortest(value: float) -> str:
-    if -_LARGEST_PLAIN < value < _LARGEST_PLAIN and value == (whole := int(value)) and (whole or repr(value) == "0.0"):
-        return str(whole)
-    return format_float(value)
