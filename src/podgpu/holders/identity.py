@@ -161,7 +161,7 @@ def _fits(workload: Workload, known: Workload) -> bool:
 
 def _to_workloads(record: PodRecord) -> Iterable[Workload]:
     yield Workload(record.namespace, record.name, uid=record.uid)
-    for container in (*record.init_containers, *record.containers):
+    for container in record.all_containers:
         if container.container_id:
             yield Workload(record.namespace, record.name, container.name, record.uid, container.container_id)
 
