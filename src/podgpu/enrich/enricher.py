@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import LabelSet, ParsedExposition, same_value
+from podgpu.gpu.exposition import LabelSet, ParsedExposition
 from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
@@ -68,7 +69,10 @@ def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
     """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     first, *others = without_holder or copies
-    return first if all(same_value(sample.value, first.value) for sample in others) else None
+    is_equal = all(
+        sample.value == first.value or (math.isnan(sample.value) and math.isnan(first.value)) for sample in others
+    )
+    return first if is_equal else None
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
