@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -68,11 +67,8 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
     """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
-    first, *others = without_holder or copies
-    is_equal = all(
-        sample.value == first.value or (math.isnan(sample.value) and math.isnan(first.value)) for sample in others
-    )
-    return first if is_equal else None
+    chosen = without_holder or copies
+    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because of NaN
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
