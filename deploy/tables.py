@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.render import CHART, ROOT
 from podgpu import PROJECT_URL, REGISTRY, __version__
 from podgpu.holders.sources import SOURCES, SourceType
-from podgpu.metrics.conditions import xid_needs_action, xid_specs
+from podgpu.metrics.conditions import xid_specs
 
 SCHEMA = CHART / "values.schema.json"
 ALERTS = CHART / "files" / "rules" / "podgpu-alerts.yaml"
@@ -70,7 +70,7 @@ def fresh() -> Iterator[tuple[Path, str]]:
     for path in NAMED_FILES:
         yield path, _write_names(path.read_text(encoding="utf-8"))
     yield CHART / "README.md", render_readme()
-    xids = "|".join(str(xid) for xid in xid_specs() if xid_needs_action(xid))
+    xids = "|".join(str(xid) for xid, spec in xid_specs().items() if spec.needs_action)
     yield SCHEMA, _replace(SCHEMA.read_text(encoding="utf-8"), _ALLOCATION, pattern(), 1)
     alerts = _replace(_write_names(ALERTS.read_text(encoding="utf-8")), _SOURCES, "|".join(SOURCES), 1)
     yield ALERTS, _replace(alerts, _XIDS, xids, 2)

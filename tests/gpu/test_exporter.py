@@ -67,11 +67,6 @@ def test_the_real_expositions_name_one_gpu(name: str) -> None:
     assert (gpu.minor, gpu.mig_enabled) == (None, False)
 
 
-def test_1x_labels() -> None:
-    gpus = ExporterTelemetry(fixture("seeds/000-sample.prom")).inventory().gpus
-    assert [(gpu.index, gpu.model, gpu.pci_bus_id) for gpu in gpus] == [(0, "", ""), (1, "", "")]
-
-
 def test_mig_labels() -> None:
     found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
     assert found == {
@@ -110,12 +105,6 @@ def test_the_companion_driver_completes_devices() -> None:
 
 
 # Values
-
-
-def test_every_name_of_a_field() -> None:
-    exposition = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
-    for name in TEMPERATURE.names:
-        assert values(Text(exposition.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
 
 
 def test_copies_for_several_pods_are_one_value() -> None:

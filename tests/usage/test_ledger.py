@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from podgpu.model import Assignment, Device, DeviceUsage, HolderUsage, NamespaceUsage, ProcessUsage, SlotUsage, Workload
-from podgpu.usage.attribution import divide, make_turns
+from podgpu.usage.attribution import divide_exactly, make_turns
 from podgpu.usage.ledger import Ledger
 from podgpu.usage.owners import Owners
 
@@ -168,7 +168,7 @@ def test_every_holder_is_there_and_the_order_does_not_matter(history: list[Turn]
 
 @given(st.integers(0, 10**20), st.lists(st.integers(0, 10**20), max_size=6), st.integers(0, 10**20))
 def test_divide_is_exact(total: int, weights: list[int], unattributed: int) -> None:
-    parts = divide(total, dict(enumerate(weights)), unattributed)
+    parts = divide_exactly(total, dict(enumerate(weights)), unattributed)
     whole = sum(weights) + unattributed
     assert all(abs(part - Fraction(total * weights[key], whole or 1)) < 1 and part >= 0 for key, part in parts.items())
     assert sum(parts.values()) == total or unattributed or not whole

@@ -26,12 +26,12 @@ _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 COUNTERS = "counters"  # name of this source in podgpu's own metrics
 _MAX_BYTES = 1 << 20
-Counters = tuple[CounterSpec, ...]
-ReadCounters = Callable[[], Counters]
+CounterSpecs = tuple[CounterSpec, ...]
+ReadCounters = Callable[[], CounterSpecs]
 """Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
 
 
-def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[Counters, ReadCounters | None]:
+def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of `-f`, which is the name of a shipped set, `none` or a file."""
     if chosen == "none":
         return (), None
@@ -65,9 +65,9 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
 
     `read_text` returns None if the ConfigMap or its key is missing.
     """
-    last: tuple[str, Counters] = ("", ())
+    last: tuple[str, CounterSpecs] = ("", ())
 
-    def read() -> Counters:
+    def read() -> CounterSpecs:
         nonlocal last
         text = read_text()
         if text is None:
@@ -82,7 +82,7 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
     return read
 
 
-def _parse(names: NameSet, content: bytes, origin: str) -> Counters:
+def _parse(names: NameSet, content: bytes, origin: str) -> CounterSpecs:
     try:
         return parse_counters(content.decode("utf-8"), origin, names)
     except UnicodeDecodeError as e:
@@ -105,7 +105,7 @@ class CounterWatch:
     def is_active(self) -> bool:
         return self._read is not None
 
-    def update(self, take: Callable[[Counters], None]) -> None:
+    def update(self, take: Callable[[CounterSpecs], None]) -> None:
         """Passes the current counters to `take`, which may reject them with a UsageError."""
         if self._read is None:
             return

@@ -6,6 +6,7 @@ not supported, or the GPU did not answer) is unknown: neither present nor absent
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from podgpu.agent.telemetry_turn import TelemetryResult
-from podgpu.clock import Clock, UnixTime
+from podgpu.clock import Clock, RepeatFilter, UnixTime
 from podgpu.gpu.source import ErrorEvent, GpuAnswer
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
@@ -26,38 +27,27 @@ from podgpu.metrics.conditions import (
     conditions_from_fields,
     order_of,
     xid_detail,
-    xid_needs_action,
+    xid_spec,
 )
-from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS in which the GPU was throttled
+_xid_log = logging.getLogger(f"{__name__}.xid")
+_xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
 _MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only after a GPU reset or driver reload
 
 
-@dataclass(frozen=True, slots=True)
-class _ThrottleKind:
-    # Field ids of counters in nanoseconds. The highest value is used. Older drivers only have the last field.
-    counters: tuple[int, ...]
-    bits: int  # clock event bits, for drivers without these counters
-
-
-def _make_throttle_kind(*reasons: str) -> _ThrottleKind:
-    counters = {reason: field_id for field_id, reason in THROTTLE_REASONS.items()}
-    bits = sum(bit for bit, event in CLOCK_EVENTS.items() if event in reasons)
-    return _ThrottleKind(tuple(counters[reason] for reason in reasons), bits)
-
-
-_THROTTLE_KINDS: Mapping[str, _ThrottleKind] = {
-    THERMAL: _make_throttle_kind("sw_thermal", "hw_thermal", "thermal"),
-    POWER_BRAKE: _make_throttle_kind("hw_power_brake"),
+_COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}  # counters in nanoseconds
+_THROTTLE_COUNTERS = {  # the highest value is used; older drivers have only the last one
+    THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
+    POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
 }
-_THROTTLE_FIELDS = {i for kind in _THROTTLE_KINDS.values() for i in kind.counters} | {CLOCK_EVENTS_FIELD}
 
 
 @dataclass(slots=True)
@@ -65,34 +55,26 @@ class Throttling:
     """Detects sustained throttling of one GPU from its counters."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
-    _active: set[str] = field(default_factory=set)
-    _last: dict[str, float | None] = field(default_factory=dict)
+    _since: dict[str, float | None] = field(default_factory=dict)
 
     def update(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
         """Returns the start time of each condition, or None if it is absent. Unknown conditions are omitted."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
-            return self._last
-        samples.append((now, {i: float(v) for i in _THROTTLE_FIELDS if isinstance(v := values.get(i), int | float)}))
+            return self._since
+        samples.append((now, {i: float(v) for i in THROTTLE_REASONS if isinstance(v := values.get(i), int | float)}))
         while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
             samples.popleft()
-        if now - samples[0][0] >= THROTTLE_SECONDS:
-            ratios = {name: ratio for name in _THROTTLE_KINDS if (ratio := self._ratio(name)) is not None}
-            self._active = {
-                name
-                for name, ratio in ratios.items()
-                if ratio >= THROTTLE_BEGINS or (name in self._active and ratio >= THROTTLE_ENDS)
-            }
-            self._last = {name: samples[0][0] if name in self._active else None for name in ratios}
-        return self._last
-
-    def _ratio(self, name: str) -> float | None:
-        kind, (began, first), (now, last) = _THROTTLE_KINDS[name], self._samples[0], self._samples[-1]
-        counters = [i for i in kind.counters if i in first and i in last]
-        if counters:
-            return max((last[i] - first[i]) / 1e9 / (now - began) for i in counters)
-        masks = [sample[CLOCK_EVENTS_FIELD] for _, sample in list(self._samples)[1:] if CLOCK_EVENTS_FIELD in sample]
-        return sum(bool(int(mask) & kind.bits) for mask in masks) / len(masks) if masks else None
+        (began, first), (_, last) = samples[0], samples[-1]
+        if now - began >= THROTTLE_SECONDS:
+            since: dict[str, float | None] = {}
+            for condition, counters in _THROTTLE_COUNTERS.items():
+                ratios = [(last[i] - first[i]) / 1e9 / (now - began) for i in counters if i in first and i in last]
+                if ratios:
+                    limit = THROTTLE_BEGINS if self._since.get(condition) is None else THROTTLE_ENDS
+                    since[condition] = began if max(ratios) >= limit else None
+            self._since = since
+        return self._since
 
 
 @dataclass(slots=True)
@@ -157,8 +139,9 @@ class HealthWatch:
             now = self._clock()
             self._xids.add(events, now)
             for event in events:
+                _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
                 gpu = self._gpus.get(physical(event.device))
-                if gpu is not None and xid_needs_action(event.code):
+                if gpu is not None and xid_spec(event.code).needs_action:
                     first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                     gpu.xids[event.code] = first, now
 

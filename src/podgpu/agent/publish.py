@@ -23,6 +23,7 @@ from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
 from podgpu.holders.reader import AllocationResult
+from podgpu.holders.reservations import find_reserved
 from podgpu.holders.unmapped import describe, explain
 from podgpu.metrics.encode import NO_LABELS, Body, Exposition, Family, Sample, encode
 from podgpu.metrics.families import THROTTLE_REASONS, families_in
@@ -31,6 +32,7 @@ from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import Policy, render_node, render_self
 from podgpu.model import (
+    RESERVATION,
     Device,
     DeviceState,
     EntityState,
@@ -217,6 +219,8 @@ def _group_holders(results: TurnResults) -> dict[str, list[Holder]]:
     for key, entries in usages.items():
         for workload, usage in entries.values():
             holders.setdefault(key, []).append(with_api_uid(Holder(**msgspec.structs.asdict(workload), usage=usage)))
+    for key in find_reserved(results.allocation.allocation):
+        holders.setdefault(key, []).append(Holder(source=RESERVATION))
     return holders
 
 
@@ -264,7 +268,7 @@ class Published:
     def node_json(self, fresh: bool) -> Body:
         """Returns the response of `/api/v1/node`, without figures if they are not fresh."""
         state = self.state
-        return self._make_once(f"json {fresh}", lambda: Body.of(encode_node(state if fresh else remove_figures(state))))
+        return self._make_once(f"json {fresh}", lambda: Body(encode_node(state if fresh else remove_figures(state))))
 
     @property
     def fresh(self) -> Exposition:
@@ -298,7 +302,7 @@ class Published:
 
 
 def _encode(families: Iterable[Family]) -> Exposition:
-    return Exposition.of(encode(families))
+    return Exposition(encode(families))
 
 
 # -- process_* -----------------------------------------------------------------------------------------------------

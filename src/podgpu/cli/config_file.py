@@ -14,10 +14,10 @@ from msgspec import Meta, Struct
 
 from podgpu.agent.lanes import Collection
 from podgpu.cli.options import FROM_FILE, is_set, parse_go_duration
+from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 from podgpu.metrics.counters import CounterSpec, make_counter
-from podgpu.yaml_file import decode_yaml
 
 _MAX_BYTES = 256 * 1024
 _ALL_FIELDS = ["*"]

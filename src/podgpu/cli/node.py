@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.counter_feeds import Counters, ReadCounters, counters_in_configmap, read_counters
+from podgpu.agent.counter_feeds import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
@@ -102,7 +102,7 @@ def build_exporter_agent(
     return agent
 
 
-def choose_counters(options: Options, names: NameSet) -> tuple[Counters, ReadCounters | None]:
+def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of the configuration file, else of `-f`.
 
     The second value is a function that reads them again, or None if they cannot change.
@@ -173,12 +173,10 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
-    """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
+def _make_switch_logs(options: Options) -> SwitchLogFactory | None:
+    """Returns None if context switches are not read."""
     wanted = options.get("usage_from", "samples")
-    if wanted in ("none", "samples") and not how:
-        return None
-    return SwitchLogFactory(wanted, **how)
+    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
@@ -194,10 +192,7 @@ def _open_simulated(argument: str, options: Options) -> Telemetry:
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.gpus)
-    switch_logs = _make_switch_logs(
-        options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
-    )
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=switch_logs)
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:

@@ -9,7 +9,7 @@ import msgspec
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
-from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
+from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
 
 K = TypeVar("K", bound=Hashable)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
@@ -73,14 +73,17 @@ def is_shown(gpu: DeviceState) -> bool:
 
 
 def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
-    """Returns the unique identified holders. Holders of a lost GPU must also be known from an allocation source."""
+    """Returns the unique holders. Holders of a lost GPU must also be known from an allocation source.
+
+    Holders without identity are omitted, unless a scheduler reserved the device for them.
+    """
     holders = slot.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
         return holders
     lost = is_lost(gpu)
     unique: dict[tuple[str, ...], Holder] = {}
     for holder in holders:
-        if holder.key and (holder.source or not lost):
+        if (holder.key and (holder.source or not lost)) or holder.source == RESERVATION:
             unique.setdefault(holder.key, holder)
     return tuple(unique.values())
 
@@ -115,6 +118,8 @@ def measure_use(slot: Slot, holder: Holder) -> Use:
     """Returns whether the holder uses its part of the GPU or MIG instance at this moment."""
     usage = holder.usage or _NO_USAGE
     own, device = usage.utilization_ratio, slot.utilization_ratio
+    if holder.source == RESERVATION:
+        return "used" if device else "unknown"
     if own == 0 and usage.processes and device:
         return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
     ratio = device if own is None else own

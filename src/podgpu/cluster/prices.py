@@ -92,7 +92,7 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 
 def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError with the file and the path inside it."""
-    from podgpu.yaml_file import decode_yaml  # an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
     return Prices(parsed.currency, parsed.models, source)

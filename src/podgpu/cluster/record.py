@@ -69,6 +69,7 @@ class RoundReader:
             slots = [instance for instance in gpu.instances if not instance.hidden]
             for slot in slots if gpu.hidden else (None, *slots):
                 parts = held.get((gpu.uuid, None if slot is None else slot.id), [])
+                parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
                 samples.append(self._read_slot(node, state, gpu, slot, parts, seen))
         return samples
 

@@ -36,12 +36,14 @@ from podgpu.cluster.parts import (
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
-from podgpu.metrics.conditions import xid_class, xid_text
+from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import (
+    MJ,
+    NS,
     Condition,
     DeviceState,
     HolderUsage,
@@ -58,7 +60,6 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NS, _MJ = 1_000_000_000, 1000
 _NO_USAGE, _NO_SLOT_USAGE = HolderUsage(), SlotUsage()
 
 
@@ -239,7 +240,7 @@ class PageState:
     def of(cls, state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> PageState:
         view = make_view(state, bills, counting_since)
         plain = msgspec.json.encode(view)
-        return cls(state, view, Body.of(plain), etag_of(plain))
+        return cls(state, view, Body(plain), etag_of(plain))
 
 
 def make_view(state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> View:
@@ -356,7 +357,7 @@ def _slot_members(
         "utilization_ratio": _rounded(slot_utilization(slot)),
         "memory_used_bytes": usage.memory_used_bytes if used is None else used,
         "memory_total_bytes": slot.memory_total_bytes,
-        "energy_joules": _divided(usage.energy_mj, _MJ),
+        "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
@@ -374,9 +375,9 @@ def _make_holder(part: HeldPart) -> HolderView:
         memory_used_bytes=usage.memory_used_bytes,
         power_watts=None if power is None or usage.power_ratio is None else round(power * usage.power_ratio / 1000, 1),
         processes=usage.processes,
-        busy_seconds=_divided(usage.busy_ns, _NS),
-        idle_seconds=_divided(usage.idle_ns, _NS),
-        energy_joules=_divided(usage.energy_mj, _MJ),
+        busy_seconds=_divided(usage.busy_ns, NS),
+        idle_seconds=_divided(usage.idle_ns, NS),
+        energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
         cost_per_hour=_rounded(part.cost_per_hour),
@@ -459,8 +460,8 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
         xids=[
             XidView(
                 xid=count.xid,
-                says=xid_text(count.xid),
-                class_=xid_class(count.xid),
+                says=xid_spec(count.xid).text,
+                class_=xid_spec(count.xid).cause,
                 at=round(count.last_seen, 3),
                 total=count.total,
             )

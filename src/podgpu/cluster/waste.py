@@ -107,6 +107,8 @@ def make_waste(
     pods: dict[PodId, _PodWaste] = defaultdict(_PodWaste)
     for node in state.nodes:
         for part in node.held:
+            if not part.holder.key:  # a reserved GPU whose pods are unknown
+                continue
             pod = pods[_pod_id(part.holder)]
             pod.held.append(part)
             pod.owner = pod.owner or part.owner

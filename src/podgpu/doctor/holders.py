@@ -17,9 +17,10 @@ from podgpu.errors import few_of
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
-from podgpu.holders.identity import IdentityReader
+from podgpu.holders.identity import Identities, IdentityReader
 from podgpu.holders.kubelet import OPTION, SOURCE, KubeletAllocation
 from podgpu.holders.merge import merge
+from podgpu.holders.reservations import replace_reservations
 from podgpu.holders.unmapped import describe, explain
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Device, Unmapped
@@ -93,7 +94,9 @@ def check_holders(
         return findings
     names = workers.run({"names": identities.read}, deadline)["names"].value
     ordered = {source.name: allocations[source.name] for source in sources if source.name in allocations}
-    allocation = merge(ordered, names.complete) if names is not None else merge(ordered)
+    names = names or Identities()
+    ordered = replace_reservations(ordered, names.pods, readings.devices, names.complete)
+    allocation = merge(ordered, names.complete)
     resource_names = kubelet.resource_names if kubelet is not None else frozenset()
     return findings + check_mapping(allocation, readings, selection, resource_names, answer.resources)
 
@@ -203,7 +206,7 @@ def check_mapping(
     shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
-        text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection.shown}: they are not exported"
+        text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection}: they are not exported"
         findings.append(note("mapping", text, "use -d f to export all devices"))
     return findings
 

@@ -12,9 +12,9 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import LabelSet, ParsedExposition, select_copy
+from podgpu.gpu.exposition import LabelSet, ParsedExposition, same_value
 from podgpu.holders.reader import AllocationResult
-from podgpu.metrics.encode import Family, Sample, encode
+from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
@@ -57,11 +57,18 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
         kept = [
             ParsedSample(chosen.name, labels, chosen.value)
             for labels, samples in copies.values()
-            if (chosen := samples[0] if len(samples) == 1 else select_copy(samples)) is not None
+            if (chosen := samples[0] if len(samples) == 1 else _select_copy(samples)) is not None
         ]
         ambiguous += len(copies) - len(kept)
-        families.append(ParsedFamily(family.name, family.type, family.help, tuple(kept)))
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
     return RelabelResult(tuple(families), ambiguous)
+
+
+def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
+    """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
+    without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
+    first, *others = without_holder or copies
+    return first if all(same_value(sample.value, first.value) for sample in others) else None
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
@@ -236,4 +243,6 @@ class Enricher:
 
 def _add_file_label(family: Family, file: str) -> Family:
     """Adds the label `file`, because two files in one directory must not contain the same series."""
-    return family._replace(samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))
+    return family._replace(
+        samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
+    )

@@ -15,6 +15,7 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
 from podgpu.holders.identity import Identities
 from podgpu.holders.merge import merge
+from podgpu.holders.reservations import replace_reservations
 from podgpu.model import Allocation, Device, SourceStatus, Workload
 from podgpu.workers import ErrorCounts, Result, Workers
 
@@ -89,7 +90,8 @@ class AllocationReader:
         at = self._clock.wall()
         self.read_identities()
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
-        merged = merge(self._resolve(results), self.complete)
+        readings = replace_reservations(self._resolve(results), self._identities.pods, devices, self.complete)
+        merged = merge(readings, self.complete)
         if not devices:  # without a driver, every id would be reported as unknown
             merged = replace(merged, unmapped=tuple(u for u in merged.unmapped if u.reason != "unknown_device"))
         return AllocationResult(merged, (*statuses, *self._check_identities()), self._identities.api_uids, at)

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.tls import NO_PEM, Pem
-from podgpu.yaml_file import decode_yaml
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 EXEC_API = "client.authentication.k8s.io"

@@ -59,6 +59,10 @@ class PodRecord:
     api_uid: str = ""  # the API server's uid, if it differs
 
     @property
+    def all_containers(self) -> tuple[ContainerRecord, ...]:
+        return (*self.init_containers, *self.containers)
+
+    @property
     def is_finished(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
