@@ -129,7 +129,7 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
             continue
         minor = minors.get(entity)
         device = replace(device, minor=minor if isinstance(minor, int) else None)
-        links = tuple(_make_link(device, link) for link in gpu_links.get(entity.id, ()))
+        links = tuple(_make_link(device, entity.id, link) for link in gpu_links.get(entity.id, ()))
         gpus[device.uuid] = _read_instances(connection, GpuEntities(entity.id, device, links=links), outline.migs)
     others = (*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus))
     return NodeLayout(gpus, unreachable, others)
@@ -196,7 +196,7 @@ def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
     return Entity(EntityGroup.LINK, s.make_link_id(owner, owner_id, link))
 
 
-def _make_link(gpu: Device, link: int) -> OtherEntity:
+def _make_link(gpu: Device, gpu_id: int, link: int) -> OtherEntity:
     """Numbers the links from 1 like dcgm-exporter, but counts links that are down, so that numbers do not change."""
     labels = (
         ("nvlink", str(link + 1)),
@@ -206,7 +206,7 @@ def _make_link(gpu: Device, link: int) -> OtherEntity:
         ("device", gpu.name),
         ("model_name", gpu.model),
     )
-    return OtherEntity("LINK", _link(EntityGroup.GPU, gpu.index, link), labels)
+    return OtherEntity("LINK", _link(EntityGroup.GPU, gpu_id, link), labels)
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:

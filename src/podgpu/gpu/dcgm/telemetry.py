@@ -196,9 +196,8 @@ class DcgmTelemetry:
         )
 
     def _read_gpu(self, gpu: GpuEntities, lane: Lane) -> GpuAnswer:
-        kinds = (
-            {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | {link.entity: "LINK" for link in gpu.links}
-        )
+        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I")
+        kinds |= {link.entity: link.kind for link in gpu.links}
         latest = self._read_latest(kinds, lane)
         if gpu.entity in latest.lost:
             raise latest.lost[gpu.entity]
