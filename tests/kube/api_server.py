@@ -177,7 +177,6 @@ class SimulatedApiServer:
         self.version = 100
         self._oldest = 0
         self._objects: dict[Key, Object] = {}
-        self._cache: tuple[int, dict[Key, Object]] | None = None
         self._history: list[Change] = []
         self._tls = tls
         self._port = 0
@@ -258,15 +257,6 @@ class SimulatedApiServer:
 
         self._do(compact)
 
-    def freeze_cache(self) -> None:
-        """From now on a list of version 0 returns the objects as they are now."""
-        self._cache = self.version, copy.deepcopy(self._objects)
-
-    def rewind(self, version: int) -> None:
-        """Continues from an older version, as after etcd was restored from a backup."""
-        self.version, self._oldest = version, 0
-        self._history.clear()
-
     def hang(self) -> None:
         """Accepts requests and answers none until `resume`."""
         self._do(self._answering.clear)
@@ -345,13 +335,8 @@ class SimulatedApiServer:
     async def _list(self, request: web.Request, selection: Selection) -> web.StreamResponse:
         if self.raw_answer is not None:
             return await self._write_raw(request, self.raw_answer)
-        wanted = request.query.get("resourceVersion", "")
-        version, objects = self.version, self._objects
-        if wanted == "0" and self._cache is not None:
-            version, objects = self._cache
-        if wanted.isdigit() and int(wanted) > version:
-            return _status(504, f"Timeout: Too large resource version: {wanted}, current: {version}")
-        chosen = (item for key, item in sorted(objects.items()) if selection.takes(key[0], item))
+        version = self.version
+        chosen = (item for key, item in sorted(self._objects.items()) if selection.takes(key[0], item))
         items = [_in_version(item, selection.version) for item in chosen]
         metadata = {"resourceVersion": str(version)}
         if limit := int(request.query.get("limit", "0")):
