@@ -25,6 +25,7 @@ KINDS = {
     "pods": "Pod",
     "configmaps": "ConfigMap",
     "nodes": "Node",
+    "services": "Service",
     "endpointslices": "EndpointSlice",
     "resourceslices": "ResourceSlice",
     "resourceclaims": "ResourceClaim",
@@ -55,7 +56,7 @@ class Selection:
     namespace: str
     name: str
     fields: tuple[tuple[str, str], ...]
-    labels: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...]  # keys and values; values are separated by commas
 
     def takes(self, resource: str, item: Object | None) -> bool:
         if item is None or resource != self.resource:
@@ -64,7 +65,7 @@ class Selection:
         if self.namespace and metadata.get("namespace") != self.namespace:
             return False
         labels = metadata.get("labels") or {}
-        return all(labels.get(name) == value for name, value in self.labels) and all(
+        return all(labels.get(name) in values.split(",") for name, values in self.labels) and all(
             _read_field(item, path) == value for path, value in self.fields
         )
 
@@ -94,11 +95,11 @@ def _parse_selection(path: str, query: Mapping[str, str], versions: Iterable[str
 
 
 def _parse_terms(selector: str) -> Iterable[tuple[str, str]]:
-    for term in filter(None, selector.split(",")):
-        name, equals, value = term.partition("=")
-        if not equals or not name or set(term) & set("()! "):
+    for term in filter(None, re.split(r",(?![^(]*\))", selector)):
+        match = re.fullmatch(r"([^=()! ]+)(?:==?([^=()! ]*)| in \(([^()! ]*)\))", term)
+        if match is None:
             raise ValueError(f"unable to parse requirement: {term!r}")
-        yield name, value.removeprefix("=")
+        yield match[1], match[2] if match[3] is None else match[3]
 
 
 def _read_field(item: Object, path: str) -> str:
