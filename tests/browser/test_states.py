@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.cluster.view import ConditionView
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 
@@ -63,3 +64,33 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     assert told[1:] == ["Free", "Nobody is known to hold it", "Nobody is known to hold it"]
     tab.choose("state", "unknown")
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 1", "the one that is held")
+
+
+def test_an_error_of_the_page_is_said_until_the_figures_are_shown(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    shown.more = lambda view: {**view, "nodes": [{"name": "n1", "gpus": 7}]}
+    shown.picture = three_nodes(1)
+    tab.look_again()
+    tab.wait_for("document.querySelector('#status').dataset.state === 'failed'", "the page says that it has an error")
+    for _ in range(2):  # also if the server has nothing new
+        tab.look_again()
+        tab.evaluate("new Promise(done => setTimeout(done, 200))")
+        assert tab.text("#status-text").startswith("Page error (")
+        assert "reload the page" in tab.text("#status-text")
+    shown.more, shown.picture = None, three_nodes(2)
+    tab.look_again()
+    tab.wait_for("document.querySelector('#status').dataset.state === 'live'", "the next figures are shown")
+    tab.evaluate("0")
+    assert tab.errors.pop(0).startswith("console: ")
+    tab.errors.clear()
+
+
+def test_times_that_are_no_date_are_not_known(tab: Tab, url: str, shown: Showing) -> None:
+    lost = ConditionView(condition="lost", since=1e308, says="it is lost", do="")
+    shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.5, conditions=[lost])]))
+    uuid = shown.picture.nodes[0].gpus[0].uuid
+    xids = [{"xid": 79, "says": "GPU has fallen off the bus", "at": 1e308}]
+    shown.records = lambda path, query: {"xids": xids} if path.startswith("gpus/") else None
+    opened(tab, url, f"#gpu={uuid}")
+    tab.wait_for("document.querySelector('.known .mark-when')?.textContent === '\u2013'", "the XID without a time")
+    assert "GPU has fallen off the bus" in tab.text(".known")

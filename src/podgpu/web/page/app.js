@@ -92,7 +92,7 @@ class Page {
     this.priced = Boolean(picture.currency);
     this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
-    this.render(first);
+    this.draw(first);
     this.card.refresh(new Map(this.devices.map((device) => [device.key, device])));
     const { figuresAt } = this.feed;
     setText(byId("updated"), figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`);
@@ -166,8 +166,17 @@ class Page {
   }
 
   render(anew) {
+    if (!this.feed.picture) return;
+    try {
+      this.draw(anew);
+    } catch (error) {
+      this.feed.fail(error);
+      this.overview.showState(this.feed);
+    }
+  }
+
+  draw(anew) {
     const { picture } = this.feed;
-    if (!picture) return;
     const { criteria } = this;
     const view = this.viewOf(criteria, picture);
     if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };

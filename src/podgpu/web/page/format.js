@@ -81,13 +81,15 @@ export function duration(seconds) {
 
 export function moment(unix) {
   const at = new Date(unix * 1000);
+  if (Number.isNaN(at.getTime())) return UNKNOWN; // too far from now for a date
   const today = new Date().toDateString() === at.toDateString();
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
 
 // Formats a time on an axis, with seconds if the steps are short.
 export function clock(unix, isFine) {
-  return (isFine ? SECOND : TIME).format(new Date(unix * 1000));
+  const at = new Date(unix * 1000);
+  return Number.isNaN(at.getTime()) ? UNKNOWN : (isFine ? SECOND : TIME).format(at);
 }
 
 const CURRENCIES = new Map();

@@ -99,7 +99,7 @@ export class Overview {
   showState(feed) {
     const status = byId("status");
     const { state } = feed;
-    const health = state === "lost" || state === "waiting" ? "" : this.health.level;
+    const health = state === "lost" || state === "failed" || state === "waiting" ? "" : this.health.level;
     const text = stateText(feed);
     const isSaid = state === "old" && this.health.isOld;
     const words = health && !isSaid ? `${this.health.words}. ` : "";
@@ -108,7 +108,7 @@ export class Overview {
       status.dataset.state = state;
       status.dataset.health = health;
       document.body.dataset.feed = state;
-      setText(byId("announced"), state === "lost" ? feed.failure : `${words}${STATE_TEXT[state] ?? ""}`);
+      setText(byId("announced"), feed.failure || feed.fault || `${words}${STATE_TEXT[state] ?? ""}`);
     }
   }
 }
@@ -118,6 +118,7 @@ const EXAMPLE_HINT = "The prices are examples. Set yours with";
 
 function stateText(feed) {
   const { state } = feed;
+  if (state === "failed") return feed.fault;
   const age = feed.age === undefined || state === "waiting" ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
   if (state === "lost") {
     const since = feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";
