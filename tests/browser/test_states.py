@@ -94,3 +94,23 @@ def test_times_that_are_no_date_are_not_known(tab: Tab, url: str, shown: Showing
     opened(tab, url, f"#gpu={uuid}")
     tab.wait_for("document.querySelector('.known .mark-when')?.textContent === '\u2013'", "the XID without a time")
     assert "GPU has fallen off the bus" in tab.text(".known")
+
+
+SHARED = """[...document.querySelectorAll('main .tile[data-key]')].map(tile => [tile, ...tile.querySelectorAll('.row')])
+  .filter(([, ...rows]) => rows.length > 1).map(([tile, ...rows]) => [tile.querySelector('.tile-ratio'),
+    ...rows.map(row => row.querySelector('.row-figure'))].map(figure => parseInt(figure.innerText) || 0))"""
+"""Of each shared GPU: the whole and the parts that its tile shows, in per cent."""
+
+
+def test_the_holders_of_a_shared_gpu_never_show_more_than_the_gpu(tab: Tab, url: str, shown: Showing) -> None:
+    loads = [(0.215, 0.225), (0.005, 0.435), (0.146, 0.147, 0.148), (0.335, 0.335, 0.33), (0.125,) * 8]
+    gpus = [
+        gpu(number, "n1", utilization=sum(ratios), holders=[held("a", f"p{n}", "c", r) for n, r in enumerate(ratios)])
+        for number, ratios in enumerate(loads)
+    ]
+    shown.picture = picture(node("n1", gpus))
+    opened(tab, url)
+    figures = tab.evaluate(SHARED)
+    assert [whole for whole, *_ in figures] == [44, 44, 44, 100, 100]
+    for whole, *parts in figures:
+        assert sum(parts) <= whole <= sum(parts) + 1, figures
