@@ -16,6 +16,7 @@ from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
@@ -72,10 +73,9 @@ def simulated_node(
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         agent = Agent(
             NvmlTelemetry(wrap(driver), "simulated", lambda: GPUS, clock, clock),
-            [KubeletAllocation(socket)],
+            HolderSources([KubeletAllocation(socket)], names.read),
             Settings(policy=Policy(counters=shipped_counters("dcp") or (), hostname=HOST)),
             Clock(clock, clock),
-            identities=names.read,
             containers=ContainerFinder(str(root / "proc"), clock),
         )
         with SimulatedKubelet(socket, pods(on_node)):
@@ -84,7 +84,7 @@ def simulated_node(
                 agent.read_allocation()
                 node = SimulatedNode(agent, clock)
                 node.run_round()
-                if not agent.published.parts.allocation.assignments:
+                if not any(gpu.holders for gpu in agent.published.state.devices):
                     raise RuntimeError("the simulated kubelet did not answer")
                 yield node
             finally:

@@ -65,7 +65,7 @@ FILES = {
     ),
     "monitoring.yaml": Manifest(
         "For the Prometheus operator: monitors of exporter.yaml and cluster.yaml, alerts, recording rules.",
-        ("cluster.enabled=true", "exporter.monitor.enabled=true", "cluster.monitor.enabled=true", "rules.enabled=true"),
+        ("cluster.enabled=true", "monitor.enabled=true", "rules.enabled=true"),
         ("exporter/monitor.yaml", "cluster/monitor.yaml", "rules.yaml"),
         namespace=False,
     ),

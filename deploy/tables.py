@@ -1,7 +1,7 @@
-"""Writes lists that podgpu defines into the chart: `python -m deploy.tables`.
+"""Writes what podgpu defines into the chart and other files: `python -m deploy.tables`.
 
-These are the names of the allocation sources (schema of the values, alert about a broken mapping) and the XIDs that
-mean a broken GPU (XID alerts).
+These are the version, the project's URL and image, the names of the allocation sources (schema of the values, alert
+about a broken mapping), the XIDs that mean a broken GPU (XID alerts), and the chart's README with its values.
 """
 
 from __future__ import annotations
@@ -11,14 +11,46 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deploy.render import CHART, ROOT
+from podgpu import PROJECT_URL, REGISTRY, __version__
 from podgpu.holders.sources import SOURCES, SourceType
-from podgpu.metrics.conditions import xid_needs_action, xid_specs
+from podgpu.metrics.conditions import xid_specs
 
 SCHEMA = CHART / "values.schema.json"
 ALERTS = CHART / "files" / "rules" / "podgpu-alerts.yaml"
 _ALLOCATION = re.compile(r'(?<="allocation": \{\n {14}"type": "string",\n {14}"pattern": ")[^"]+')
 _SOURCES = re.compile(r'(?<=podgpu_exporter_source_up\{source=~")[^"]+(?=\|api-server"\})')
 _XIDS = re.compile(r'(?<=podgpu_xid_last_seen_timestamp_seconds\{xid=~")[\d|]+(?="\})')
+_PROJECT_URL = re.compile(r"https://[\w.-]+/[\w.-]+/podgpu(?![\w.-])")
+_VERSION = re.compile(r"(?<=^version: )\S+|(?<=^appVersion: )\S+", re.MULTILINE)
+NAMED_FILES = (
+    *(CHART / "Chart.yaml", CHART / "values.yaml"),
+    *sorted((ROOT / "deploy" / "systemd").glob("podgpu.*")),
+    *sorted((ROOT / "tests" / "deploy" / "rules").glob("*.yaml")),
+)
+README = """\
+<!-- Generated from values.yaml by `make manifests`. -->
+# podgpu
+
+podgpu shows which pod uses which GPU, how much of it, and what that costs. It is a drop-in for dcgm-exporter, needs no
+DCGM, and has exact figures for shared GPUs. Documentation: <{project}>.
+
+```
+helm install podgpu oci://{registry}/charts/podgpu --version {version} --set cluster.enabled=true \\
+  --namespace podgpu --create-namespace
+```
+
+A cluster without GPUs (kind, minikube) can run the demo with simulated GPUs:
+
+```
+helm install podgpu oci://{registry}/charts/podgpu --version {version} --set demo.enabled=true
+kubectl port-forward service/podgpu-demo 9401
+```
+
+## Values
+
+| Value | Default | Meaning |
+|---|---|---|
+{rows}"""
 
 
 def pattern(sources: Mapping[str, SourceType] = SOURCES) -> str:
@@ -35,10 +67,54 @@ def _spelling(name: str, source: SourceType) -> str:
 
 def fresh() -> Iterator[tuple[Path, str]]:
     """Each file with its up-to-date content."""
-    xids = "|".join(str(xid) for xid in xid_specs() if xid_needs_action(xid))
+    for path in NAMED_FILES:
+        yield path, _write_names(path.read_text(encoding="utf-8"))
+    yield CHART / "README.md", render_readme()
+    xids = "|".join(str(xid) for xid, spec in xid_specs().items() if spec.needs_action)
     yield SCHEMA, _replace(SCHEMA.read_text(encoding="utf-8"), _ALLOCATION, pattern(), 1)
-    alerts = _replace(ALERTS.read_text(encoding="utf-8"), _SOURCES, "|".join(SOURCES), 1)
+    alerts = _replace(_write_names(ALERTS.read_text(encoding="utf-8")), _SOURCES, "|".join(SOURCES), 1)
     yield ALERTS, _replace(alerts, _XIDS, xids, 2)
+
+
+def _write_names(text: str) -> str:
+    text = _VERSION.sub(__version__, _PROJECT_URL.sub(PROJECT_URL, text))
+    text = re.sub(
+        r"(?<=^      image: )\S+?(?=(-autoscale)?$)", f"{REGISTRY}/podgpu:{__version__}", text, flags=re.MULTILINE
+    )
+    return re.sub(r"(?<=^  repository: )\S+", f"{REGISTRY}/podgpu", text, count=1, flags=re.MULTILINE)
+
+
+def render_readme() -> str:
+    """Returns the chart's README: how to install it, and a table of its values with the comments of values.yaml."""
+    rows = "".join(f"| `{key}` | {default} | {about} |\n" for key, default, about in read_values())
+    return README.format(project=PROJECT_URL, registry=REGISTRY, version=__version__, rows=rows)
+
+
+def read_values() -> Iterator[tuple[str, str, str]]:
+    """Yields key, default and comment of every value. A comment stands above its key or behind the default."""
+    parents: list[tuple[int, str]] = []
+    above: list[str] = []
+    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            above.append(text.removeprefix("#").strip())
+            continue
+        entry = re.match(r"( *)([\w.-]+):(?: +|$)(.*)", line)
+        if entry is None:
+            above = []
+            continue
+        indent, key = len(entry[1]), entry[2]
+        parents = [parent for parent in parents if parent[0] < indent]
+        default, _, behind = entry[3].partition("  # ") if "  # " in entry[3] else entry[3].partition("# ")
+        path = ".".join([name for _, name in parents] + [key])
+        about = " ".join([*above, behind.strip()]).strip().replace("|", "\\|")
+        default = default.strip()
+        if default:
+            yield path, f"`{default}`".replace("|", "\\|"), about
+        elif about:
+            yield path, "", about
+        parents.append((indent, key))
+        above = []
 
 
 def _replace(text: str, place: re.Pattern[str], new: str, times: int) -> str:
@@ -49,7 +125,7 @@ def _replace(text: str, place: re.Pattern[str], new: str, times: int) -> str:
 
 def main() -> None:
     for path, text in fresh():
-        if path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"{path.relative_to(ROOT)}: rewritten")
 

@@ -74,8 +74,6 @@ _DIFFERENCES: Mapping[str, str] = {
     "no-hostname": "works; it has no effect in 4.0 to 4.8.2",
     "web-read-timeout": "100 ms to 24 h; an invalid value ends podgpu",
     "web-write-timeout": "100 ms to 24 h; an invalid value ends podgpu",
-    "watch-max-keep-age": "only with DCGM",
-    "watch-max-keep-samples": "only with DCGM",
     "enable-exporter-metrics": "`process_*`, not `go_*`",
     "web-config-file": "changes are followed; no HTTP/2 ([security](security.md))",
     "hpc-job-mapping-dir": "with several jobs, `podgpu_allocation_info` names each",

@@ -15,6 +15,7 @@ from podgpu.simulate.device_calls import address_in, pci_bus_id, raise_error
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.models import parse_profiles
 from podgpu.simulate.node import SimulatedProc
+from tests.engine import BurstGpu, SimulatedSwitchLog, open_log
 
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 _MEMBERS = {
@@ -57,6 +58,8 @@ class FaultyNvml(SimulatedNvml):
         self._processes_hidden = False
         self._links_down: set[tuple[int, int]] = set()
         super().__init__(*arguments, **named)
+        self.gpus = [BurstGpu(**vars(gpu)) for gpu in self.gpus]
+        self._listed = list(self.gpus)
         for gpu, uuid in zip(self.gpus, uuids, strict=False):
             gpu.uuid = uuid
         for gpu, minor in zip(self.gpus, minors, strict=False):
@@ -67,6 +70,9 @@ class FaultyNvml(SimulatedNvml):
 
     def gpu(self, number: int) -> Any:
         return self.gpus[number]
+
+    def switch_log(self, uuid: str) -> SimulatedSwitchLog:
+        return open_log(self, uuid)
 
     def hang(self, function: str, gpu: int | None = None) -> Hang:
         """Blocks calls of the function until the hang is released."""

@@ -27,7 +27,9 @@ from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console
 NOT_RUN = {
     r"kubectl ": "there is no cluster",
     r"docker ": "there is no container engine, and no registry",
-    r"sudo (python3 -m venv|/opt/podgpu/bin/pip|install|systemctl) ": "it changes the machine",
+    r"(make release|skopeo |helm upgrade --install podgpu dist/)": "it needs a registry; tests/release runs it",
+    r"kind ": "there is no cluster",
+    r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl) ": "it changes the machine",
     r"helm repo ": "it reaches out to the internet",
     r"helm (install|upgrade --install) \S+ prometheus-community/": "it is somebody else's chart, from the internet",
     r"helm uninstall ": "there is no cluster",
@@ -168,7 +170,12 @@ def test_commands_work(block: Block, outcomes: dict[Block, Future[None]]) -> Non
 
 def chart_objects() -> set[tuple[str, str]]:
     """(kind, name) of everything a release named podgpu can have."""
-    every = ["--set", "cluster.enabled=true,enrich.enabled=true", "--api-versions", "monitoring.coreos.com/v1"]
+    every = [
+        "--set",
+        "cluster.enabled=true,enrich.enabled=true,demo.enabled=true",
+        "--api-versions",
+        "monitoring.coreos.com/v1",
+    ]
     render = [str(HELM), "template", "podgpu", str(CHART), *every]
     done = subprocess.run(render, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.usage.containers import ContainerFinder
@@ -128,11 +129,10 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
     names = IdentityReader(str(folder / "log" / "pods"), str(folder / "log" / "containers"))
     agent = Agent(
         NvmlTelemetry(world.driver, "simulated", lambda: count, clock.monotonic, clock.wall),
-        [KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)],
+        HolderSources([KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)], names.read),
         # The interval limits the real time of a hung call. `Churn` takes the turns.
         Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
         Clock(clock.monotonic, clock.wall),
-        identities=names.read,
         containers=ContainerFinder(str(folder / "proc"), clock.monotonic),
     )
     try:

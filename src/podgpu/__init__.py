@@ -1,3 +1,8 @@
 """podgpu: which pod uses which GPU, how much of it, and what that costs."""
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
+
+# A person must own these two names before anything is published. `make manifests` writes them and the version into
+# every file that contains them.
+PROJECT_URL = "https://github.com/podgpu/podgpu"
+REGISTRY = "ghcr.io/podgpu"  # images: REGISTRY/podgpu; charts: oci://REGISTRY/charts/podgpu

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,8 +17,6 @@ SETTLED_NS = 2_000_000_000
 may not alter the time stamp."""
 _MAX_ATTEMPTS = 3
 _RETRY_SECONDS = 0.01
-_TEMPORARY_SUFFIX = ".podgpu-tmp"
-_LEFTOVER_SECONDS = 60.0
 
 
 # Reading
@@ -41,7 +37,7 @@ def look_at(path: str) -> FileIdentity:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        raise explain(error, path) from error
+        raise explain_read_error(error, path) from error
     _require_regular(status, path)
     return FileIdentity(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns)
 
@@ -56,7 +52,7 @@ def read_bounded(path: str, limit: int) -> bytes:
             _require_regular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise explain(error, path) from error
+        raise explain_read_error(error, path) from error
     if len(content) > limit:  # files in /proc and /sys report a size of 0
         raise _too_large(path, limit)
     return content
@@ -76,7 +72,7 @@ def _require_regular(status: os.stat_result, path: str) -> None:
         )
 
 
-def explain(error: OSError | ValueError, path: str) -> SourceError:
+def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
     """Explains why a file cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceError(
@@ -160,7 +156,7 @@ class AtomicFile:
         self._mode = mode
         self._wall = wall
         self._check(f"{option} {path}")
-        self._remove_leftovers()
+        self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
 
     def _check(self, name: str) -> None:
         if os.path.islink(self.path):
@@ -171,13 +167,6 @@ class AtomicFile:
             raise UsageError(f"{name}: is not a regular file; set the path of a file")
         if not os.path.isdir(self.path.parent):
             raise UsageError(f"{name}: the directory {self.path.parent} does not exist; create or mount it")
-
-    def _remove_leftovers(self) -> None:
-        """Removes temporary files of killed processes. Recent ones may belong to a running process."""
-        for leftover in self.path.parent.glob(f".{self.path.name}.*{_TEMPORARY_SUFFIX}"):
-            with suppress(OSError):
-                if abs(self._wall() - leftover.stat().st_mtime) > _LEFTOVER_SECONDS:
-                    leftover.unlink()
 
     @property
     def age(self) -> float | None:
@@ -190,17 +179,16 @@ class AtomicFile:
     def write(self, content: bytes) -> None:
         """Raises OutputError."""
         try:
-            descriptor, temporary = tempfile.mkstemp(_TEMPORARY_SUFFIX, f".{self.path.name}.", self.path.parent)
             try:
-                with open(descriptor, "wb") as file:
+                self._temporary.unlink(missing_ok=True)  # a killed process may have left it
+                with open(self._temporary, "xb") as file:
+                    os.fchmod(file.fileno(), self._mode)
                     file.write(content)
-                    os.fchmod(descriptor, self._mode)
                     file.flush()
-                    os.fsync(descriptor)
-                os.rename(temporary, self.path)
+                    os.fsync(file.fileno())
+                os.rename(self._temporary, self.path)
             finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
+                self._temporary.unlink(missing_ok=True)
         except OSError as e:
             raise OutputError(f"{self.path} was not written ({e.strerror}); the previous file is unchanged") from e
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import re
-import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -58,7 +56,21 @@ class Access:
     prefix: str = "exporter"  # prefix of the options: --PREFIX-ca-file. Empty if only the URL can contain a login
     server: str = "the exporter"  # name of the program, for messages
 
-    def check(self) -> None:
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], prefix: str, server: str, **headers: str) -> Access:
+        """Uses the options --PREFIX-ca-file, --PREFIX-username and so on."""
+        return cls(
+            ca_file=options.get(f"{prefix}_ca_file", ""),
+            insecure=options.get(f"{prefix}_insecure_skip_verify", False),
+            username=options.get(f"{prefix}_username", ""),
+            password_file=options.get(f"{prefix}_password_file", ""),
+            token_file=options.get(f"{prefix}_token_file", ""),
+            headers=tuple(headers.items()),
+            prefix=prefix,
+            server=server,
+        )
+
+    def __post_init__(self) -> None:
         """Raises UsageError if the options contradict each other."""
         if self.token_file and self.username:
             raise UsageError(f"{self.option('token-file')} and {self.option('username')}: only one of them can be set")
@@ -201,7 +213,6 @@ class HttpClient:
     ) -> None:
         """`url` may be HOST:PORT. `default_path` is used if the URL has no path. Raises UsageError."""
         self._access = access or Access()
-        self._access.check()
         parsed = _parse_url(url, self._access)
         if parsed.path in ("", "/") and default_path:
             parsed = parsed.with_path(default_path).with_query(parsed.query)
@@ -325,18 +336,6 @@ class Failure(NamedTuple):
     why: str  # part of a sentence, without secrets
 
 
-_CERTIFICATE_ERRORS = {
-    9: "its certificate is not valid yet: compare the clocks of both machines",
-    10: "its certificate has expired: renew it, or compare the clocks of both machines",
-    18: "its certificate is self-signed, and podgpu does not trust it",
-    19: "its certificate is signed by a CA that podgpu does not trust",
-    20: "its certificate is signed by a CA that podgpu does not trust",
-    62: "its certificate is for another name",
-    64: "its certificate is for another address",
-}
-"""By OpenSSL's verify codes."""
-
-
 @contextmanager
 def explain_errors(make_error: Callable[[Failure], SourceError]) -> Iterator[None]:
     """Converts errors of aiohttp, ssl and the system. Errors of podgpu pass unchanged."""
@@ -349,29 +348,22 @@ def explain_errors(make_error: Callable[[Failure], SourceError]) -> Iterator[Non
 def _explain(error: Exception) -> Failure:
     cause = error.__cause__ if isinstance(error, aiohttp.ClientError) and error.__cause__ else error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        unknown = f"its certificate cannot be verified: {cause.verify_message}"
-        return Failure("tls", _CERTIFICATE_ERRORS.get(cause.verify_code, unknown))
+        return Failure("tls", f"its certificate is not trusted: {cause.verify_message}")
     if isinstance(cause, ssl.SSLError):
         return Failure("tls", _first_line(str(cause.reason or cause).lower().replace("_", " ")))
     if isinstance(error, TimeoutError):
         return Failure("timeout", "no complete response in time")
     if isinstance(error, aiohttp.ClientPayloadError):
-        if "decode" in str(error) or "ContentEncodingError" in str(error):
-            return Failure("malformed", "the compressed response is broken")
-        return Failure("truncated", "the response ended too early")
+        is_broken = "decode" in str(error) or "ContentEncodingError" in str(error)
+        return Failure("malformed" if is_broken else "truncated", "the response is incomplete or damaged")
     if isinstance(error, aiohttp.ClientResponseError):
         return Failure("not_http", "its response is not HTTP: is the port right?")
     if isinstance(error, ValueError):
         return Failure("bad_url", "the address is invalid")
     if isinstance(cause, ConnectionRefusedError):
         return Failure("unreachable", "nothing listens there")
-    if isinstance(cause, socket.gaierror):
-        return Failure("unreachable", "there is no host with this name")
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return Failure("unreachable", "it closed the connection without a response")
-    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return Failure("unreachable", os.strerror(cause.errno))
-    return Failure("unreachable", _first_line(str(error)) or type(error).__name__)
+    why = getattr(cause, "strerror", None) or str(error) or type(error).__name__
+    return Failure("unreachable", _first_line(why))
 
 
 def _first_line(text: str) -> str:

@@ -16,12 +16,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+NS = 1_000_000_000  # nanoseconds per second
+MJ = 1000  # millijoules per joule
+MIB = 1024 * 1024
 SCHEMA = 1  # incremented when a member changes its meaning, but not for new members, which decoders ignore
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ratio = Annotated[float, Meta(ge=0)]
-Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
+LabelTexts = Annotated[dict[Name, Text], Meta(max_length=64)]
 Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
@@ -151,13 +154,17 @@ class HolderUsage(Document, frozen=True):
     idle_since: float | None = None  # None if the workload is busy, or if that is unknown
 
 
+RESERVATION = "reservation"
+"""Source of a holder without identity: a scheduler reserved the device for pods that are unknown."""
+
+
 class Holder(Workload, frozen=True):
     """A workload to which a device is allocated, or that uses it without an allocation (`source` is empty)."""
 
     source: Name = ""
     share_ratio: Ratio | None = None
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
-    labels: Labels = {}  # additional labels from the source, such as dra_claim_name
+    labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
 
 
@@ -210,7 +217,9 @@ class Slot(Document, frozen=True):
     usage: SlotUsage | None = None  # measured at `usage_at`; the values above at `taken_at`
     holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
     fields: Fields | None = None  # None if the device could not be read in the last turn
-    details: Annotated[tuple[tuple[Name, Labels, int | float], ...], Meta(max_length=1024)] = ()  # field, labels, value
+    details: Annotated[
+        tuple[tuple[Name, LabelTexts, int | float], ...], Meta(max_length=1024)
+    ] = ()  # field, labels, value
     unsupported: tuple[Name, ...] = ()
     xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
     last_xid: Amount | None = None
@@ -274,7 +283,7 @@ def source_statuses(
 
 class EntityState(Document, frozen=True):
     kind: Name
-    labels: Labels
+    labels: LabelTexts
     fields: Fields
 
 
@@ -311,7 +320,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
     entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
-    pod_labels: dict[Text, Labels] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
+    pod_labels: dict[Text, LabelTexts] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
     dropped: dict[Name, Amount] = {}  # field -> number of values rejected since the start
 
 

@@ -6,12 +6,14 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from podgpu.errors import DriverGone, SourceError, StartError
+from podgpu.model import SourceStatus
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,6 +27,31 @@ class Result(Generic[T]):
     value: T | None
     error: SourceError | StartError | None
     seconds: float
+
+
+class ErrorCounts:
+    """Counts failures since the start, by source and reason. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, source: str, reason: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts[source, reason] += count
+
+    def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
+        """Returns the status of a source after a call, and counts the error. Raises a StartError of the call."""
+        if isinstance(result.error, StartError):
+            raise result.error
+        if result.error is None:
+            return SourceStatus(source, True, result.seconds, device=device)
+        self.add(source, result.error.reason)
+        return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
+
+    def copy(self) -> dict[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._counts)
 
 
 class Workers:

@@ -1,33 +1,32 @@
-"""Node documents made from parts, and questions to them."""
+"""Documents made from readings, and questions to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podgpu.agent.allocation_turn import AllocationPart
-from podgpu.agent.publish import NodeParts
-from podgpu.agent.telemetry_turn import TelemetryPart
-from podgpu.agent.usage_turn import UsagePart
-from podgpu.model import Assignment, HolderUsage, NodeState, Reading, Workload
-from podgpu.usage.ledger import UsageSnapshot
+from podgpu.agent.publish import TurnResults
+from podgpu.agent.telemetry_turn import TelemetryResult
+from podgpu.agent.usage_turn import UsageResult
+from podgpu.gpu.source import GpuAnswer
+from podgpu.holders.reader import AllocationResult
+from podgpu.model import Allocation, Assignment, HolderUsage, NodeState, Reading, Workload
 
 
-def make_parts(
+def make_results(
     readings: Iterable[Reading],
     assignments: Iterable[Assignment] = (),
     usage: Mapping[str, Iterable[tuple[Workload, HolderUsage]]] | None = None,
     **more: Any,
-) -> NodeParts:
-    """Parts in which the devices of the readings are present and shown."""
-    readings = tuple(readings)
-    devices = tuple(reading.device for reading in readings)
+) -> TurnResults:
+    """Results in which the devices of the readings are present and shown."""
+    answers = {reading.device.uuid: GpuAnswer((reading,)) for reading in readings}
+    devices = tuple(reading.device for answer in answers.values() for reading in answer.readings)
     holders = {key: tuple(those) for key, those in (usage or {}).items()}
-    return NodeParts(
-        TelemetryPart(devices, devices, readings),
-        AllocationPart(tuple(assignments)),
-        UsagePart(UsageSnapshot(holders)),
-        taken_at=1.0,
+    return TurnResults(
+        TelemetryResult(devices, devices, answers, at=1.0),
+        AllocationResult(Allocation(tuple(assignments))),
+        UsageResult(holders),
         **more,
     )
 

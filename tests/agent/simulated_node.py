@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import Identities
+from podgpu.holders.reader import HolderSources
 from podgpu.model import Allocation, Assignment, Device
 from podgpu.usage.containers import ContainerFinder
 from tests.simulated import FaultyNvml, FaultyProc
@@ -41,6 +43,7 @@ class SimulatedNode:
         sources: Sequence[Any] | None = None,
         proc: FaultyProc | None = None,
         telemetry: dict[str, Any] | None = None,
+        identities: Callable[[], Identities] = Identities,
         **agent: Any,
     ) -> None:
         self.time, self.leapt = 1000.0, 0.0
@@ -52,7 +55,7 @@ class SimulatedNode:
             agent["containers"] = ContainerFinder(str(proc.root), self.monotonic)
         self.agent = Agent(
             NvmlTelemetry(self.driver, "nvml", lambda: self.expected, self.monotonic, self.wall, **(telemetry or {})),
-            [self.holders] if sources is None else sources,
+            HolderSources([self.holders] if sources is None else sources, identities),
             settings,
             Clock(self.monotonic, self.wall),
             **agent,

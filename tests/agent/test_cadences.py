@@ -16,6 +16,7 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Device
 from podgpu.usage.containers import ContainerFinder
@@ -51,7 +52,7 @@ def running_agent(proc: Path, holders: FailingHolders) -> Iterator[tuple[Agent, 
     FaultyProc(proc)
     agent = Agent(
         NvmlTelemetry(driver, "simulated", lambda: 4),
-        [holders],
+        HolderSources([holders]),
         Settings(
             interval=0.001,
             allocation_interval=0.001,

@@ -6,10 +6,8 @@ import logging
 
 import pytest
 
-from podgpu.agent.allocation_turn import AllocationPart
-from podgpu.agent.publish import MAX_LINES, ChangeLog, NodeParts
-from podgpu.agent.telemetry_turn import TelemetryPart
-from podgpu.model import SourceStatus, Unmapped, Workload
+from podgpu.agent.publish import MAX_LINES, ChangeLog
+from podgpu.model import NodeState, SourceStatus, Unmapped, Workload
 
 GPU_A, GPU_B = "GPU-a", "GPU-b"
 
@@ -25,10 +23,10 @@ class Log:
     def report(self, *sources: SourceStatus) -> None:
         for source in sources:
             self._now += 1
-            self._log.report(NodeParts(TelemetryPart(sources=(source,))))
+            self._log.report(NodeState(producer="podgpu", sources=(source,)), ())
 
     def report_unmapped(self, *unmapped: Unmapped) -> None:
-        self._log.report(NodeParts(allocation=AllocationPart(unmapped=unmapped)))
+        self._log.report(NodeState(producer="podgpu"), unmapped)
 
 
 @pytest.fixture

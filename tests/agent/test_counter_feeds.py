@@ -33,17 +33,6 @@ def node(path: Path) -> Iterator[Node]:
     node.stop()
 
 
-def test_a_changed_file_is_taken_up_without_an_empty_exposition(node: Node, path: Path) -> None:
-    assert "DCGM_FI_DEV_GPU_TEMP" in node.turn()
-    path.write_text(POWER)
-    node.agent.read_counters()
-    assert "DCGM_FI_DEV_GPU_TEMP" in node.exposition, "the old exposition stands"
-    exposition = node.turn()
-    assert "\nDCGM_FI_DEV_POWER_USAGE{" in exposition
-    assert "\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{" in exposition, "both readings that a ratio needs were taken"
-    assert "DCGM_FI_DEV_GPU_TEMP" not in exposition
-
-
 @pytest.mark.parametrize("bad", [b"NOT_A_FIELD,gauge,x\n", b"", b"\x00\xff", None])
 def test_a_bad_file_keeps_the_last_good_counters(node: Node, path: Path, bad: bytes | None) -> None:
     node.turn()

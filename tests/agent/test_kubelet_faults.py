@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.simulate.kubelet import SimulatedPod, list_answer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -78,37 +77,6 @@ def test_a_kubelet_that_hangs(folder: Path, caplog: pytest.LogCaptureFixture) ->
         assert node.kubelet.calls.count("/v1.PodResourcesLister/List") <= 2, "while it hangs it is asked once"
         said = [message for message in caplog.messages if message.startswith("kubelet: ")]
         assert len([message for message in said if "answers again" not in message]) == 1
-
-
-@pytest.mark.fault(
-    "the kubelet answers garbage, or 20 MiB of it",
-    "the last mapping stands; source_up is 0 with the reason bad_answer, and the next good answer is taken",
-)
-def test_a_kubelet_that_answers_garbage(folder: Path) -> None:
-    with held(folder) as node:
-        node.kubelet.raw_answer = b"\xff" * (20 << 20)
-
-        def ends() -> None:
-            node.kubelet.raw_answer = None
-
-        survive(node, ends)
-        assert 'errors_total{source="kubelet",reason="bad_answer"} 4' in exposition(node)
-
-
-@pytest.mark.fault(
-    "the kubelet's answer has 20 MiB: 100,000 pods with long names",
-    "it is read, and the one pod that holds a GPU is found in it",
-)
-def test_a_kubelet_with_much_to_say(folder: Path) -> None:
-    with held(folder) as node:
-        spam = [SimulatedPod("ns", f"web-{number:06}" + "x" * 200, {"main": {}}) for number in range(100_000)]
-        node.kubelet.raw_answer = list_answer([*spam, *node.kubelet.pods])
-        assert len(node.kubelet.raw_answer) > 20 << 20
-        node.clock.advance(5.0)
-        # Past the deadline it is taken when it comes.
-        wait_until(lambda: node.agent.read_allocation() or answers(node), "all of it is read")
-        assert holders(node) == ["train"]
-        check_devices(node)
 
 
 # Files that change under the reader

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.clock import Clock
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import AllocationReader, HolderSources
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.workers import Workers
-from tests.nodes.clock import PATIENCE, FakeClock
+from podgpu.workers import ErrorCounts, Workers
+from tests.nodes.clock import FakeClock
 from tests.nodes.node import Description, Node, node_of
 
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
@@ -181,11 +181,11 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
     clock, isolation = FakeClock(), Workers()
     with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
         source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
-        turn = AllocationTurn([source], None, isolation, PATIENCE, Clock(clock.monotonic))
+        reader = AllocationReader(HolderSources([source]), isolation, ErrorCounts(), Clock(clock.monotonic))
 
         def shares_after(seconds: float) -> dict[str, float | None]:
             clock.advance(seconds)
-            return {one.holder.pod: one.share for one in turn.collect(NODE).assignments}
+            return {one.holder.pod: one.share for one in reader.read(NODE).allocation.assignments}
 
         kubelet.allocatable = REGISTERED
         assert shares_after(0.0) == {"train": 0.25, "serve": 0.25}
@@ -195,7 +195,7 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
         kubelet.pods = SLICES[:1]
         assert shares_after(61.0) == {"train": 0.25}, "a sole holder of a slice has a slice"
         assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
-        turn.close()
+        reader.close()
     isolation.close()
 
 

@@ -18,6 +18,7 @@ from podgpu.holders.identity import Identities
 from podgpu.model import Assignment, UsageMethod, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
+from tests.engine import BurstLoad
 from tests.simulated import FaultyProc, container_cgroup
 
 SECONDS = 30
@@ -83,7 +84,7 @@ class Node(SimulatedNode):
         work, period, late = burst
         pid = FIRST_PID + number
         self.proc.add(pid, container_cgroup(uid(number), f"{number:064x}"))
-        load = SimulatedLoad(0, pid, work / period, gi_id, period / 1000, phase=-late / 1000, bursts=True)
+        load = BurstLoad(0, pid, work / period, gi_id, period / 1000, phase=-late / 1000)
         self.driver.place(load)
         key = self.gpu.uuid if gi_id is None else f"{self.gpu.uuid}/gi{gi_id}"
         self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
@@ -226,7 +227,6 @@ class Broken:
 
     def __init__(self, log: SwitchLog) -> None:
         self._log = log
-        self.drain_seconds = log.drain_seconds
         self.now, self.close = log.now, log.close
         self.fault = ""
 
@@ -348,7 +348,7 @@ def test_who_was_never_on_the_engine_is_surely_idle_beside_busy_ones(make: MakeN
     for usage_from, surely in (("samples", False), ("exact", True)):
         node = make(usage_from, [(40, 100, 0), (10, 100, 50)])
         node.proc.add(FIRST_PID + 2, container_cgroup(uid(2), f"{2:064x}"))
-        node.driver.place(SimulatedLoad(0, FIRST_PID + 2, 0.0, bursts=True))
+        node.driver.place(BurstLoad(0, FIRST_PID + 2, 0.0))
         node.holders.now.append(Assignment(node.gpu.uuid, Workload("ns", "p2", "main"), "kubelet", "2", 0.2))
         node.run(10)
         assert (node.series("podgpu_container_gpu_idle_seconds_total").get("p2", 0) > 5) is surely

@@ -76,7 +76,7 @@ class Showing:
         if self.more is None:
             return state
         plain = json.dumps(self.more(json.loads(state.body.plain))).encode()
-        return replace_fields(state, body=Body.of(plain), etag=etag_of(plain))
+        return replace_fields(state, body=Body(plain), etag=etag_of(plain))
 
     def _answering(self) -> Middleware:
         @web.middleware
@@ -105,7 +105,7 @@ def page_of(picture: View) -> PageState:
     view = replace(picture, nodes=nodes, totals=_totals(nodes, bool(picture.currency)))
     plain = encode(view)
     state = build_cluster_state(ClusterReading(), None, ViewSettings(), 0.0, picture.taken_at or 0.0)
-    return PageState(state, view, Body.of(plain), etag_of(plain))
+    return PageState(state, view, Body(plain), etag_of(plain))
 
 
 def _complete(node: NodeView) -> NodeView:

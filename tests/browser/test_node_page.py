@@ -13,6 +13,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.kubelet import SimulatedKubelet
@@ -40,9 +41,8 @@ def agent() -> Iterator[Agent]:
         policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
         agent = Agent(
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9, sees_processes=True),
-            [KubeletAllocation(str(folder / "kubelet.sock"))],
+            HolderSources([KubeletAllocation(str(folder / "kubelet.sock"))], names.read),
             Settings(interval=30.0, policy=policy),  # nobody turns it: a picture must last until it was looked at
-            identities=names.read,
             containers=ContainerFinder(str(folder / "proc")),
         )
         agent.warm_up()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.process_metrics import process_families
+from podgpu.agent.publish import process_families
 from podgpu.metrics.families import families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
@@ -103,9 +103,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--watch-max-keep-age", "0s"], "kept without limit"),
-        (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
-        (["--watch-max-keep-samples", "2147483648"], "in the range"),
         (["--max-concurrent-scrapes", "0"], "in the range"),
         (["--web-read-timeout", "0s"], "must be from 100"),
         (["--web-write-timeout", "soon"], "not a duration"),

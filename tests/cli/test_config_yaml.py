@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention, collection_of_fields
-from podgpu.cli.config_file import parse_config_file
+from podgpu.agent.lanes import Collection, collection_of_fields
+from podgpu.cli.config_file import ConfigFile, parse_config_file
 from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import CounterSpec, parse_counters
@@ -37,22 +37,9 @@ def test_a_complete_file() -> None:
         "DCGM_FI_DEV_SM_CLOCK",
     ]
     assert (config.exporter_metrics, config.interval, config.max_concurrent_scrapes) == (True, 30.0, 8)
-    assert config.bind_unbind is False
-    assert config.retention == SampleRetention(600.0, 0)
+    assert not config.ignored
     (quick,) = config.collections
-    assert (quick.name, quick.every, quick.retention) == ("quick-power", 2.0, SampleRetention(0.0, 2))
-
-
-def test_retention_is_inherited_part_by_part() -> None:
-    config = parsed(
-        "version: 2\n"
-        "sources: {dcgm: {watch: {maxKeepAge: 1m, maxKeepSamples: 7}}}\n"
-        "collections:\n"
-        "- {name: all, every: 5s, metrics: {include: ['*']}, sources: {dcgm: {watch: {maxKeepAge: 2m}}}}\n"
-        "- {name: some, every: 1s, metrics: {include: [A]}, sources: {dcgm: {watch: {maxKeepSamples: 9}}}}\n"
-    )
-    assert config.retention == SampleRetention(120.0, 7)
-    assert config.collections[0].retention.fill_from(config.retention) == SampleRetention(120.0, 9)
+    assert (quick.name, quick.every) == ("quick-power", 2.0)
 
 
 COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{include: [A]}}}}"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command
+from podgpu.cli.examine import NodeExamination
 from podgpu.cli.main import run
+from podgpu.cli.node import simulated_driver
 from podgpu.device_selection import Selection
-from podgpu.doctor.examine import NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
 from podgpu.doctor.gpus import GpuReadings
 from podgpu.doctor.holders import check_mapping

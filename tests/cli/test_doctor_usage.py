@@ -8,11 +8,11 @@ import pytest
 
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.doctor import command
-from podgpu.doctor.examine import NodeExamination
+from podgpu.cli.examine import NodeExamination
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError
-from podgpu.gpu.nvml.switch_log import select_layout
+from podgpu.gpu.nvml.switch_log import check_driver
 from podgpu.gpu.nvml.switch_splitter import SwitchLog, SwitchLogFactory
 from podgpu.model import Device, UsageMethod
 from tests.simulated import FaultyNvml
@@ -36,13 +36,13 @@ def examined() -> Iterator[Examine]:
         drivers.append(driver)
 
         def open_log(device: Device, driver_version: str) -> SwitchLog:
-            select_layout(driver_version)
+            check_driver(driver_version)
             if error is not None:
                 raise error
             return driver.switch_log(device.uuid)
 
         factory = SwitchLogFactory(wanted, open_log, lambda: privileged)
-        telemetry = NvmlTelemetry(driver, "simulated", lambda: None, switch_logs=factory)
+        telemetry = NvmlTelemetry(driver, "nvml", lambda: None, switch_logs=factory)
         paths = ("--path-proc", "/nowhere", "--path-sysfs", "/nowhere")
         context = command.make_context("doctor", ["--usage-from", wanted, "--no-hostname", "-f", "none", *paths])
         examination = NodeExamination(merge_config_file(context, context.params), False, telemetry)
@@ -84,7 +84,7 @@ def test_gpus_that_were_not_measured(examined: Examine, spec: str) -> None:
 
 def test_the_log_cannot_be_read(examined: Examine) -> None:
     ((level, text, advice),) = examined(wanted="switches", version="470.223.02")
-    assert (level, "470.223.02" in text, "515" in advice) == (Level.WRONG, True, True)
+    assert (level, "470.223.02" in text, "550" in advice) == (Level.WRONG, True, True)
     missing = SwitchLogError("no_device_node", "/dev/nvidiactl cannot be opened")
     ((level, text, advice),) = examined(error=missing)
     assert (level, "/dev/nvidiactl" in text, "runtimeClassName: nvidia" in advice) == (Level.WRONG, True, True)

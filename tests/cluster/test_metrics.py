@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.collect import Scope
 from podgpu.cluster.metrics import metric_name, node_families
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import RollingAverage, UsedMean
+from podgpu.cluster.used import RollingAverage, Scope, UsedMean
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import parse_text
@@ -79,7 +78,7 @@ def test_abandoned_metrics_of_the_seed() -> None:
 def test_rows_are_sorted_by_node_and_index_and_name_the_physical_gpu() -> None:
     state = state_of(
         node("n2", gpu(0, holder("z")), gpu(1, holder("b"), holder("a"), holder("a", container="side"))),
-        node("n-1.lab", gpu(10, holder('x"\n')), gpu(9, instances=(mig(2, holder("y")), mig(1, Holder(job="7"))))),
+        node("n-1.lab", gpu(9, instances=(mig(2, holder("y")), mig(1, Holder(job="7")))), gpu(10, holder('x"\n'))),
     )
     found = re.findall(
         r'^pod_and_gpu_map_info{gpu_id="(\S+?)",.*node="(.*)",pod_name="(.*)"}', text_of(state), re.MULTILINE

@@ -85,5 +85,5 @@ def test_totals_add_up_to_the_last_digit(gpus: list[tuple[int, float]]) -> None:
         gpu(n, *(holder(f"p{n}-{k}", utilization_ratio=busy if k else None, processes=k) for k in range(holders)))
         for n, (holders, busy) in enumerate(gpus)
     ]
-    sums = sum_held(state_of(node("n1", *devices)).nodes[0].held, priced=False)
+    sums = sum_held(state_of(node("n1", *devices)).nodes[0].held).rounded()
     assert round(sums.used + sums.idle + sums.unknown, 4) == sums.allocated == len(gpus)

@@ -42,8 +42,7 @@ def test_the_documented_file() -> None:
         ("", "missing required field `currency`"),
         ("currency: EUR", "missing required field `models`"),
         ("currency: EUR\nmodel: {}", "unknown field `model`"),
-        ("currency: EUR\nmodels: {a: {}}", "models.a: must have gpu_hour or kwh"),
-        *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "p.yml: models") for wrong in WRONG_AMOUNTS),
+        *((f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "gpu_hour") for wrong in WRONG_AMOUNTS),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
     ],
 )
@@ -95,7 +94,7 @@ def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) 
     file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
     kept, (note,) = prices.read()
     assert kept.of(H100).gpu_hour == 3.5
-    assert "number of 0 or more" in note
+    assert "expected `float` >= 0" in note
     file.unlink()
     kept, (note,) = prices.read()
     assert kept.of(H100).gpu_hour == 3.5

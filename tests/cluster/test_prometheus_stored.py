@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.prometheus import PrometheusCollector
-from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window, find_runs
+from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
@@ -92,6 +93,10 @@ def points_of_a_round(at: float) -> Iterator[Point]:
     yield Point("kube_replicaset_owner", {**controller, **owner}, 1, at)
 
 
+def _as_json(answer: msgspec.Struct | None) -> JSON | None:
+    return None if answer is None else json.loads(msgspec.json.encode(answer))
+
+
 class Reader:
     def __init__(self, url: str) -> None:
         self._url = url
@@ -99,10 +104,10 @@ class Reader:
         self._history = PrometheusHistory(PrometheusServer(url))
 
     def gpu(self, uuid: str, length: str = "1h", instance: str = "") -> JSON | None:
-        return self._runner.run(self._history.gpu(uuid, instance, RANGES[length]))
+        return _as_json(self._runner.run(self._history.gpu(uuid, instance, RANGES[length])))
 
     def pod(self, namespace: str, pod: str, length: str = "1h") -> JSON | None:
-        return self._runner.run(self._history.pod(namespace, pod, RANGES[length]))
+        return _as_json(self._runner.run(self._history.pod(namespace, pod, RANGES[length])))
 
     def sparklines(self) -> JSON:
         return self._runner.run(self._history.sparklines(60))
@@ -328,8 +333,5 @@ def test_equal_requests_share_one_answer() -> None:
 
 
 def test_runs_of_steps() -> None:
-    window = Window(1000.0, 10, 10)
-    known = set(range(10))
-    assert find_runs({0, 1, 3, 6, 7}, window, known) == [(1000.0, 1040.0), (1060.0, 1080.0)]
-    assert find_runs({0, 1, 3, 6, 7}, window, known - {4, 5}) == [(1000.0, 1080.0)]
-    assert find_runs({8, 9}, window) == [(1080.0, None)]
+    window = Window(1000.0, 100, 10)
+    assert window.find_runs({0, 1, 3, 8, 9}) == [(1000.0, 1400.0), (1800.0, None)]

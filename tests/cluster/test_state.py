@@ -25,7 +25,6 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
     for order in ((without, names), (names, without)):
         (entry,) = state_of(*order, at=3).nodes
         assert entry.target == "http://b"
-        assert entry.notes == ("read from http://b; also reported by http://a, which is ignored",)
     world = World()
     world.round(node("n1", gpu(0, holder()), target="http://b"))
     for at in range(15, 90, 15):
@@ -36,22 +35,10 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
     assert state.nodes[0].target == "http://a", "current figures come first"
 
 
-def test_one_exporter_under_two_addresses_is_one_node() -> None:
-    named = node("n1", gpu(0), exporter_id="x", read_at=1)
-    address = node("10.0.0.1:9400", gpu(0), exporter_id="x", named=False, read_at=2)
-    state = state_of(address, named, at=3)
-    assert uuids(state) == {"n1": ["GPU-0"]}
-    assert "also read as 10.0.0.1:9400" in state.nodes[0].notes[0]
-    empty = state_of(node("a", exporter_id="x"), node("b", exporter_id="x"))
-    assert [entry.name for entry in empty.nodes] == ["a"]
-
-
 def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     named = node("n1", gpu(0), gpu(1), read_at=1)
     address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
-    state = state_of(address, named, at=3)
-    assert uuids(state) == {"n1": ["GPU-0", "GPU-1"]}
-    assert state.nodes[0].notes == ("also read as 10.0.0.1:9400, which has the same GPUs under another address",)
+    assert uuids(state_of(address, named, at=3)) == {"n1": ["GPU-0", "GPU-1"]}
 
 
 # A GPU that several nodes report
@@ -77,9 +64,10 @@ def test_a_gpu_that_two_nodes_claim_is_on_the_one_that_names_its_holder() -> Non
             node(name, gpu(0, *([holder()] if name == names else []), used=50.0), read_at=at) for name in ("n1", "n2")
         ]
         state = world.round(*nodes, at=at)
-        assert uuids(state) == {"n1": [], "n2": ["GPU-0"]}
-        assert state.nodes[1].notes == ("GPU-0 is also reported by n1, which is ignored",)
-        assert state.nodes[0].notes == ("GPU-0 is shown on n2, which reports it too",)
+        assert uuids(state) == {"n2": ["GPU-0"]}
+        (alert,) = state.alerts
+        assert alert.severity == "warning"
+        assert "http://n2:9400/metrics and http://n1:9400/metrics (node n1) report the same GPUs" in alert.text
         assert value(state, "podgpu_used_gpus", scope="cluster") == 1
 
 
@@ -281,7 +269,7 @@ GPUS = st.builds(
 READINGS = st.builds(
     lambda name, gpus, read_at, more: node(name, *gpus, read_at=read_at, **more),
     st.sampled_from(["n1", "n2", "n3"]),
-    st.lists(GPUS, max_size=4),
+    st.lists(GPUS, max_size=4, unique_by=lambda gpu: gpu.uuid),
     st.sampled_from([-400.0, -50.0, -1.0, 0.0]),
     st.fixed_dictionaries(
         {
@@ -302,7 +290,7 @@ def test_no_series_occurs_twice_and_parts_add_up(rounds: list[list[Any]]) -> Non
     for number, readings in enumerate(rounds):
         state = world.round(*readings, at=15.0 * number)
         assert duplicates(parse_text(text_of(state))) == []
-        claimed = [gpu.uuid for entry in state.nodes for gpu in {g.uuid: g for g in entry.state.devices}.values()]
+        claimed = [gpu.uuid for entry in state.nodes for gpu in entry.state.devices]
         assert len(claimed) == len(set(claimed))
         for entry in state.nodes:
             for device in entry.state.devices:

@@ -23,6 +23,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
@@ -110,19 +111,17 @@ class Node:
         count = len(self.driver.gpus)
         return Agent(
             NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
-            [KubeletAllocation(self.kubelet.socket)],
+            HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
             Settings(
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                throttle_interval=0.3,
                 policy=Policy(
                     counters=shipped_counters("default", self._names) or (),
                     hostname=self.name,
                     hostname_labels=HOST_LABELS[self._names],
                 ),
             ),
-            identities=names.read,
             containers=ContainerFinder(str(root / "proc")),
         )
 

@@ -17,7 +17,7 @@ Rule = dict[str, Any]
 
 def chart_monitor(values: Mapping[str, Any] | None = None, component: str = "exporter") -> Object:
     """The monitor a chart with these values has for its exporter."""
-    kind = (values or {}).get(component, {}).get("monitor", {}).get("kind", "ServiceMonitor")
+    kind = (values or {}).get("monitor", {}).get("kind", "ServiceMonitor")
     return the("PodMonitor" if component in ("enrich", "hook") else kind, values, component)
 
 

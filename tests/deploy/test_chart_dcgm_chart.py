@@ -26,8 +26,8 @@ def test_the_three_values_of_the_walk_through_are_taken() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"serviceMonitor": {"enabled": True}}, "Here it is exporter.monitor, with enabled, interval"),
-        ({"serviceMonitor": {"additionalLabels": {"release": "prometheus"}}}, "Here it is exporter.monitor"),
+        ({"serviceMonitor": {"enabled": True}}, "Here it is monitor, with enabled, interval"),
+        ({"serviceMonitor": {"additionalLabels": {"release": "prometheus"}}}, "Here it is monitor"),
         ({"tolerations": [{"operator": "Exists"}]}, "Here it is gpuNodes.tolerations"),
         ({"nodeSelector": {"a": "b"}}, "Here it is gpuNodes.nodeSelector"),
         ({"kubeletPath": "/var/lib/kubelet/pod-resources"}, "Here it is kubeletRoot"),

@@ -36,7 +36,7 @@ def test_monitor_scrapes_its_pods_and_keeps_pod_labels(variant: str, component: 
 @pytest.mark.parametrize("switch", [True, False, "auto"])
 @pytest.mark.parametrize("operator", [True, False])
 def test_auto_follows_the_cluster(switch: bool | str, operator: bool) -> None:
-    values = {"exporter": {"monitor": {"enabled": switch}}, "rules": {"enabled": switch}}
+    values = {"monitor": {"enabled": switch}, "rules": {"enabled": switch}}
     kinds = {one["kind"] for one in objects(values, operator)}
     wanted = operator if switch == "auto" else switch
     assert ("ServiceMonitor" in kinds, "PrometheusRule" in kinds) == (wanted, wanted)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from podgpu.metrics.conditions import xid_needs_action, xid_specs
+from podgpu.metrics.conditions import xid_specs
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.families import families_in
 
@@ -74,4 +74,6 @@ def test_only_families_that_are_on_by_default(rule: dict[str, Any]) -> None:
 
 def test_xid_alerts_and_device_health_agree() -> None:
     (numbers,) = {match for rule in ALERTS.values() for match in re.findall(r'xid=~"([\d|]+)"', rule["expr"])}
-    assert [int(number) for number in numbers.split("|")] == [xid for xid in xid_specs() if xid_needs_action(xid)]
+    assert [int(number) for number in numbers.split("|")] == [
+        xid for xid, spec in xid_specs().items() if spec.needs_action
+    ]

@@ -130,7 +130,7 @@ def compare() -> list[str]:
 def tick_cost() -> dict[str, float]:
     """CPU of a whole tick (read, join, encode, gzip) beside that of the bare NVML calls it makes."""
     counters = shipped_counters("dcp") or ()
-    agent = Agent(NvmlTelemetry(), (), Settings(interval=1.0, policy=Policy(counters, "h")))
+    agent = Agent(NvmlTelemetry(), settings=Settings(interval=1.0, policy=Policy(counters, "h")))
     agent.read_telemetry()
     wanted = {counter.field.id: counter.field for counter in counters}
     bare = bare_calls(tuple((wanted | {number: fields()[number] for number in THROTTLE_REASONS}).values()))

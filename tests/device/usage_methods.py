@@ -30,7 +30,7 @@ from prometheus_expositions import series  # beside this file
 from tenants import Tenant, cpu_seconds, resident_mib  # beside this file
 
 from podgpu.gpu.nvml.switch_attribution import RecordDecoder, SwitchLogError
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 METHODS = ("samples", "switches", "exact")
@@ -311,7 +311,8 @@ def fast(bench: Bench) -> None:
 def count_switches(bench: Bench, seconds: float) -> int:
     """By a listener of its own, from now on. Says where records are missing."""
     place, version = pynvml.nvmlDeviceGetPciInfo(bench.gpu).busId, pynvml.nvmlSystemGetDriverVersion()
-    log, records, count = ContextSwitchLog(place, 0, select_layout(version)), RecordDecoder(), 0
+    check_driver(version)
+    log, records, count = ContextSwitchLog(place, 0), RecordDecoder(), 0
     until = time.monotonic() + seconds
     with closing(log):
         while time.monotonic() < until:

@@ -162,7 +162,7 @@ def uuid() -> str:
 
 
 def simulated_uuid(spec: str) -> str:
-    from podgpu.agent.assemble import simulated_driver
+    from podgpu.cli.node import simulated_driver
 
     return str(simulated_driver(spec).gpus[0].uuid)
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
+from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import FileExposition, ParsedExposition, parse_exposition
+from podgpu.holders.reader import AllocationResult
+from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
 from tests.web.process import NO_LOGS
 
@@ -129,7 +131,12 @@ def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> 
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
     enricher = Enricher(
-        fetch, lambda _devices: HolderResult(), file, EnrichSettings(stale_after=75.0), clock=hands.clock
+        fetch,
+        lambda _devices: AllocationResult(),
+        file,
+        ErrorCounts(),
+        EnrichSettings(stale_after=75.0),
+        clock=hands.clock,
     )
     enricher.turn()
     hands.wall += jump
@@ -152,7 +159,12 @@ def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, st
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
     enricher = Enricher(
-        fetch, lambda _devices: HolderResult(), file, EnrichSettings(stale_after=75.0), clock=hands.clock
+        fetch,
+        lambda _devices: AllocationResult(),
+        file,
+        ErrorCounts(),
+        EnrichSettings(stale_after=75.0),
+        clock=hands.clock,
     )
     for seconds, is_there in ((10.0, stands), (70.0, False)):
         hands.pass_by(seconds)

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from podgpu.agent import assemble
-from podgpu.cli import main
+from podgpu.cli import main, node
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
 from podgpu.simulate.gpu import SimulatedLoad
@@ -65,5 +64,5 @@ def _ail(nvml: FaultyNvml) -> None:
 
 
 if __name__ == "__main__":
-    assemble.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
+    node.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
     main()

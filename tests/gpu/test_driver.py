@@ -7,30 +7,9 @@ import threading
 import pynvml
 import pytest
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.gpu.nvml.driver import NvmlDriver, translate
+from podgpu.errors import DriverGone, Unsupported
+from podgpu.gpu.nvml.driver import NvmlDriver
 from tests.simulated import FaultyNvml
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "reason"),
-    [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, Unsupported, "not_supported"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, Unsupported, "no_permission"),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, DeviceLost, "gpu_lost"),
-        (pynvml.NVML_ERROR_RESET_REQUIRED, DeviceLost, "gpu_lost"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, DriverGone, "driver_not_loaded"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, DriverGone, "library_not_found"),
-        (pynvml.NVML_ERROR_TIMEOUT, SourceError, "timeout"),
-        (pynvml.NVML_ERROR_UNKNOWN, SourceError, "unknown"),
-        (77, SourceError, "nvml_77"),
-    ],
-)
-def test_return_codes_become_our_errors(code: int, kind: type[SourceError], reason: str) -> None:
-    error = translate(code, "nvmlSomething")
-    assert type(error) is kind
-    assert isinstance(error, SourceError)
-    assert error.reason == reason
 
 
 class OldDriver:

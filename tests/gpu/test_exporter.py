@@ -10,6 +10,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.metrics.parse import ParsedSample, parse_text
@@ -66,11 +67,6 @@ def test_the_real_expositions_name_one_gpu(name: str) -> None:
     assert (gpu.minor, gpu.mig_enabled) == (None, False)
 
 
-def test_1x_labels() -> None:
-    gpus = ExporterTelemetry(fixture("seeds/000-sample.prom")).inventory().gpus
-    assert [(gpu.index, gpu.model, gpu.pci_bus_id) for gpu in gpus] == [(0, "", ""), (1, "", "")]
-
-
 def test_mig_labels() -> None:
     found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
     assert found == {
@@ -109,12 +105,6 @@ def test_the_companion_driver_completes_devices() -> None:
 
 
 # Values
-
-
-def test_every_name_of_a_field() -> None:
-    exposition = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
-    for name in TEMPERATURE.names:
-        assert values(Text(exposition.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
 
 
 def test_copies_for_several_pods_are_one_value() -> None:
@@ -175,7 +165,7 @@ class Holder:
 
 def agent_over(exposition: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
-    return Agent(ExporterTelemetry(exposition), [Holder()], Settings(policy=policy))
+    return Agent(ExporterTelemetry(exposition), HolderSources([Holder()]), Settings(policy=policy))
 
 
 def dcgm_samples(agent: Agent) -> list[ParsedSample]:

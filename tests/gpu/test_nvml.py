@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError
+from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import GpuAnswer
 from podgpu.metrics.counters import shipped_counters
@@ -140,22 +140,6 @@ def test_a_mig_relayout_is_followed_without_a_restart(bench: Bench) -> None:
     assert the("DCGM_FI_DEV_GPU_UTIL") in gpu.values, "read again after MIG was turned off"
 
 
-def test_a_driver_that_is_loaded_later(bench: Bench) -> None:
-    bench.driver.faults.unload_driver()
-    with pytest.raises(DriverGone, match="driver") as caught:
-        bench.telemetry.inventory()
-    assert caught.value.reason == "driver_not_loaded"
-    bench.driver.faults.load_driver()
-    assert len(bench.telemetry.inventory().gpus) == 2
-
-
-def test_the_message_about_a_missing_library(bench: Bench) -> None:
-    bench.driver.faults.remove_library()
-    with pytest.raises(DriverGone, match="NVIDIA_DRIVER_CAPABILITIES") as caught:
-        bench.telemetry.inventory()
-    assert caught.value.reason == "library_not_found"
-
-
 @pytest.mark.parametrize(
     "error", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT]
 )
@@ -171,17 +155,6 @@ def test_a_reloaded_driver_is_taken_up_again(bench: Bench, error: int) -> None:
     answer = bench.read()
     assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
     assert not answer.unsupported, "refused handles must not be taken for missing features"
-
-
-def test_a_lost_gpu_is_named_and_found_again_after_a_reset(bench: Bench) -> None:
-    bench.read(1)
-    bench.driver.faults.lose(1)
-    with pytest.raises(DeviceLost):
-        bench.read(1)
-    assert bench.read(0).readings, "the other GPU goes on"
-    bench.driver.faults.recover(1)
-    bench.pass_time(61)
-    assert bench.read(1).readings
 
 
 def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: Bench) -> None:

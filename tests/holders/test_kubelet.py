@@ -122,19 +122,12 @@ def test_a_hanging_kubelet_times_out(kubelet: SimulatedKubelet, make_source: Mak
     assert pods_by_device(source.assignments(NODE)) == [(UUID, "a")]
 
 
-def test_a_rate_limit_is_not_an_answer_too_large(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_a_rate_limit(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     kubelet.refusal = RATE_LIMITED
     error = failure(source)
     assert error.reason == "rate_limited"
     assert "the last mapping is used" in str(error)
     assert list(kubelet.calls) == [V1]
-
-
-def test_an_answer_too_large_is_not_a_rate_limit(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
-    kubelet.raw_answer = bytes(64 * 1024 * 1024 + 1)
-    assert failure(source).reason == "too_large"
-    kubelet.raw_answer = None
-    assert source.assignments(NODE) == Allocation()
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "RESOURCE_EXHAUSTED"])

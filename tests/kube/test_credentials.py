@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -65,15 +64,6 @@ def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: p
     assert "one-secret" not in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a\r\nX-Evil: 1", "ä"])
-def test_a_token_that_cannot_stand_in_a_header(tmp_path: Path, text: str) -> None:
-    (tmp_path / "token").write_text(text)
-    with pytest.raises(SourceError) as caught:
-        token_of(from_file(tmp_path / "token", Clock()))
-    assert caught.value.reason == "no_token"
-    assert "Evil" not in str(caught.value)
-
-
 def plugin(tmp_path: Path, code: str, **options: Any) -> ExecPlugin:
     script = tmp_path / "plugin.py"
     script.write_text(code)
@@ -130,8 +120,8 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
         ("import sys\nprint('secret')\nprint('first\\nlast', file=sys.stderr)\nsys.exit(3)", "code 3: last"),
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
         ("print('secret')", "is not an ExecCredential in JSON"),
-        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "the version in the kubeconfig"),
-        (printing("{'clientKeyData': 'secret'}"), "neither a token nor a certificate"),
+        ('print(\'{"apiVersion": "v0", "status": {"token": "t"}}\')', "the version in the kubeconfig"),
+        (printing("{'clientKeyData': 'secret'}"), "a token or a certificate"),
         (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not an ExecCredential"),
     ],
 )
@@ -155,28 +145,12 @@ def _is_gone(pid: int) -> bool:
 def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     made = ExecPlugin("/bin/sh", V1, ("-c", f"sleep 600 & echo $! > {pid}; echo waiting >&2; wait"))
-    with pytest.raises(SourceError, match="timed out and was killed: waiting"):
+    with pytest.raises(SourceError, match="did not end within 1 s and was killed"):
         run(made, seconds=1.0)
     until = time.monotonic() + PATIENCE
     while not _is_gone(int(pid.read_text())) and time.monotonic() < until:
         time.sleep(0.01)
     assert _is_gone(int(pid.read_text()))
-
-
-def test_a_plugin_is_ended_when_nobody_wants_it_any_more(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    os.mkfifo(started)
-    made = plugin(tmp_path, f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(600)")
-    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), plugin_seconds=500)
-
-    async def give_up() -> None:
-        running = asyncio.create_task(credentials.current())
-        await asyncio.to_thread(lambda: started.open().close())
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(give_up())
 
 
 _json = st.recursive(

@@ -6,7 +6,7 @@ import pytest
 
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import fields
-from podgpu.metrics.names import Rename, counterpart, meaning, names_of, rename_of, renames, successors
+from podgpu.metrics.names import Rename, meaning, names_of, rename_of, renames, successors
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
@@ -78,11 +78,8 @@ def test_what_a_printed_number_means(name: str, printed: float, field_id: int, v
     assert (found.field.id, found.value(printed)) == (field_id, value)
 
 
-def test_counterparts_know_each_other() -> None:
+def test_both_units_of_a_value_are_read_alike() -> None:
     assert len(successors()) == 48
     for old, new in successors().items():
-        assert counterpart(new) == (fields()[old], new.factor)
-        assert counterpart(fields()[old]) == (new, 1 / new.factor)
         assert new.level == fields()[old].level
         assert (new.recipe is None) == (fields()[old].recipe is None)
-    assert counterpart(fields()[150]) is None

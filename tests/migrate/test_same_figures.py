@@ -6,6 +6,7 @@ import json
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy
-from podgpu.migrate.rewrite import Direction, rewrite_expression, rewrite_query
+from podgpu.migrate.rewrite import renamed_labels, rewrite_expression, rewrite_query
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus
 from tests.deploy.grafana import as_sent, several
@@ -24,7 +25,6 @@ from tests.deploy.test_dashboards import NVIDIA_12239
 from tests.nodes.clock import FakeClock
 from tests.simulated import FaultyNvml
 
-NEW, OLD = Direction("4.9"), Direction("4.8")
 STEP, TURNS = 15.0, 41
 GIB = 1024**3
 MORE = [
@@ -88,7 +88,8 @@ class Answers:
 
 
 def _key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((NEW.label(name) or name, value) for name, value in labels.items() if name != "__name__"))
+    new = {renamed_labels().get(name, name): value for name, value in labels.items() if name != "__name__"}
+    return tuple(sorted(new.items()))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def same(answers: Answers, old: str, new: str) -> None:
 @pytest.mark.parametrize("title", NVIDIA_12239)
 def test_nvidias_dashboard_rewritten_returns_the_same_figures(answers: Answers, title: str) -> None:
     picked = {"instance": several(["node-1:9400"]), "gpu": several(["0", "1"])}
-    rewritten = rewrite_expression(NVIDIA_12239[title], NEW)
+    rewritten = rewrite_expression(NVIDIA_12239[title])
     assert rewritten.left == ()
     assert rewritten.text != NVIDIA_12239[title]
     same(answers, as_sent(NVIDIA_12239[title], picked), as_sent(rewritten.text, picked))
@@ -130,7 +131,7 @@ def test_nvidias_dashboard_rewritten_returns_the_same_figures(answers: Answers, 
 @needs("prometheus", "promtool")
 def test_its_variables_have_the_same_values(answers: Answers) -> None:
     for label in ("instance", "gpu"):
-        new = rewrite_query(f"label_values(DCGM_FI_DEV_GPU_TEMP, {label})", NEW).text
+        new = rewrite_query(f"label_values(DCGM_FI_DEV_GPU_TEMP, {label})").text
         assert new == f"label_values(DCGM_FI_DEV_GPU_TEMP_CELSIUS, {label})"
         same(
             answers, f"count by ({label}) (DCGM_FI_DEV_GPU_TEMP)", f"count by ({label}) (DCGM_FI_DEV_GPU_TEMP_CELSIUS)"
@@ -140,8 +141,18 @@ def test_its_variables_have_the_same_values(answers: Answers) -> None:
 @needs("prometheus", "promtool")
 @pytest.mark.parametrize("query", MORE)
 def test_rewritten_queries_return_the_same_figures(answers: Answers, query: str) -> None:
-    rewritten = rewrite_expression(query, NEW)
+    rewritten = rewrite_expression(query)
     assert rewritten.left == ()
     same(answers, query, rewritten.text)
-    back = rewrite_expression(rewritten.text, OLD)
-    same(answers, query, back.text)
+
+
+@needs("prometheus", "promtool")
+def test_every_whole_per_cent_compares_exactly(tmp_path: Path) -> None:
+    time = 1_700_000_000.0
+    ratios = [Point("DCGM_FI_DEV_GPU_UTIL_RATIO", {"gpu": str(n)}, n / 100, time) for n in range(101)]
+    percents = [Point("DCGM_FI_DEV_GPU_UTIL", {"gpu": str(n)}, n, time) for n in range(101)]
+    with prometheus(tmp_path, [*percents, *ratios]) as url:
+        answers = Answers(url, time)
+        for percent in range(101):
+            for query in (f"DCGM_FI_DEV_GPU_UTIL > {percent}", f"{percent} == avg by (gpu) (DCGM_FI_DEV_GPU_UTIL)"):
+                assert answers.ask(rewrite_expression(query).text).keys() == answers.ask(query).keys(), query

@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 import pytest
 
-from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import build_exporter_agent
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolve_options
+from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import normalize_arguments
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.api import ApiAccess
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod

@@ -162,30 +162,47 @@ def unpack_image(archive: Path, folder: Path) -> dict[str, Any]:
     return config
 
 
-def test_image_runs_read_only_without_capabilities(dist: Path, tmp_path: Path) -> None:
-    """As the chart runs it: read-only root file system, no capability, no new privileges."""
+def run_image(archive: Path, folder: Path, arguments: list[str], url: str, uid: int = 0) -> str:
+    """Runs an image as the chart does: read-only root file system, no capability, no new privileges."""
     need("runc")
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         pytest.skip("runc needs root here, and the image is for amd64")
-    image, port = unpack_image(dist / f"podgpu-image-{__version__}.tar", tmp_path / "rootfs"), free_port()
-    run("runc", "spec", cwd=tmp_path)
-    spec = json.loads((tmp_path / "config.json").read_text())
+    image = unpack_image(archive, folder / "rootfs")
+    run("runc", "spec", cwd=folder)
+    spec = json.loads((folder / "config.json").read_text())
     spec["process"] |= {
         "terminal": False,
-        "args": [*image["Entrypoint"], "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"],
+        "user": {"uid": uid, "gid": uid},
+        "args": arguments or image["Entrypoint"],
         "env": image["Env"],
         "capabilities": {},
         "noNewPrivileges": True,
     }
     spec["root"] = {"path": "rootfs", "readonly": True}
+    spec["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"})
     spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
-    (tmp_path / "config.json").write_text(json.dumps(spec))
+    (folder / "config.json").write_text(json.dumps(spec))
     name = f"podgpu-test-{os.getpid()}"
     try:
-        with background("runc", "run", name, url=f"http://127.0.0.1:{port}/metrics", cwd=tmp_path) as metrics:
-            assert "DCGM_FI_DEV_GPU_TEMP{" in metrics
+        with background("runc", "run", name, url=url, cwd=folder) as text:
+            return text
     finally:
         subprocess.run(["runc", "delete", "--force", name], check=False, capture_output=True)
+
+
+def test_exporter_image_runs(dist: Path, tmp_path: Path) -> None:
+    port = free_port()
+    arguments = ["podgpu", "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
+    archive = dist / f"podgpu-image-{__version__}.tar"
+    assert "DCGM_FI_DEV_GPU_TEMP{" in run_image(archive, tmp_path, arguments, f"http://127.0.0.1:{port}/metrics")
+
+
+def test_demo_runs_in_the_autoscale_image(dist: Path, tmp_path: Path) -> None:
+    exporter, cluster = free_port(), free_port()
+    addresses = ["-a", f"127.0.0.1:{exporter}", "--cluster-address", f"127.0.0.1:{cluster}"]
+    archive = dist / f"podgpu-image-{__version__}-autoscale.tar"
+    url = f"http://127.0.0.1:{cluster}/api/v1/view"
+    assert '"gpus"' in run_image(archive, tmp_path, ["podgpu", "demo", *addresses], url, uid=65534)
 
 
 def test_debian_package(dist: Path, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def node(*gpus: GpuView, name: str = "n", **more: Any) -> NodeView:
 def view(*nodes: NodeView, taken_at: float | None = NOW, **more: Any) -> View:
     gpus = sum(len(node.gpus) for node in nodes)
     given: dict[str, Any] = {"notes": [], "alerts": [], "namespaces": [], "interval_seconds": 15.0} | more
-    totals = given.pop("totals", Totals(gpus, 0.0, 0.0, 0.0, 0.0, float(gpus), 0))
+    totals = given.pop(
+        "totals", Totals(gpus=gpus, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=float(gpus), broken=0)
+    )
     return View(scope="cluster", taken_at=taken_at, totals=totals, nodes=list(nodes), **given)
 
 

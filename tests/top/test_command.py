@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.main import run
+from podgpu.cli.node import simulated_driver
 from podgpu.cluster.view import decode_view
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet

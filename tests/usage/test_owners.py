@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from podgpu.errors import SourceError
@@ -22,19 +20,16 @@ class Names:
 
     def __init__(self) -> None:
         self.pods: dict[str, str] = {}
+        self.known: dict[str, str] = {}
         self.read = 0
 
     def complete(self, workload: Workload) -> Workload:
-        pod = self.pods.get(workload.uid)
+        pod = self.known.get(workload.uid)
         return workload if pod is None else Workload("ns", pod, "main", workload.uid, workload.container_id)
 
-    def learn(self) -> Callable[[Workload], Workload]:
+    def read_identities(self) -> None:
         self.read += 1
-        return self.complete
-
-
-def nobody(workload: Workload) -> Workload:
-    return workload
+        self.known = dict(self.pods)
 
 
 @pytest.fixture
@@ -43,8 +38,8 @@ def names() -> Names:
 
 
 @pytest.fixture
-def owners(finder: ContainerFinder) -> ProcessOwners:
-    return ProcessOwners(finder)
+def owners(finder: ContainerFinder, names: Names) -> ProcessOwners:
+    return ProcessOwners(finder, names)
 
 
 def start(proc: FaultyProc, pid: int, number: int) -> None:
@@ -58,7 +53,7 @@ def train() -> Workload:
 def test_a_pod_without_a_name_has_its_name_read_at_once(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
-    assert owners.find({7}, nobody, names.learn) == Owners({7: train()})
+    assert owners.find({7}) == Owners({7: train()})
     assert names.read == 1
 
 
@@ -69,11 +64,11 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
     start(proc, 8, 1)
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
-        found = owners.find({7, 8}, names.complete, names.learn)
+        found = owners.find({7, 8})
         assert (found.workloads, found.unknown, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
     assert names.read == 1, "for the second, once"
     start(proc, 9, 2)
-    owners.find({7, 8, 9}, names.complete, names.learn)
+    owners.find({7, 8, 9})
     assert names.read == 2
     owners.require_permission()
 
@@ -82,7 +77,7 @@ def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
     proc: FaultyProc, owners: ProcessOwners, names: Names
 ) -> None:
     start(proc, 7, 0)
-    owners.find({7}, names.complete, names.learn)
+    owners.find({7})
     with pytest.raises(SourceError, match="/var/log"):
         owners.require_permission()
 
@@ -92,7 +87,7 @@ def test_what_is_in_no_pod_is_nobodys_for_sure(
     proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
-    found = owners.find({7}, nobody, names.learn)
+    found = owners.find({7})
     assert (found.workloads, found.unknown) == ({}, {})
     owners.require_permission()
 
@@ -102,11 +97,11 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
 ) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
-    owners.find({7}, names.complete, names.learn)
+    owners.find({7})
     proc.remove(7)
-    assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}), "8 was never seen: nobody's"
-    assert owners.find(set(), names.complete, names.learn) == Owners()
-    assert owners.find({7}, names.complete, names.learn) == Owners()
+    assert owners.find({7, 8}) == Owners({7: train()}), "8 was never seen: nobody's"
+    assert owners.find(set()) == Owners()
+    assert owners.find({7}) == Owners()
 
 
 def test_what_may_not_be_read_cannot_be_told(
@@ -119,16 +114,19 @@ def test_what_may_not_be_read_cannot_be_told(
     proc.forbid(8)
     names.pods[UIDS[0]] = "train"
     with without_privilege():
-        assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "not_permitted"})
+        assert owners.find({7, 8}) == Owners({7: train()}, {8: "not_permitted"})
         owners.require_permission()
-        owners.find({8}, names.complete, names.learn)
+        owners.find({8})
     with pytest.raises(SourceError, match="runAsUser: 0"):
         owners.require_permission()
 
 
-def test_names_that_disagree_cannot_be_told(proc: FaultyProc, owners: ProcessOwners) -> None:
+def test_names_that_disagree_cannot_be_told(
+    proc: FaultyProc, owners: ProcessOwners, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def disagree(workload: Workload) -> Workload:
         raise SourceError("identity_conflict", "two pods have this container")
 
+    monkeypatch.setattr(names, "complete", disagree)
     start(proc, 7, 0)
-    assert owners.find({7}, disagree, lambda: disagree) == Owners({}, {7: "identity_conflict"})
+    assert owners.find({7}) == Owners({}, {7: "identity_conflict"})

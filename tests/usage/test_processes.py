@@ -68,6 +68,17 @@ def test_a_container_holds_what_it_works_on(node: Node) -> None:
     }
 
 
+def test_the_share_that_kai_writes_into_the_environment(node: Node) -> None:
+    for pid, cgroup, variables in (
+        (41, IN_A, "A=b\0GPU_PORTION=0.25\0"),
+        (42, IN_A, ""),
+        (43, IN_B, "GPU_PORTION=7\0"),
+    ):
+        node.run(pid, cgroup)
+        (node.proc.root / str(pid) / "environ").write_text(variables)
+    assert {(a.holder, a.share) for a in node.read().assignments} == {(CONTAINER_A, 0.25), (CONTAINER_B, None)}
+
+
 @pytest.mark.parametrize("node", ["1xH100/2x3g.40gb"], indirect=True)
 def test_a_mig_instance_has_its_own_holder(node: Node) -> None:
     first, second = (device for device in node.devices if device.is_instance)

@@ -1,4 +1,4 @@
-"""Metrics text is rendered on the first request, once, and beside the event loop if it is long."""
+"""Metrics text is rendered on the first request, once, in a thread."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.agent.publish import NodeParts, Published
+from podgpu.agent.publish import Published, build_node_state
 from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.metrics.render import Policy
-from podgpu.model import Assignment, Device, HolderUsage, Reading, Workload
-from tests.agent.documents import make_parts
+from podgpu.model import Assignment, Device, HolderUsage, NodeState, Reading, Workload
+from tests.agent.documents import make_results
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
 from tests.web.server import Client, running
@@ -39,13 +39,14 @@ class WatchedCounters(tuple[CounterSpec, ...]):
         return super().__iter__()
 
 
-def node_with(pods: int) -> NodeParts:
+def node_with(pods: int) -> NodeState:
     workloads = [Workload("ns", f"pod-{n}", "main", f"u-{n}") for n in range(pods)]
-    return make_parts(
+    results = make_results(
         [Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1))],
         [Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)],
         {GPU.key: [(w, HolderUsage(0.5, n, 1, 1, 1, 1, 1, 1, n)) for n, w in enumerate(workloads)]},
     )
+    return build_node_state(results, "h")
 
 
 def uses_of_one_rendering() -> int:

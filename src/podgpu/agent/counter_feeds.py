@@ -4,50 +4,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter as Tally
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from podgpu.agent.api_access import CONFIGMAP_KEY
-from podgpu.agent.lanes import ConfigFile
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
+from podgpu.holders.api import CONFIGMAP_KEY
 from podgpu.metrics.counters import (
     SHIPPED,
     CounterSpec,
-    add_other_names,
-    make_counter,
     parse_counters,
     shipped_counters,
 )
 from podgpu.metrics.names import NameSet
 from podgpu.model import SourceStatus
-from podgpu.workers import Workers
+from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 COUNTERS = "counters"  # name of this source in podgpu's own metrics
 _MAX_BYTES = 1 << 20
-Counters = tuple[CounterSpec, ...]
-ReadCounters = Callable[[], Counters]
+CounterSpecs = tuple[CounterSpec, ...]
+ReadCounters = Callable[[], CounterSpecs]
 """Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
 
 
-def choose_counters(options: Mapping[str, Any], names: NameSet) -> tuple[Counters, ReadCounters | None]:
-    """Returns the counters of the configuration file, else of `-f`.
-
-    The second value is a function that reads them again, or None if they cannot change.
-    """
-    config: ConfigFile | None = options.get("config")
-    if config is not None and config.counters is not None:
-        rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
-        return add_other_names(tuple(rows), names), None
-    return read_counters(options["collectors"], names)
-
-
-def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[Counters, ReadCounters | None]:
+def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
     """Returns the counters of `-f`, which is the name of a shipped set, `none` or a file."""
     if chosen == "none":
         return (), None
@@ -81,9 +65,9 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
 
     `read_text` returns None if the ConfigMap or its key is missing.
     """
-    last: tuple[str, Counters] = ("", ())
+    last: tuple[str, CounterSpecs] = ("", ())
 
-    def read() -> Counters:
+    def read() -> CounterSpecs:
         nonlocal last
         text = read_text()
         if text is None:
@@ -98,7 +82,7 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
     return read
 
 
-def _parse(names: NameSet, content: bytes, origin: str) -> Counters:
+def _parse(names: NameSet, content: bytes, origin: str) -> CounterSpecs:
     try:
         return parse_counters(content.decode("utf-8"), origin, names)
     except UnicodeDecodeError as e:
@@ -110,31 +94,25 @@ def _parse(names: NameSet, content: bytes, origin: str) -> Counters:
 class CounterWatch:
     """Reads counters that can change, in a worker."""
 
-    def __init__(self, read: ReadCounters | None, workers: Workers, deadline: float) -> None:
+    def __init__(self, read: ReadCounters | None, workers: Workers, errors: ErrorCounts, deadline: float) -> None:
         self._read = read
         self._workers = workers
+        self._errors = errors
         self._deadline = deadline
         self.sources: tuple[SourceStatus, ...] = ()
-        # By source and reason. Never modified in place, because other threads read it.
-        self.errors: Mapping[tuple[str, str], int] = {}
 
     @property
     def is_active(self) -> bool:
         return self._read is not None
 
-    def update(self, take: Callable[[Counters], None]) -> None:
+    def update(self, take: Callable[[CounterSpecs], None]) -> None:
         """Passes the current counters to `take`, which may reject them with a UsageError."""
         if self._read is None:
             return
         result = self._workers.run({COUNTERS: self._read}, self._deadline)[COUNTERS]
-        error = result.error if isinstance(result.error, SourceError) else None
         if result.value is not None:
             try:
                 take(result.value)
             except UsageError as e:  # a collection of the configuration file contains none of the counters
-                error = SourceError("malformed", str(e))
-        if error is None:
-            self.sources = (SourceStatus(COUNTERS, True, result.seconds),)
-        else:
-            self.errors = Tally(self.errors) + Tally([(COUNTERS, error.reason)])
-            self.sources = (SourceStatus(COUNTERS, False, 0.0, error.reason, str(error)),)
+                result = replace(result, error=SourceError("malformed", str(e)))
+        self.sources = (self._errors.make_status(COUNTERS, result),)

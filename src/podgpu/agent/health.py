@@ -6,13 +6,16 @@ not supported, or the GPU did not answer) is unknown: neither present nor absent
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
-from podgpu.agent.telemetry_turn import TelemetryPart
-from podgpu.gpu.source import ErrorEvent
+from podgpu.agent.telemetry_turn import TelemetryResult
+from podgpu.clock import Clock, RepeatFilter, UnixTime
+from podgpu.gpu.source import ErrorEvent, GpuAnswer
 from podgpu.metrics.conditions import (
     DRIVER_AWAY,
     LOST,
@@ -24,38 +27,27 @@ from podgpu.metrics.conditions import (
     conditions_from_fields,
     order_of,
     xid_detail,
-    xid_needs_action,
+    xid_spec,
 )
-from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS in which the GPU was throttled
+_xid_log = logging.getLogger(f"{__name__}.xid")
+_xid_log.addFilter(RepeatFilter())
 _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling counters
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
 _MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only after a GPU reset or driver reload
 
 
-@dataclass(frozen=True, slots=True)
-class _ThrottleKind:
-    # Field ids of counters in nanoseconds. The highest value is used. Older drivers only have the last field.
-    counters: tuple[int, ...]
-    bits: int  # clock event bits, for drivers without these counters
-
-
-def _make_throttle_kind(*reasons: str) -> _ThrottleKind:
-    counters = {reason: field_id for field_id, reason in THROTTLE_REASONS.items()}
-    bits = sum(bit for bit, event in CLOCK_EVENTS.items() if event in reasons)
-    return _ThrottleKind(tuple(counters[reason] for reason in reasons), bits)
-
-
-_THROTTLE_KINDS: Mapping[str, _ThrottleKind] = {
-    THERMAL: _make_throttle_kind("sw_thermal", "hw_thermal", "thermal"),
-    POWER_BRAKE: _make_throttle_kind("hw_power_brake"),
+_COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}  # counters in nanoseconds
+_THROTTLE_COUNTERS = {  # the highest value is used; older drivers have only the last one
+    THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
+    POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
 }
-_THROTTLE_FIELDS = {i for kind in _THROTTLE_KINDS.values() for i in kind.counters} | {CLOCK_EVENTS_FIELD}
 
 
 @dataclass(slots=True)
@@ -63,34 +55,26 @@ class Throttling:
     """Detects sustained throttling of one GPU from its counters."""
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
-    _active: set[str] = field(default_factory=set)
-    _last: dict[str, float | None] = field(default_factory=dict)
+    _since: dict[str, float | None] = field(default_factory=dict)
 
     def update(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
         """Returns the start time of each condition, or None if it is absent. Unknown conditions are omitted."""
         samples = self._samples
         if samples and now - samples[-1][0] < _SAMPLE_SECONDS:
-            return self._last
-        samples.append((now, {i: float(v) for i in _THROTTLE_FIELDS if isinstance(v := values.get(i), int | float)}))
+            return self._since
+        samples.append((now, {i: float(v) for i in THROTTLE_REASONS if isinstance(v := values.get(i), int | float)}))
         while len(samples) > 2 and now - samples[1][0] >= THROTTLE_SECONDS:
             samples.popleft()
-        if now - samples[0][0] >= THROTTLE_SECONDS:
-            ratios = {name: ratio for name in _THROTTLE_KINDS if (ratio := self._ratio(name)) is not None}
-            self._active = {
-                name
-                for name, ratio in ratios.items()
-                if ratio >= THROTTLE_BEGINS or (name in self._active and ratio >= THROTTLE_ENDS)
-            }
-            self._last = {name: samples[0][0] if name in self._active else None for name in ratios}
-        return self._last
-
-    def _ratio(self, name: str) -> float | None:
-        kind, (began, first), (now, last) = _THROTTLE_KINDS[name], self._samples[0], self._samples[-1]
-        counters = [i for i in kind.counters if i in first and i in last]
-        if counters:
-            return max((last[i] - first[i]) / 1e9 / (now - began) for i in counters)
-        masks = [sample[CLOCK_EVENTS_FIELD] for _, sample in list(self._samples)[1:] if CLOCK_EVENTS_FIELD in sample]
-        return sum(bool(int(mask) & kind.bits) for mask in masks) / len(masks) if masks else None
+        (began, first), (_, last) = samples[0], samples[-1]
+        if now - began >= THROTTLE_SECONDS:
+            since: dict[str, float | None] = {}
+            for condition, counters in _THROTTLE_COUNTERS.items():
+                ratios = [(last[i] - first[i]) / 1e9 / (now - began) for i in counters if i in first and i in last]
+                if ratios:
+                    limit = THROTTLE_BEGINS if self._since.get(condition) is None else THROTTLE_ENDS
+                    since[condition] = began if max(ratios) >= limit else None
+            self._since = since
+        return self._since
 
 
 @dataclass(slots=True)
@@ -114,34 +98,50 @@ class GpuHealth:
     last_holders: tuple[Workload, ...] = ()  # last known holders, if the GPU is lost
 
 
-class HealthWatch:
-    """Tracks the conditions of all GPUs. Thread-safe. `to_unix` converts monotonic to Unix time."""
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    gpus: tuple[GpuHealth, ...] = ()
+    xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # by device: counts, newest XID
+    clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)  # by device: see `counts`
 
-    def __init__(self, to_unix: Callable[[float], float]) -> None:
-        self._to_unix = to_unix
+
+class HealthWatch:
+    """Tracks the conditions of all GPUs. Thread-safe."""
+
+    def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
+        """The windows, in seconds, are those of dcgm-exporter's metrics about XIDs and clock events."""
+        self._clock = clock.monotonic
+        self._to_unix = UnixTime(clock).convert
         self._lock = threading.Lock()
         self._gpus: dict[str, _Gpu] = {}
         self._checked: tuple[tuple[Device, dict[str, str | None]], ...] = ()
+        self._xids = XidLog(xid_window)
+        self._clock_events = ClockEventLog(clock_window)
 
-    def update(self, part: TelemetryPart, now: float) -> None:
+    def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
         with self._lock:
-            gpus = [d for d in part.devices if not d.is_instance]
+            now = self._clock()
+            self._clock_events.add(result.clock_event_masks(), now)
+            gpus = [d for d in result.devices if not d.is_instance]
             self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
-            shown = {d.uuid for d in part.selected}
-            readings = {r.device.uuid: r.values for r in part.readings if not r.device.is_instance}
-            links = _usual_links(part.links_up, {d.uuid: d.model for d in gpus})
+            shown = {d.uuid for d in result.selected}
+            readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
+            links = _usual_links(gpus, result.answers)
             self._checked = tuple(
-                (d, _check_gpu(self._gpus[d.uuid], d, part, readings.get(d.uuid), links.get(d.uuid, 0), now))
+                (d, _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now))
                 for d in gpus
                 if d.uuid in shown
             )
 
-    def add_xids(self, events: Iterable[ErrorEvent], now: float) -> None:
+    def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         with self._lock:
+            now = self._clock()
+            self._xids.add(events, now)
             for event in events:
+                _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
                 gpu = self._gpus.get(physical(event.device))
-                if gpu is not None and xid_needs_action(event.code):
+                if gpu is not None and xid_spec(event.code).needs_action:
                     first, _ = gpu.xids.get(event.code, (event.at - self._to_unix(0.0), now))
                     gpu.xids[event.code] = first, now
 
@@ -174,10 +174,12 @@ class HealthWatch:
             self._gpus.pop(uuid, None)
             self._checked = tuple(checked for checked in self._checked if checked[0].uuid != uuid)
 
-    def report(self, assignments: Sequence[Assignment], now: float) -> tuple[GpuHealth, ...]:
+    def report(self, assignments: Sequence[Assignment]) -> HealthReport:
         held = {physical(assignment.device) for assignment in assignments}
         with self._lock:
-            return tuple(self._report(*checked, held=checked[0].uuid in held, now=now) for checked in self._checked)
+            now = self._clock()
+            gpus = tuple(self._report(*checked, held=checked[0].uuid in held, now=now) for checked in self._checked)
+            return HealthReport(gpus, self._xids.counts(now), self._clock_events.counts())
 
     def _report(self, device: Device, checked: Mapping[str, str | None], *, held: bool, now: float) -> GpuHealth:
         gpu = self._gpus[device.uuid]
@@ -198,24 +200,25 @@ class HealthWatch:
 
 
 def _check_gpu(
-    gpu: _Gpu, device: Device, part: TelemetryPart, values: Mapping[int, Value] | None, usual_links: int, now: float
+    gpu: _Gpu, device: Device, result: TelemetryResult, values: Mapping[int, Value] | None, usual_links: int, now: float
 ) -> dict[str, str | None]:
     """Returns the detail of each condition, or None if it is absent. Unknown conditions are omitted."""
-    absence = _find_absence(device, part)
+    absence = _find_absence(device, result)
     details: dict[str, str | None] = dict.fromkeys((LOST, UNREADABLE, DRIVER_AWAY))
     if absence is not None:
         details[absence[0]] = absence[1]
     _check_reset(gpu, absence, values)
     began: dict[str, float] = {}
     if values is not None:
-        if device.uuid not in part.mute:
+        answer = result.answers[device.uuid]
+        if answer.reports_errors:
             details[XID] = None
         details |= {condition: "" if there else None for condition, there in conditions_from_fields(values).items()}
         for condition, moment in gpu.throttling.update(values, now).items():
             details[condition] = None if moment is None else ""
             if moment is not None:
                 began[condition] = moment
-        up = part.links_up.get(device.uuid)
+        up = answer.links_up
         if up is not None and not device.mig_enabled:  # NVLinks are not used in MIG mode
             gpu.links = max(gpu.links, up)
             if gpu.links:  # a GPU without an NVLink bridge has no links
@@ -239,35 +242,35 @@ def _check_reset(gpu: _Gpu, absence: tuple[str, str] | None, values: Mapping[int
     gpu.counters, gpu.was_unavailable = counters, False
 
 
-def _find_absence(device: Device, part: TelemetryPart) -> tuple[str, str] | None:
+def _find_absence(device: Device, result: TelemetryResult) -> tuple[str, str] | None:
     """Returns the condition and detail that explain a failed reading. None if the GPU was read or not selected."""
-    inventory = part.sources[0] if part.sources else None
+    inventory = result.sources[0] if result.sources else None
     if inventory is not None and not inventory.up:
-        return (LOST, "") if device.uuid in part.absent else (DRIVER_AWAY, inventory.error)
-    if device.uuid in part.absent:
+        return (LOST, "") if device.uuid in result.absent else (DRIVER_AWAY, inventory.error)
+    if device.uuid in result.absent:
         hung = device.index is not None and any(
-            s.name == f"gpu{device.index}" and s.error == "hung" and not s.device for s in part.sources
+            s.name == f"gpu{device.index}" and s.error == "hung" and not s.device for s in result.sources
         )
         return (UNREADABLE, "hung") if hung else (LOST, "")
-    source = next((s for s in part.sources if s.device == device.uuid), None)
+    source = next((s for s in result.sources if s.device == device.uuid), None)
     if source is None or source.up:
         return None
     if source.error not in (*_DRIVER_REASONS, "gpu_lost"):
         return UNREADABLE, "hung" if source.error == "deadline" else source.error
-    others_answer = any(s.up for s in part.sources if s.device)
+    others_answer = any(s.up for s in result.sources if s.device)
     return (LOST, "") if others_answer or source.error == "gpu_lost" else (DRIVER_AWAY, source.error)
 
 
-def _usual_links(up: Mapping[str, int], models: Mapping[str, str]) -> dict[str, int]:
-    """Returns for each UUID the median number of active links of its GPU model.
+def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> dict[str, int]:
+    """Returns the median number of active links by GPU model, if there are at least three GPUs of that model.
 
     GPUs of the same model on one board have the same number of links.
     """
-    usual: dict[str, int] = {}
-    for model in {models[uuid] for uuid in up if uuid in models}:
-        counts = sorted((up[uuid] for uuid in up if models.get(uuid) == model), reverse=True)
-        usual[model] = counts[len(counts) // 2] if len(counts) > 2 else 0
-    return {uuid: usual.get(models.get(uuid, ""), 0) for uuid in up}
+    counts: dict[str, list[int]] = {}
+    for gpu in gpus:
+        if gpu.uuid in answers and (up := answers[gpu.uuid].links_up) is not None:
+            counts.setdefault(gpu.model, []).append(up)
+    return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
 
 
 class XidLog:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import translate
 
 from podgpu.errors import UsageError
@@ -15,37 +15,13 @@ from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.metrics.fields import Field, fields
+from podgpu.metrics.fields import fields
 from podgpu.metrics.names import names_of, rename_of
-from podgpu.metrics.render import Policy
 
-KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory; always read
-THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
+ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
+_THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
 _TOGETHER_SECONDS = 0.02  # lanes that are due within this time are read together
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRetention:
-    """How long DCGM keeps samples. None means not set, so that the common setting is used."""
-
-    max_age: float | None = None
-    """Seconds; 0 means no limit."""
-    max_samples: int | None = None
-    """0 means no limit."""
-
-    def fill_from(self, other: SampleRetention) -> SampleRetention:
-        """Returns a copy in which unset limits are taken from `other`."""
-        return SampleRetention(
-            other.max_age if self.max_age is None else self.max_age,
-            other.max_samples if self.max_samples is None else self.max_samples,
-        )
-
-    @property
-    def is_endless(self) -> bool:
-        return self.max_age == 0 and self.max_samples == 0
-
-
-DEFAULT_RETENTION = SampleRetention(600.0, 0)
+WARM_UP_SECONDS = 1.0  # longest time between the first two readings, which rates need
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +30,8 @@ class Collection:
 
     name: str
     every: float
-    include: tuple[str, ...]
-    """Names of fields, or shell patterns."""
-    retention: SampleRetention = field(default_factory=SampleRetention)
-    place: str = ""
-    """File and position of the definition, for error messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """Content of the configuration file. None means not set."""
-
-    path: str
-    counters_file: str = ""
-    counters: tuple[CounterSpec, ...] | None = None
-    exporter_metrics: bool | None = None
-    interval: float | None = None
-    retention: SampleRetention = field(default_factory=SampleRetention)
-    collections: tuple[Collection, ...] = ()
-    """Excludes the collection that matches all fields."""
-    bind_unbind: bool = False
-    max_concurrent_scrapes: int | None = None
+    include: tuple[str, ...]  # names of fields, or shell patterns
+    place: str = ""  # file and position of the definition, for error messages
 
 
 def collection_of_fields(
@@ -113,52 +70,38 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     return as_written or [counter for counter in counters if any(map(matches, names_of(counter.field.id)))]
 
 
-def fields_to_read(policy: Policy) -> tuple[Field, ...]:
-    """Returns the fields of the counter file and those that podgpu's own metrics need."""
-    wanted = {c.field.id: c.field for c in policy.counters}
-    own = {*KEY_FIELDS, *THROTTLE_REASONS, *FIELD_CONDITIONS}
-    if wanted.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
-        own.add(CLOCK_EVENTS_FIELD)
-    return tuple((wanted | {i: fields()[i] for i in own}).values())
-
-
 def make_lanes(
-    wanted: Sequence[Field],
     counters: Sequence[CounterSpec],
     interval: float,
     collections: Sequence[Collection] = (),
-    retention: SampleRetention = DEFAULT_RETENTION,
     skip_empty: bool = False,
-    throttle_interval: float = THROTTLE_INTERVAL,
 ) -> tuple[Lane, ...]:
-    """Makes one lane for each collection and one for all other fields.
+    """Makes one lane for each collection and one for all other fields, including those of podgpu's own metrics.
 
     Throttling counters that are not in the counter file have a slower lane. Raises UsageError for an empty collection,
     unless `skip_empty` is set.
     """
     collection_of = collection_of_fields(counters, collections, skip_empty)
-    configured = {counter.field.id for counter in counters}
-    slow = THROTTLE_REASONS.keys() - configured if interval < throttle_interval else set()
-    base = tuple(f for f in wanted if f.id not in collection_of and f.id not in slow)
-    lanes = [_make_lane(base, interval, retention)]
-    lanes.append(_make_lane(tuple(f for f in wanted if f.id in slow), throttle_interval, retention))
+    configured = {counter.field.id: counter.field for counter in counters}
+    own = {*ALWAYS_READ, *THROTTLE_REASONS, *FIELD_CONDITIONS}
+    if configured.keys() & {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}:
+        own.add(CLOCK_EVENTS_FIELD)
+    wanted = (configured | {i: fields()[i] for i in own}).values()
+    slow = THROTTLE_REASONS.keys() - configured.keys() if interval < _THROTTLE_INTERVAL else set()
+    lanes = [
+        Lane(tuple(f for f in wanted if f.id not in collection_of and f.id not in slow), interval),
+        Lane(tuple(f for f in wanted if f.id in slow), _THROTTLE_INTERVAL),
+    ]
     for collection in collections:
-        own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
-        lanes.append(_make_lane(own, collection.every, collection.retention.fill_from(retention)))
-    return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
-
-
-def _make_lane(fields: tuple[Field, ...], interval: float, retention: SampleRetention) -> Lane:
-    return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
+        lanes.append(Lane(tuple(f for f in wanted if collection_of.get(f.id) is collection), collection.every))
+    return tuple(lane for lane in lanes if lane.fields)
 
 
 class Schedule:
     """Decides when each lane is read next. Not thread-safe."""
 
-    def __init__(self, lanes: Sequence[Lane], warm_up: float) -> None:
-        """The second reading follows at most `warm_up` seconds after the first, because rates need two readings."""
+    def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = tuple(lanes)
-        self._warm_up = warm_up
         self._next = dict.fromkeys(self.lanes, float("-inf"))
         self._cold = set(self.lanes)
 
@@ -177,7 +120,7 @@ class Schedule:
         """Returns the next time on a fixed grid, so that lanes are read together. A late lane starts a new grid."""
         if lane in self._cold:
             self._cold.discard(lane)
-            return now + min(self._warm_up, lane.interval)
+            return now + min(WARM_UP_SECONDS, lane.interval)
         on_time = self._next[lane] + lane.interval
         return on_time if on_time > now else now + lane.interval
 

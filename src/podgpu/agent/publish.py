@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from podgpu import __version__
-from podgpu.agent.allocation_turn import AllocationPart
 from podgpu.agent.counter_feeds import COUNTERS
-from podgpu.agent.health import GpuHealth
-from podgpu.agent.process_metrics import process_families
-from podgpu.agent.telemetry_turn import TelemetryPart
-from podgpu.agent.usage_turn import UsagePart
+from podgpu.agent.health import GpuHealth, HealthReport
+from podgpu.agent.telemetry_turn import TelemetryResult
+from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
+from podgpu.holders.reader import AllocationResult
+from podgpu.holders.reservations import find_reserved
 from podgpu.holders.unmapped import describe, explain
-from podgpu.metrics.encode import NO_METRICS, Body, Exposition, Family, encode
-from podgpu.metrics.families import THROTTLE_REASONS
+from podgpu.metrics.encode import NO_LABELS, Body, Exposition, Family, Sample, encode
+from podgpu.metrics.families import THROTTLE_REASONS, families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
+from podgpu.metrics.render import Policy, render_node, render_self
 from podgpu.model import (
+    RESERVATION,
     Device,
     DeviceState,
     EntityState,
@@ -38,16 +43,13 @@ from podgpu.model import (
     Reading,
     SourceStatus,
     Unmapped,
-    Workload,
-    XidCount,
+    device_key,
     encode_node,
     source_statuses,
 )
 
 _log = logging.getLogger("podgpu")
-K = TypeVar("K")
 T = TypeVar("T")
-ExpositionName = Literal["fresh", "stale", "gpu_manager"]
 SIMULATED = "simulated"  # name of the telemetry source of the demo
 _NO_FIGURES = (
     *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
@@ -58,62 +60,50 @@ _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in i
 
 
 @dataclass(frozen=True)
-class NodeParts:
-    """Latest results of the three loops. Immutable."""
+class TurnResults:
+    """The latest results of the three loops, from which the document is built."""
 
-    telemetry: TelemetryPart = field(default_factory=TelemetryPart)
-    allocation: AllocationPart = field(default_factory=AllocationPart)
-    usage: UsagePart = field(default_factory=UsagePart)
-    health: tuple[GpuHealth, ...] = ()
-    xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # by device: counts, newest XID
-    clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)  # by device
+    telemetry: TelemetryResult = field(default_factory=TelemetryResult)
+    allocation: AllocationResult = field(default_factory=AllocationResult)
+    usage: UsageResult = field(default_factory=UsageResult)
+    health: HealthReport = field(default_factory=HealthReport)
     counter_sources: tuple[SourceStatus, ...] = ()
-    counter_errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # failures since start, by source and reason
     pod_labels: PodLabels = field(default_factory=dict)
     configured: frozenset[int] = frozenset()  # ids of the fields in the counter file
-    taken_at: float | None = None
-    exporter_id: str = ""
-    interval: float | None = None
-
-    @property
-    def sources(self) -> tuple[SourceStatus, ...]:
-        return (*self.telemetry.sources, *self.allocation.sources, *self.usage.sources, *self.counter_sources)
 
 
 # -- the document --------------------------------------------------------------------------------------------------
 
 
-def build_node_state(parts: NodeParts, node: str) -> NodeState:
-    telemetry, allocation, usage = parts.telemetry, parts.allocation, parts.usage
-    errors: Counter[tuple[str, str]] = Counter()
-    for counts in (telemetry.errors, allocation.errors, parts.counter_errors, usage.errors):
-        errors.update(counts)
+def build_node_state(
+    results: TurnResults, node: str, exporter_id: str = "", interval: float | None = None
+) -> NodeState:
+    telemetry, allocation, usage = results.telemetry, results.allocation, results.usage
+    sources = (*telemetry.sources, *allocation.sources, *usage.sources, *results.counter_sources)
     names = fields()
     return NodeState(
         producer="podgpu",
         version=__version__,
         node=node,
-        exporter_id=parts.exporter_id,
-        interval_seconds=parts.interval,
-        taken_at=parts.taken_at,
+        exporter_id=exporter_id,
+        interval_seconds=interval,
+        taken_at=telemetry.at,
         holders_at=allocation.at,
         usage_at=usage.at,
         simulated=any(source.name == SIMULATED for source in telemetry.sources),
         gpus_expected=telemetry.gpus_expected,
         gpus_visible=telemetry.gpus_visible,
         gpus_lost=telemetry.gpus_lost,
-        devices=tuple(_DeviceBuilder(parts).build_gpus()),
-        namespaces=usage.usage.namespaces,
-        sources=tuple(source_statuses(parts.sources, errors, allocation.unmapped)),
+        devices=tuple(_DeviceBuilder(results).build_gpus()),
+        namespaces=usage.namespaces,
+        sources=tuple(source_statuses(sources, results.errors, allocation.allocation.unmapped)),
         entities=tuple(
             EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
             for o in telemetry.others
         ),
-        vcuda=tuple(
-            msgspec.structs.replace(request, uid=allocation.api_uids.get(request.uid, request.uid))
-            for request in allocation.vcuda
-        ),
-        pod_labels={"/".join(pod): dict(labels) for pod, labels in parts.pod_labels.items()},
+        vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
+        pod_labels={"/".join(pod): dict(labels) for pod, labels in results.pod_labels.items()},
         dropped={names[i].name: count for i, count in telemetry.dropped.items()},
     )
 
@@ -121,16 +111,17 @@ def build_node_state(parts: NodeParts, node: str) -> NodeState:
 class _DeviceBuilder:
     """Builds the state of each device from the results of the loops."""
 
-    def __init__(self, parts: NodeParts) -> None:
-        telemetry = parts.telemetry
-        self._parts = parts
+    def __init__(self, results: TurnResults) -> None:
+        telemetry = results.telemetry
+        self._results = results
         self._shown = {device.key for device in telemetry.selected}
         self._readings = {reading.device.key: reading for reading in telemetry.readings}
-        self._health = {health.device.uuid: health for health in parts.health}
-        self._holders = _group_holders(parts)
-        self._unsupported: dict[str, list[int]] = {}
+        self._health = {health.device.uuid: health for health in results.health.gpus}
+        self._holders = _group_holders(results)
+        self._unsupported: dict[str, list[str]] = {}
         for key, number in telemetry.unsupported:
-            self._unsupported.setdefault(key, []).append(number)
+            if number in results.configured:
+                self._unsupported.setdefault(key, []).append(fields()[number].name)
 
     def build_gpus(self) -> Iterator[DeviceState]:
         instances: dict[str, list[MigInstance]] = {}
@@ -147,12 +138,12 @@ class _DeviceBuilder:
 
     def _find_devices(self) -> dict[str, Device]:
         """Returns the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
-        telemetry = self._parts.telemetry
+        telemetry, health_report = self._results.telemetry, self._results.health
         known = {device.key: device for device in telemetry.devices}
         devices = {device.key: device for device in telemetry.selected}
-        for health in self._parts.health:
+        for health in health_report.gpus:
             devices.setdefault(health.device.key, health.device)
-        for key in (*self._holders, *self._parts.xids):
+        for key in (*self._holders, *health_report.xids):
             uuid, _, instance = key.partition("/gi")
             gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
             if instance and key not in devices:
@@ -185,13 +176,13 @@ class _DeviceBuilder:
         )
 
     def _build_slot(self, device: Device) -> dict[str, Any]:
-        parts, key, names = self._parts, device.key, fields()
+        health, key, names = self._results.health, device.key, fields()
         reading = self._readings.get(key)
         details = () if reading is None else reading.details
-        figures, usage = slot_figures(_read_figures(reading)), parts.usage.usage.devices.get(key)
+        figures, usage = slot_figures(_read_figures(reading)), self._results.usage.devices.get(key)
         if figures["memory_used_bytes"] is None and usage is not None:
             figures["memory_used_bytes"] = usage.memory_used_bytes
-        xids, last_xid = parts.xids.get(key, ((), None))
+        xids, last_xid = health.xids.get(key, ((), None))
         return {
             "hidden": key not in self._shown,
             **figures,
@@ -199,35 +190,38 @@ class _DeviceBuilder:
             "holders": tuple(self._holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
             "details": tuple((names[d.field].name, dict(d.labels), d.value) for d in details),
-            "unsupported": tuple(names[i].name for i in self._unsupported.get(key, ()) if i in parts.configured),
+            "unsupported": tuple(self._unsupported.get(key, ())),
             "xids": xids,
             "last_xid": last_xid,
-            "clock_events": dict(parts.clock_events.get(key, {})),
+            "clock_events": dict(health.clock_events.get(key, {})),
         }
 
 
-def _group_holders(parts: NodeParts) -> dict[str, list[Holder]]:
+def _group_holders(results: TurnResults) -> dict[str, list[Holder]]:
     """Joins assignments and usage by device key."""
-    uids = parts.allocation.api_uids
+    with_api_uid = results.allocation.with_api_uid
     holders: dict[str, list[Holder]] = {}
-    by_device = sorted(parts.usage.usage.holders.items())
-    usages = {key: {workload.key: (workload, usage) for workload, usage in entries} for key, entries in by_device}
-    for a in parts.allocation.assignments:
+    usages = {
+        key: {workload.key: (workload, usage) for workload, usage in entries}
+        for key, entries in sorted(results.usage.holders.items())
+    }
+    for a in results.allocation.allocation.assignments:
         _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
-        given: dict[str, Any] = {"source": a.source, "share_ratio": a.share, "replica": a.replica}
-        holder = Holder(**_members(a.holder, uids), **given, labels=dict(a.attributes), usage=usage)
-        holders.setdefault(a.device, []).append(holder)
+        holder = Holder(
+            **msgspec.structs.asdict(a.holder),
+            source=a.source,
+            share_ratio=a.share,
+            replica=a.replica,
+            labels=dict(a.attributes),
+            usage=usage,
+        )
+        holders.setdefault(a.device, []).append(with_api_uid(holder))
     for key, entries in usages.items():
         for workload, usage in entries.values():
-            holders.setdefault(key, []).append(Holder(**_members(workload, uids), usage=usage))
+            holders.setdefault(key, []).append(with_api_uid(Holder(**msgspec.structs.asdict(workload), usage=usage)))
+    for key in find_reserved(results.allocation.allocation):
+        holders.setdefault(key, []).append(Holder(source=RESERVATION))
     return holders
-
-
-def _members(workload: Workload, uids: Mapping[str, str]) -> dict[str, Any]:
-    """Replaces the kubelet's UID of a static pod by the one in the API server, if known."""
-    members = msgspec.structs.asdict(workload)
-    members["uid"] = uids.get(workload.uid, workload.uid)
-    return members
 
 
 def _read_figures(reading: Reading | None) -> dict[str, float]:
@@ -259,75 +253,100 @@ def _remove_device_figures(gpu: DeviceState) -> DeviceState:
 
 
 class Published:
-    """The document, its JSON and its metrics text after one turn.
+    """The document after one turn, its JSON and its metrics text.
 
-    Each is built on the first request, then cached. Concurrent requests share the result. Never waits for a driver.
+    The texts are made on the first request, then cached. Concurrent requests share them. Never waits for a driver.
     """
 
-    def __init__(self, parts: NodeParts, policy: Policy, read_at: float) -> None:
-        self.parts = parts
-        self._policy = policy
+    def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
+        self.state = state
         self.read_at = read_at  # monotonic time of the last telemetry turn
-        self._rendering = threading.RLock()
-        self._building = threading.Lock()  # separate lock, because probes must not wait for a rendering
-        self._state: NodeState | None = None
-        self._bodies: dict[bool, Body] = {}
-        self._expositions: dict[ExpositionName, Exposition] = {}
-
-    @property
-    def state(self) -> NodeState:
-        if self._state is None:
-            with self._building:
-                if self._state is None:
-                    self._state = build_node_state(self.parts, self._policy.hostname)
-        return self._state
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
 
     def node_json(self, fresh: bool) -> Body:
         """Returns the response of `/api/v1/node`, without figures if they are not fresh."""
-        return self._once(
-            self._bodies, fresh, lambda: Body.of(encode_node(self.state if fresh else remove_figures(self.state)))
-        )
+        state = self.state
+        return self._make_once(f"json {fresh}", lambda: Body(encode_node(state if fresh else remove_figures(state))))
 
     @property
     def fresh(self) -> Exposition:
-        return self._exposition(
-            "fresh",
-            lambda: (
-                *render_dcgm(self.state, self._policy),
-                *render_podgpu(self.state, self._policy),
-                *self._self_families(),
-                *self._gpu_manager_families(),
-            ),
-        )
+        return self._make_once("fresh", lambda: _encode(self._render_fresh()))
 
     @property
     def stale(self) -> Exposition:
         """Metrics about the exporter only. Served when the figures are too old."""
-        return self._exposition("stale", self._self_families)
+        return self._make_once("stale", lambda: _encode((*render_self(self.state), *self._render_process())))
 
     @property
     def gpu_manager(self) -> Exposition:
         """Metrics with the names of gpu-manager only."""
-        return self._exposition("gpu_manager", self._gpu_manager_families) if self._policy.gpu_manager else NO_METRICS
+        return self._make_once("gpu_manager", lambda: _encode(render_gpu_manager(self.state, self._policy)))
 
-    def _self_families(self) -> list[Family]:
-        proc = self._policy.process_metrics
-        return [*render_self(self.state), *(process_families(proc) if proc else ())]
+    def _render_fresh(self) -> Iterator[Family]:
+        yield from render_node(self.state, self._policy)
+        yield from self._render_process()
+        if self._policy.gpu_manager:
+            yield from render_gpu_manager(self.state, self._policy)
 
-    def _gpu_manager_families(self) -> list[Family]:
-        return render_gpu_manager(self.state, self._policy) if self._policy.gpu_manager else []
+    def _render_process(self) -> tuple[Family, ...]:
+        return process_families(self._policy.process_metrics) if self._policy.process_metrics else ()
 
-    def _exposition(self, name: ExpositionName, families: Callable[[], Iterable[Family]]) -> Exposition:
-        return self._once(self._expositions, name, lambda: Exposition.of(encode(families())))
+    def _make_once(self, name: str, make: Callable[[], T]) -> T:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = make()
+            value: T = self._made[name]
+            return value
 
-    def _once(self, made: dict[K, T], name: K, make: Callable[[], T]) -> T:
-        value = made.get(name)
-        if value is None:
-            with self._rendering:
-                value = made.get(name)
-                if value is None:
-                    value = made[name] = make()
-        return value
+
+def _encode(families: Iterable[Family]) -> Exposition:
+    return Exposition(encode(families))
+
+
+# -- process_* -----------------------------------------------------------------------------------------------------
+
+_USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
+"""Positions in /proc/PID/stat, counted after the command name, which may contain spaces and parentheses."""
+
+
+def process_families(proc: str) -> tuple[Family, ...]:
+    """Builds the metrics of the exporter's own process, sorted by name. Values that cannot be read are omitted."""
+    values = dict(_read_values(Path(proc)))
+    specs = families_in("process").values()
+    return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in specs if spec.name in values)
+
+
+def _read_values(proc: Path) -> Iterator[tuple[str, float]]:
+    with suppress(OSError, ValueError, IndexError):
+        ticks, figures = os.sysconf("SC_CLK_TCK"), _read_stat(proc)
+        yield "process_cpu_seconds_total", (figures[_USER] + figures[_SYSTEM]) / ticks
+        yield "process_resident_memory_bytes", figures[_RESIDENT] * os.sysconf("SC_PAGE_SIZE")
+        yield "process_virtual_memory_bytes", figures[_VIRTUAL]
+        yield "process_start_time_seconds", _read_boot_time(proc) + figures[_STARTED] / ticks
+    with suppress(OSError):
+        yield "process_open_fds", sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1  # excludes this listing's own
+    for name, limit in (
+        ("process_max_fds", resource.RLIMIT_NOFILE),
+        ("process_virtual_memory_max_bytes", resource.RLIMIT_AS),
+    ):
+        soft, _ = resource.getrlimit(limit)
+        yield name, 2**64 - 1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _read_stat(proc: Path) -> list[int]:
+    _, _, rest = (proc / "self" / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    state_and_numbers = rest.split()
+    return [0, *(int(number) for number in state_and_numbers[1:])]
+
+
+def _read_boot_time(proc: Path) -> int:
+    for line in (proc / "stat").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "btime":
+            return int(value)
+    raise ValueError("no btime")
 
 
 # -- log -----------------------------------------------------------------------------------------------------------
@@ -338,17 +357,18 @@ class ChangeLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
-        self._unsupported: set[tuple[str, int]] = set()
+        self._unsupported: set[tuple[str, str]] = set()  # device key and field
         self._unmapped: frozenset[Unmapped] = frozenset()
 
-    def report(self, parts: NodeParts) -> None:
-        for source in parts.sources:
+    def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
+        sources = [source for source in state.sources if source.up is not None]
+        for source in sources:
             self._report_source(source)
-        present = {(source.name, source.device) for source in parts.sources}
+        present = {(source.name, source.device) for source in sources}
         if any(device for _, device in present):  # without a driver no GPU is listed, so keep their faults
             self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
-        self._report_unsupported(entry for entry in parts.telemetry.unsupported if entry[1] in parts.configured)
-        self._report_unmapped(frozenset(parts.allocation.unmapped))
+        self._report_unsupported(state)
+        self._report_unmapped(frozenset(unmapped))
 
     def _report_source(self, source: SourceStatus) -> None:
         key = source.name, source.device
@@ -361,14 +381,17 @@ class ChangeLog:
             message = source.message.removeprefix(f"{source.name}: ")
             _log.warning("%s: %s; podgpu continues and retries", name, message)
 
-    def _report_unsupported(self, unsupported: Iterable[tuple[str, int]]) -> None:
-        new: defaultdict[int, list[str]] = defaultdict(list)
-        for key, number in unsupported:
-            if (key, number) not in self._unsupported:
-                self._unsupported.add((key, number))
-                new[number].append(key)
-        for number, keys in new.items():
-            _log.warning("%s is not supported by %s and has no series there", fields()[number].name, few_of(keys))
+    def _report_unsupported(self, state: NodeState) -> None:
+        new: defaultdict[str, list[str]] = defaultdict(list)
+        for gpu in state.devices:
+            slots = {gpu.uuid: gpu.unsupported} | {device_key(gpu.uuid, i.id): i.unsupported for i in gpu.instances}
+            for key, names in slots.items():
+                for name in names:
+                    if (key, name) not in self._unsupported:
+                        self._unsupported.add((key, name))
+                        new[name].append(key)
+        for name, keys in new.items():
+            _log.warning("%s is not supported by %s and has no series there", name, few_of(keys))
 
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new: defaultdict[tuple[str, str], list[Unmapped]] = defaultdict(list)

@@ -5,53 +5,56 @@ Fields that are not due keep their last value while the device answers. After a 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
+from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.errors import StartError
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
-from podgpu.workers import Result, Workers
+from podgpu.workers import ErrorCounts, Result, Workers
 
-MAX_ABSENT = 64  # maximum number of GPUs that disappeared and are still reported
 _OTHERS = "others"
 _Read = Callable[[Sequence[Field]], GpuAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class TelemetryPart:
-    """Result of a telemetry turn."""
-
+class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    readings: tuple[Reading, ...] = ()
+    answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID; GPUs that did not answer are missing
     others: tuple[OtherReading, ...] = ()
     sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory
-    unsupported: tuple[tuple[str, int], ...] = ()  # device key and field id
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
     gpus_lost: int = 0
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # counts since start, by source and reason
     dropped: Mapping[int, int] = field(default_factory=dict)  # number of rejected values since start, by field id
     lanes: tuple[Lane, ...] = ()  # lanes read in this turn; values of other lanes are older
     absent: frozenset[str] = frozenset()  # UUIDs of `devices` that the driver does not list
-    links_up: Mapping[str, int] = field(default_factory=dict)  # number of NVLinks by UUID
-    details: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)  # values for the page of one GPU, by UUID
-    mute: frozenset[str] = frozenset()  # UUIDs of GPUs that answer but do not report XIDs
+    at: float | None = None  # Unix time of the last turn with readings
 
     @property
     def listed(self) -> tuple[Device, ...]:
-        return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
+        return tuple(d for d in self.devices if d.uuid not in self.absent)
 
-    def without(self, uuids: Collection[str]) -> TelemetryPart:
-        """Returns a copy without these GPUs, which must not have readings."""
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The readings of the selected devices."""
+        shown = {device.key for device in self.selected}
+        return tuple(r for answer in self.answers.values() for r in answer.readings if r.device.key in shown)
+
+    @property
+    def unsupported(self) -> tuple[tuple[str, int], ...]:
+        """Device key and field id."""
+        shown = {device.key for device in self.selected}
+        return tuple(entry for answer in self.answers.values() for entry in answer.unsupported if entry[0] in shown)
+
+    def without(self, uuids: Collection[str]) -> TelemetryResult:
+        """Returns a copy without these GPUs, which must not have answers."""
         return replace(
             self,
             devices=tuple(d for d in self.devices if d.uuid not in uuids),
@@ -69,24 +72,32 @@ class TelemetryPart:
 
 
 class TelemetryTurn:
-    """Reads all GPUs. Keeps the last inventory, MIG instances, absent GPUs and error counts between turns."""
+    """Reads all GPUs. Keeps the last inventory, MIG instances and absent GPUs between turns. Not thread-safe."""
 
     def __init__(
-        self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, workers: Workers, deadline: float
+        self,
+        telemetry: Telemetry,
+        lanes: Sequence[Lane],
+        selection: Selection,
+        workers: Workers,
+        errors: ErrorCounts,
+        deadline: float,
+        clock: Clock,
     ) -> None:
         self._telemetry = telemetry
         self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
         self._selection = selection
         self._workers = workers
+        self._errors = errors
         self._deadline = deadline
+        self._clock = clock
         self._inventory = Inventory(())
         self._known: dict[str, tuple[Device, ...]] = {}  # devices of each listed GPU, by UUID
         self._absent: dict[str, tuple[Device, ...]] = {}  # GPUs not listed by the driver, by UUID
-        self._absent_lock = threading.Lock()
         self._forgotten: frozenset[str] = frozenset()  # UUIDs removed by an operator, until the GPU answers
         self._most_seen = 0  # highest number of GPUs in an inventory
-        self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
+        self._taken_at: float | None = None
         self._lanes: tuple[Lane, ...] = ()
         self._answers: dict[str, dict[Lane, GpuAnswer]] = {}  # the last answer of each worker and lane
         self.set_lanes(lanes)
@@ -100,13 +111,17 @@ class TelemetryTurn:
     def drop_values(self) -> None:
         self._answers = {}
 
-    def collect(self, due: Sequence[Lane] | None = None) -> TelemetryPart:
-        """Reads the lanes that are due, or all of them. Raises StartError if the process cannot continue."""
+    def collect(self, due: Sequence[Lane] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
+        """Reads the lanes that are due, or all of them. Raises StartError if the process cannot continue.
+
+        `lost`: UUIDs of GPUs that an allocation source lists, and the driver should.
+        """
         lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
         inventory = self._read_inventory()
+        self._add_lost(lost)
         if not inventory.up:
             self.drop_values()
-            return self._make_part(lanes, sources=(inventory,), visible=0)
+            return self._make_result(lanes, (inventory,), {}, None)
         gpus = self._choose_gpus()
         reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
         if self._others is not None:
@@ -116,7 +131,18 @@ class TelemetryTurn:
         }
         results = self._workers.run(jobs, self._deadline)
         merged = {worker: self._merge_with_earlier(worker, result) for worker, result in results.items()}
-        return self._gather(lanes, inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
+        others = merged.get(_OTHERS)
+        sources = [inventory, *self._report_others(others), *self._report_unreachable()]
+        answers: dict[str, GpuAnswer] = {}
+        for gpu in gpus:
+            name, result = f"gpu{gpu.index}", merged[_worker(gpu)]
+            sources.append(self._errors.make_status(name, result, gpu.uuid))
+            if result.value is not None:
+                answers[gpu.uuid] = result.value
+                self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
+                self._count_flaws(name, result.value)
+        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus} - answers.keys())
+        return self._make_result(lanes, tuple(sources), answers, None if others is None else others.value)
 
     def _lanes_to_read(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
         """Returns the lanes to read: those that are due, and those without an answer."""
@@ -131,58 +157,51 @@ class TelemetryTurn:
         answers.update(result.value)
         return Result(merge_answers(list(result.value.values()), answers.values()), None, result.seconds)
 
+    def _count_flaws(self, source: str, answer: GpuAnswer) -> None:
+        self._dropped.update(answer.dropped)
+        for reason in answer.errors:
+            self._errors.add(source, reason)
+
     def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
         result = self._workers.run({name: self._telemetry.inventory}, self._deadline)[name]
         if result.value is not None:
             self._update_inventory(result.value)
-        return self._status(name, result)
+        return self._errors.make_status(name, result)
 
     def _update_inventory(self, inventory: Inventory) -> None:
         here = {g.uuid for g in inventory.gpus}
-        gone = {g.uuid for g in self._inventory.gpus} - here
         # The worker's name contains the index, so a GPU whose index changed gets a new worker.
         ended = {_worker(g) for g in self._inventory.gpus} - {_worker(g) for g in inventory.gpus}
         self._workers.forget(ended)
         for worker in ended:
             self._answers.pop(worker, None)
-        left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
-        for gpu in inventory.gpus:
-            self._known.setdefault(gpu.uuid, (gpu,))
-        self._update_absent(left, here | self._forgotten)
+        for uuid in {g.uuid for g in self._inventory.gpus} - here - self._forgotten:
+            self._absent[uuid] = self._known[uuid]
+        self._absent = {uuid: devices for uuid, devices in self._absent.items() if uuid not in here}
+        self._known = {g.uuid: self._known.get(g.uuid, (g,)) for g in inventory.gpus}
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 
-    def add_lost(self, uuids: Iterable[str]) -> None:
-        """Adds lost GPUs: an allocation source lists them and the driver does not.
-
-        Does nothing before the first inventory, or while a hung GPU may be one of them.
-        """
+    def _add_lost(self, uuids: Iterable[str]) -> None:
+        """Does nothing before the first inventory, or while a hung GPU may be one of them."""
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
-        new = {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
-        if new:
-            self._update_absent(new)
+        self._absent |= {uuid: (Device(None, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
 
-    def forget(self, part: TelemetryPart, uuid: str, lost: bool) -> TelemetryPart | None:
-        """Returns `part` without a GPU that disappeared, or that is `lost` and still listed.
+    def forget(self, result: TelemetryResult, uuid: str, lost: bool) -> TelemetryResult | None:
+        """Returns `result` without a GPU that disappeared, or that is `lost` and still listed.
 
         The GPU stays removed until it answers, even if an allocation source lists it. Returns None for other GPUs.
         """
         if uuid not in self._absent and not (lost and uuid in self._known):
             return None
         self._forgotten |= {uuid}
-        self._update_absent({}, {uuid})
-        return replace(part.without({uuid}), gpus_lost=self._count_lost(part.gpus_visible))
-
-    def _update_absent(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
-        """Replaces the dict instead of changing it, because other threads read it."""
-        with self._absent_lock:
-            absent = {uuid: devices for uuid, devices in {**self._absent, **more}.items() if uuid not in back}
-            self._absent = dict(list(absent.items())[-MAX_ABSENT:])
+        self._absent.pop(uuid, None)
+        return replace(result.without({uuid}), gpus_lost=self._count_lost(result.gpus_visible))
 
     def _count_lost(self, visible: int) -> int:
         expected = self._telemetry.expected
@@ -203,55 +222,43 @@ class TelemetryTurn:
         every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
-    def _gather(
-        self,
-        lanes: tuple[Lane, ...],
-        inventory: SourceStatus,
-        results: dict[Device, Result[GpuAnswer]],
-        others: Result[GpuAnswer] | None,
-    ) -> TelemetryPart:
-        answers: dict[str, GpuAnswer] = {}
-        sources = [inventory, *self._others_status(others), *self._report_unreachable()]
-        for gpu, result in results.items():
-            sources.append(self._status(f"gpu{gpu.index}", result, gpu.uuid))
-            if result.value is not None:
-                answers[gpu.uuid] = result.value
-                self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
-                self._dropped.update(result.value.dropped)
-                self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
-        silent = {gpu.uuid for gpu in results} - answers.keys()
-        self._forgotten -= {gpu.uuid for gpu in self._inventory.gpus} - silent
-        visible = len(self._inventory.gpus) - len(silent)
-        return self._make_part(lanes, tuple(sources), visible, answers, others.value if others is not None else None)
-
-    def _make_part(
+    def _make_result(
         self,
         lanes: tuple[Lane, ...],
         sources: tuple[SourceStatus, ...],
-        visible: int,
-        answers: Mapping[str, GpuAnswer] | None = None,
-        others: GpuAnswer | None = None,
-    ) -> TelemetryPart:
-        answers = answers or {}
-        devices, shown = self._devices(), self._shown()
-        return TelemetryPart(
+        answers: Mapping[str, GpuAnswer],
+        others: GpuAnswer | None,
+    ) -> TelemetryResult:
+        # Listed devices come first, so that an index refers to the GPU that has it now.
+        devices = (*self._listed(), *(d for absent in self._absent.values() for d in absent))
+        shown = self._find_shown()
+        visible = 0
+        if sources[0].up:
+            silent = {source.device for source in sources if source.device and not source.up}
+            visible = len(self._inventory.gpus) - len(silent)
+        result = TelemetryResult(
             devices=devices,
             selected=tuple(d for d in devices if d.key in shown),
-            readings=tuple(r for a in answers.values() for r in a.readings if r.device.key in shown),
+            answers=answers,
             others=tuple(o for a in (*answers.values(), others) if a is not None for o in a.others),
             sources=sources,
-            unsupported=tuple(u for a in answers.values() for u in a.unsupported if u[0] in shown),
             gpus_expected=self._telemetry.expected,
             gpus_visible=visible,
             gpus_lost=self._count_lost(visible),
-            errors=dict(self._errors),
             dropped=dict(self._dropped),
             lanes=lanes,
             absent=frozenset(self._absent),
-            links_up={uuid: a.links_up for uuid, a in answers.items() if a.links_up is not None},
-            details={uuid: a.details for uuid, a in answers.items() if a.details},
-            mute=frozenset(uuid for uuid, a in answers.items() if not a.reports_errors),
         ).without(self._forgotten)
+        if result.readings:
+            self._taken_at = self._clock.wall()
+        return replace(result, at=self._taken_at)
+
+    def _report_others(self, result: Result[GpuAnswer] | None) -> Iterator[SourceStatus]:
+        """Yields the status of the reading of other entities (such as switches), if there are any or it failed."""
+        if result is not None and result.value is not None:
+            self._count_flaws(_OTHERS, result.value)
+        if result is not None and (result.value is None or result.value.others):
+            yield self._errors.make_status(_OTHERS, result)
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
         """Yields a failed status for each GPU that the driver counts but cannot identify."""
@@ -259,39 +266,17 @@ class TelemetryTurn:
         for index, why in self._inventory.unreachable.items():
             if not chosen or index in chosen:
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
-                self._errors[source, reason] += 1
+                self._errors.add(source, reason)
                 yield SourceStatus(source, False, 0.0, reason, f"GPU {index} does not answer: {why}")
 
-    def _others_status(self, result: Result[GpuAnswer] | None) -> list[SourceStatus]:
-        """Returns the status of the reading of other entities (such as switches), if there are any or it failed."""
-        if result is None:
-            return []
-        status = self._status(_OTHERS, result)
-        if result.value is not None:
-            self._dropped.update(result.value.dropped)
-            self._errors.update((_OTHERS, reason) for reason in result.value.errors)
-        return [status] if result.value is None or result.value.others else []
-
-    def _shown(self) -> frozenset[str]:
+    def _find_shown(self) -> frozenset[str]:
         """Returns the device keys that `-d` selects. Instance numbers refer to present instances only."""
         absent = [d for devices in self._absent.values() for d in devices]
         parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
         return self._selection.select(self._listed()).union(*(part.select(absent) for part in parts))
 
     def _listed(self) -> tuple[Device, ...]:
-        return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
-
-    def _devices(self) -> tuple[Device, ...]:
-        """Returns listed devices, then absent ones, so that an index refers to the GPU that has it now."""
-        return (*self._listed(), *(d for devices in self._absent.values() for d in devices))
-
-    def _status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        if isinstance(result.error, StartError):
-            raise result.error
-        if result.error is None:
-            return SourceStatus(source, True, result.seconds, device=device)
-        self._errors[source, result.error.reason] += 1
-        return SourceStatus(source, False, result.seconds, result.error.reason, str(result.error), device)
+        return tuple(d for gpu in self._inventory.gpus for d in self._known[gpu.uuid])
 
 
 def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:

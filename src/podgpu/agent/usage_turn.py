@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
-from podgpu.model import Assignment, Device, DeviceUsage, SourceStatus, Workload
+from podgpu.model import (
+    NS,
+    Assignment,
+    Device,
+    DeviceUsage,
+    HolderUsage,
+    NamespaceUsage,
+    SlotUsage,
+    SourceStatus,
+    Workload,
+)
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
-from podgpu.usage.ledger import MAX_NAMESPACES, Ledger, UsageSnapshot
-from podgpu.usage.owners import Complete, Owners, ProcessOwners
-from podgpu.workers import Result, Workers
+from podgpu.usage.ledger import Ledger
+from podgpu.usage.owners import NameSource, Owners, ProcessOwners
+from podgpu.workers import ErrorCounts, Result, Workers
 
-_log = logging.getLogger(__name__)
 SOURCE = "usage"
 SWITCHES = "switches"
-EVICTED = "namespace_forgotten"
-_NS = 1_000_000_000
 
 Results = Mapping[str, Result[UsageAnswer]]
 
@@ -36,13 +42,14 @@ class RunningProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class UsagePart:
-    """Result of a usage turn."""
+class UsageResult:
+    """In MIG mode, energy is recorded for the GPU and everything else for its instances."""
 
-    usage: UsageSnapshot = field(default_factory=UsageSnapshot)
+    holders: Mapping[str, Sequence[tuple[Workload, HolderUsage]]] = field(default_factory=dict)  # by device key
+    devices: Mapping[str, SlotUsage] = field(default_factory=dict)  # by device key
+    namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # counts since start, by source and reason
     readings: Sequence[DeviceUsage] = ()
     owners: Mapping[int, Workload] = field(default_factory=dict)  # by pid
 
@@ -64,11 +71,19 @@ def _utilization(reading: DeviceUsage, pid: int) -> float | None:
 
 class UsageTurn:
     def __init__(
-        self, telemetry: Telemetry, finder: ContainerFinder, workers: Workers, deadline: float, clock: Clock
+        self,
+        telemetry: Telemetry,
+        finder: ContainerFinder,
+        names: NameSource,
+        workers: Workers,
+        errors: ErrorCounts,
+        deadline: float,
+        clock: Clock,
     ) -> None:
         self._telemetry = telemetry
-        self._processes = ProcessOwners(finder)
+        self._processes = ProcessOwners(finder, names)
         self._workers = workers
+        self._errors = errors
         self._deadline = deadline
         self._clock = clock
         self._ledger = Ledger()
@@ -76,23 +91,9 @@ class UsageTurn:
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
         self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # (worker, figure, reason): figures not supported
-        self._errors: Counter[tuple[str, str]] = Counter()
 
-    def collect(
-        self,
-        devices: Sequence[Device],
-        listed: Sequence[Device],
-        assignments: Sequence[Assignment],
-        complete: Complete,
-        learn: Callable[[], Complete],
-        failing: Collection[str] = (),
-    ) -> UsagePart:
-        """Reads the GPUs in `listed`. `devices` also contains GPUs that disappeared.
-
-        `complete` and `learn` are explained in `ProcessOwners.find`. `failing` contains UUIDs of GPUs whose failure the
-        telemetry turn already reports.
-        """
-        gpus = [device for device in listed if not device.is_instance]
+    def collect(self, telemetry: TelemetryResult, assignments: Sequence[Assignment]) -> UsageResult:
+        gpus = [device for device in telemetry.listed if not device.is_instance]
         self._end_workers(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
         results = self._workers.run(
@@ -100,20 +101,25 @@ class UsageTurn:
         )
         usages = [u for result in results.values() if result.value is not None for u in result.value.usages]
         self._count_errors(results)
-        owners = self._processes.find(_pids_of(usages), complete, learn)
-        self._errors.update((SOURCE, reason) for reason in owners.unknown.values())
+        owners = self._processes.find(_pids_of(usages))
+        for reason in owners.unknown.values():
+            self._errors.add(SOURCE, reason)
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
-        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
+        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        self._ledger.charge(make_turns(devices, usages, assignments, owners), elapsed)
-        self._count_evicted()
-        failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
-        new = {uuid: error for uuid, error in failed.items() if uuid not in failing}
-        status = self._status(self._clock.monotonic() - began, owners, new)
-        sources = (status, *_switches_status(results))
-        snapshot = self._ledger.snapshot(began_at)
-        workloads = {**owners.nameless, **owners.workloads}
-        return UsagePart(snapshot, began_at, sources, dict(self._errors), usages, workloads)
+        self._ledger.charge(make_turns(telemetry.devices, usages, assignments, owners), elapsed)
+        reported = {source.device for source in telemetry.sources if not source.up}
+        failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) and g.uuid not in reported}
+        status = self._make_status(self._clock.monotonic() - began, owners, failed)
+        return UsageResult(
+            self._ledger.list_holders(began_at),
+            self._ledger.list_devices(),
+            self._ledger.list_namespaces(),
+            at=began_at,
+            sources=(status, *_switches_status(results)),
+            readings=usages,
+            owners={**owners.nameless, **owners.workloads},
+        )
 
     def _end_workers(self, gpus: Sequence[Device]) -> None:
         now = frozenset(g.uuid for g in gpus)
@@ -122,41 +128,26 @@ class UsageTurn:
 
     def _count_errors(self, results: Results) -> None:
         answers = {worker: result.value for worker, result in results.items() if result.value is not None}
-        for result in results.values():
-            if isinstance(result.error, SourceError):
-                self._errors[SOURCE, result.error.reason] += 1
+        reasons = [result.error.reason for result in results.values() if isinstance(result.error, SourceError)]
         for answer in answers.values():
-            self._errors.update((SOURCE, reason) for reason in answer.errors)
-            self._errors.update((SOURCE, "bad_value") for _ in answer.dropped)
-            if answer.switches is not None:
-                self._errors.update((SWITCHES, reason) for reason in answer.switches.errors)
+            reasons += [*answer.errors, *("bad_value" for _ in answer.dropped)]
+            for reason in answer.switches.errors if answer.switches is not None else ():
+                self._errors.add(SWITCHES, reason)
         # An unsupported figure is counted as an error once per GPU, not in every turn.
         kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
         lacking = kept | {(worker, *lack) for worker, answer in answers.items() for lack in answer.lacks}
-        self._errors.update((SOURCE, reason) for _, _, reason in lacking - self._lacking)
+        reasons += [reason for _, _, reason in lacking - self._lacking]
         self._lacking = frozenset(lacking)
+        for reason in reasons:
+            self._errors.add(SOURCE, reason)
 
-    def _count_evicted(self) -> None:
-        evicted = self._ledger.evicted_namespaces
-        if evicted and not self._errors[SOURCE, EVICTED]:
-            _log.warning(
-                "usage: more than %d namespaces used this node's GPUs; removing the least recently used counters"
-                " (counted as %s); check what creates so many namespaces",
-                *(MAX_NAMESPACES, EVICTED),
-            )
-        if evicted:
-            self._errors[SOURCE, EVICTED] = evicted
-
-    def _status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
-        """Returns the status of this source.
-
-        Outside the host's PID namespace the driver lists no processes, so the status is an error.
-        """
+    def _make_status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
+        """Outside the host's PID namespace the driver lists no processes, so the status is an error."""
         try:
             self._processes.require_permission()
         except SourceError as e:
             if e.reason not in owners.unknown.values():  # otherwise already counted for each process
-                self._errors[SOURCE, e.reason] += 1
+                self._errors.add(SOURCE, e.reason)
             return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
             others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""

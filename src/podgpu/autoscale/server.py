@@ -90,7 +90,7 @@ class AutoscaleServer:
         return True, "OK\n"
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        return await metrics_response(request, Exposition.of(encode(self.families())))
+        return await metrics_response(request, Exposition(encode(self.families())))
 
     def families(self) -> list[Family]:
         calls: Counter[tuple[str, str]] = Counter()

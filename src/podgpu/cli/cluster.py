@@ -11,7 +11,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.api_access import access_by
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.collect import Collector
@@ -141,8 +140,9 @@ def _prometheus_collector(
     server = _prometheus_server(options)
 
     def make() -> Collector:
-        find_owners = owners.of if owners else None
-        return PrometheusCollector(server, settings, keep_fields=settings.keep_fields, find_owners=find_owners)
+        return PrometheusCollector(
+            server, settings, keep_fields=settings.keep_fields, owners=owners.all if owners else dict
+        )
 
     with _naming_option("--prometheus"):
         make()  # raises errors in the options at start
@@ -151,9 +151,10 @@ def _prometheus_collector(
 
 def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     tenant = options["prometheus_tenant"]
+    headers = {"X-Scope-OrgID": tenant} if tenant else {}
     return PrometheusServer(
         url=options["prometheus"],
-        access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
+        access=Access.from_options(options, "prometheus", "Prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
     )
@@ -162,7 +163,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
 def _scrape_collector(
     options: Mapping[str, Any], settings: ViewSettings, owners: ApiOwners | None, stack: ExitStack
 ) -> MakeCollector:
-    access = access_by(options, "exporter", "the exporter")
+    access = Access.from_options(options, "exporter", "the exporter")
     node_labels = _names(options["node_label"])
     targets, wait = _targets(options, access, stack)
     # With auto, missing owners are not reported.

@@ -6,36 +6,44 @@ Flags and environment variables override the file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import click
 from msgspec import Meta, Struct
 
-from podgpu.agent.lanes import Collection, ConfigFile, SampleRetention
+from podgpu.agent.lanes import Collection
 from podgpu.cli.options import FROM_FILE, is_set, parse_go_duration
+from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 from podgpu.metrics.counters import CounterSpec, make_counter
-from podgpu.yaml_file import decode_yaml
 
 _MAX_BYTES = 256 * 1024
 _ALL_FIELDS = ["*"]
-_NO_LIMIT = (
-    "--watch-max-keep-age and --watch-max-keep-samples are both 0, so samples are kept without limit: set one of them"
-    " above 0"
-)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """Content of the configuration file. None means not set."""
+
+    path: str = ""
+    counters_file: str = ""
+    counters: tuple[CounterSpec, ...] | None = None
+    exporter_metrics: bool | None = None
+    interval: float | None = None
+    collections: tuple[Collection, ...] = ()  # excludes the collection that matches all fields
+    ignored: tuple[str, ...] = ()  # warnings about entries without effect
+    max_concurrent_scrapes: int | None = None
 
 
 def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options merged with the file. Entries without an option are in `config`. Raises UsageError."""
     path = options["config_file"]
-    config = _read(path) if path else ConfigFile("")
+    config = _read(path) if path else ConfigFile()
     values = {
         "collectors": config.counters_file or None,
         "collect_interval": config.interval,
-        "watch_max_keep_age": config.retention.max_age,
-        "watch_max_keep_samples": config.retention.max_samples,
         "max_concurrent_scrapes": config.max_concurrent_scrapes,
         "enable_exporter_metrics": config.exporter_metrics,
     }
@@ -44,26 +52,7 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
         config = replace(config, counters=None)
         from_file.pop("collectors", None)
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
-    merged = {**options, **from_file, "config": config}
-    retention = SampleRetention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
-    if retention.is_endless:
-        raise UsageError(_NO_LIMIT)
-    for collection in config.collections:
-        if collection.retention.fill_from(retention).is_endless:
-            raise UsageError(
-                f"{collection.place}: collection {collection.name} keeps samples without limit: set a maximum age or"
-                " number of samples above 0"
-            )
-    return merged
-
-
-def list_ignored_entries(options: dict[str, Any]) -> list[str]:
-    """Returns warnings about entries of the file that have no effect."""
-    config: ConfigFile = options["config"]
-    if not config.bind_unbind:
-        return []
-    where = f"{config.path}: sources.dcgm.detectBindUnbind"
-    return [f"{where} has no effect: podgpu always detects GPUs that are added or removed"]
+    return {**options, **from_file, "config": config}
 
 
 def _read(path: str) -> ConfigFile:
@@ -121,6 +110,8 @@ class _BindUnbind(_ConfigSection):
 
 
 class _Watch(_ConfigSection):
+    """How long DCGM keeps samples. Has no effect, because podgpu uses the newest sample only."""
+
     max_keep_age: _GoDuration | None = None
     max_keep_samples: _Count | None = None
 
@@ -169,39 +160,35 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
     metrics, server = config.metrics or _Metrics(), config.server or _Server()
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
-    interval, retention, collections = _read_collections(config, path)
+    interval, collections = _read_collections(config, path)
     bind_unbind = ((config.sources or _Sources()).dcgm or _Dcgm()).detect_bind_unbind
+    where = f"{path}: sources.dcgm.detectBindUnbind"
+    ignored = f"{where} has no effect: podgpu always detects GPUs that are added or removed"
     return ConfigFile(
         path=path,
         counters_file=metrics.file or "",
         counters=_read_fields(metrics.fields, path) if metrics.fields else None,
         exporter_metrics=metrics.enable_exporter_metrics,
         interval=interval,
-        retention=retention,
         collections=collections,
-        bind_unbind=bind_unbind is not None and bool(bind_unbind.enabled),
+        ignored=(ignored,) if bind_unbind is not None and bind_unbind.enabled else (),
         max_concurrent_scrapes=server.max_concurrent_scrapes,
     )
 
 
-def _read_collections(config: _Config, path: str) -> tuple[float | None, SampleRetention, tuple[Collection, ...]]:
-    """The collection with include ['*'] sets interval and retention of all fields that are in no other collection."""
-    interval, retention = None, _read_retention(config.sources)
+def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[Collection, ...]]:
+    """The collection with include ['*'] sets the interval of all fields that are in no other collection."""
+    interval = None
     collections = []
     for number, row in enumerate(config.collections or ()):
-        place, kept = f"{path}: collections[{number}]", _read_retention(row.sources)
+        place = f"{path}: collections[{number}]"
         if row.metrics.include != _ALL_FIELDS:
-            collections.append(Collection(row.name, row.every.seconds, tuple(row.metrics.include), kept, place))
+            collections.append(Collection(row.name, row.every.seconds, tuple(row.metrics.include), place))
         elif interval is not None:
             raise UsageError(f"{place}: only one collection may include ['*']")
         else:
-            interval, retention = row.every.seconds, kept.fill_from(retention)
-    return interval, retention, tuple(collections)
-
-
-def _read_retention(sources: _Sources | None) -> SampleRetention:
-    watch = ((sources or _Sources()).dcgm or _Dcgm()).watch or _Watch()
-    return SampleRetention(watch.max_keep_age.seconds if watch.max_keep_age else None, watch.max_keep_samples)
+            interval = row.every.seconds
+    return interval, tuple(collections)
 
 
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:

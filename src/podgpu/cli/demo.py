@@ -17,7 +17,6 @@ from typing import NamedTuple
 import click
 from aiohttp import web
 
-from podgpu.agent.assemble import Holders, assemble_agent
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
@@ -32,6 +31,7 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import WorkloadOwner
@@ -212,16 +212,16 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
     clock = clock or Clock()
     names = IdentityReader(str(node.root / "pods"), str(node.root / "containers"))
     count = node.gpus
-    agent = assemble_agent(
+    agent = Agent(
         NvmlTelemetry(node.driver, "simulated", lambda: count, clock=clock.monotonic, wall=clock.wall),
-        Holders([KubeletAllocation(node.kubelet.socket)], names.read),
+        HolderSources([KubeletAllocation(node.kubelet.socket)], names.read),
         Settings(
             interval=1.0,
             allocation_interval=1.0,
             policy=Policy(counters=shipped_counters("dcp") or (), hostname=node.name),
         ),
-        ContainerFinder(str(node.root / "proc")),
         clock,
+        containers=ContainerFinder(str(node.root / "proc")),
     )
     return DemoExporter(node, agent, node_recorder(agent, prices=prices), prices)
 

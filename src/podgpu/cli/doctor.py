@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from podgpu.cli.config_file import list_ignored_entries, merge_config_file
+from podgpu.cli.config_file import merge_config_file
+from podgpu.cli.examine import CONFIG_FILE, NodeExamination
 from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
 from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_of
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.doctor.autoscale import check_autoscaling
-from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, wrong
 from podgpu.errors import UsageError
 
@@ -37,7 +37,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     options, config_findings = _merge_config_file(ctx, options)
     check_options(options)
     options = parse_host_engine(ctx, options)
-    ignored = (*list_ignored_options(ctx), *list_ignored_entries(options))
+    ignored = (*list_ignored_options(ctx), *options["config"].ignored)
     examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
     with quiet_logs(options["debug"]):
         findings = examination.run()

@@ -5,27 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import click
 
-from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
-from podgpu.agent.api_access import ApiAccess, open_exposition
-from podgpu.agent.assemble import make_holders, open_telemetry
+from podgpu.cli.node import make_holders, open_exposition, open_telemetry
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
 from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.clock import Clock
-from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
+from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
+from podgpu.holders.api import ApiAccess
+from podgpu.holders.reader import AllocationReader
 from podgpu.metrics.render import Policy
-from podgpu.model import Device
-from podgpu.workers import Workers
+from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger("podgpu")
 _INTERVALS_KEPT = 5
@@ -125,11 +123,10 @@ def _open_enricher(
         holders = make_holders(options, api, driver)
         isolation = Workers()
         stack.callback(isolation.close)
-        turn = AllocationTurn(
-            holders.sources, holders.identities, isolation, _DEADLINE_SECONDS, Clock(), holders.liveness
-        )
-        stack.callback(turn.close)
-        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
+        errors = ErrorCounts()
+        reader = AllocationReader(holders, isolation, errors, Clock())
+        stack.callback(reader.close)
+        yield Enricher(_fetch(source, isolation), reader.read, textfile, errors, settings, CompanionDriver(driver))
 
 
 def _run(enricher: Enricher, interval: float) -> None:
@@ -155,12 +152,3 @@ def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedE
         return result.value
 
     return fetch
-
-
-def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], HolderResult]:
-    def holders(devices: Sequence[Device]) -> HolderResult:
-        part = turn.collect(devices)
-        assignments = replace_uids(part.assignments, part.api_uids)
-        return HolderResult(assignments, part.unmapped, part.sources, Counter(part.errors))
-
-    return holders

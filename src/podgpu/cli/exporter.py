@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podgpu.agent.api_access import SOON_SECONDS, SYNC_SECONDS, ApiAccess
-from podgpu.agent.assemble import Options, build_exporter_agent
 from podgpu.agent.loop import Agent
-from podgpu.cli.config_file import list_ignored_entries, merge_config_file
+from podgpu.cli.config_file import merge_config_file
+from podgpu.cli.node import Options, build_exporter_agent
 from podgpu.cli.options import EXPORTER_OPTIONS, is_given, is_set, make_command
 from podgpu.cli.terminal import configure_logging, print_out
 from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
+from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
@@ -54,7 +54,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     # The exporter must answer probes soon, even if the API server does not respond. With --once it can wait longer.
     with closing(ApiAccess(options["kubeconfig"], SYNC_SECONDS if once else SOON_SECONDS)) as api:
         agent = build_exporter_agent(options, api)
-        for sentence in (*list_ignored_options(ctx), *list_ignored_entries(options)):
+        for sentence in (*list_ignored_options(ctx), *options["config"].ignored):
             _log.warning("%s", sentence)
         if once:
             _print_once(agent)

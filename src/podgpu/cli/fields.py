@@ -18,9 +18,8 @@ from podgpu.metrics.names import rename_of
 )
 @click.argument("pattern", required=False, default="", metavar="[TEXT]")
 def command(pattern: str) -> None:
-    """List the DCGM fields that podgpu reads from NVML: id, name, unit, whether MIG instances have their own value,
-    the NVML function, and the name and unit in dcgm-exporter 4.9. TEXT filters by name, also by the names of
-    dcgm-exporter 1.x and 4.9.
+    """List the DCGM fields: id, name, unit, whether MIG instances have their own value, where podgpu reads the field,
+    and its name and unit in dcgm-exporter 4.9. TEXT filters by name, also by the names of dcgm-exporter 1.x and 4.9.
     """
     rows = [
         (
@@ -32,7 +31,7 @@ def command(pattern: str) -> None:
             _describe_successor(field),
         )
         for field in fields().values()
-        if field.recipe is not None and any(pattern.lower() in name.lower() for name in field.names)
+        if any(pattern.lower() in name.lower() for name in field.names)
     ]
     table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -58,4 +57,4 @@ def _describe_source(field: Field) -> str:
             return f"GPM metric {metric} (Hopper and later)"
         case Recorded():
             return "counted by podgpu"
-    return ""
+    return "only with DCGM"

@@ -24,8 +24,8 @@ OTHER_COMMANDS = {
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
-    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9, or back.",
-    "fields": "List the DCGM fields that NVML provides.",
+    "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9.",
+    "fields": "List the DCGM fields, their sources and their names in 4.9.",
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS
 _EXAMPLES = (

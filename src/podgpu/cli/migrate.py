@@ -1,4 +1,4 @@
-"""`podgpu migrate`: converts dashboards, rules and queries between the names of dcgm-exporter 4.8 and 4.9."""
+"""`podgpu migrate`: converts dashboards, rules and queries from the names of dcgm-exporter 4.8 to those of 4.9."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -16,7 +16,7 @@ from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
 from podgpu.migrate.dashboard import migrate_dashboard
 from podgpu.migrate.promql import PromqlError
-from podgpu.migrate.rewrite import Direction, Generation, MigratedFile, rewrite_query
+from podgpu.migrate.rewrite import MigratedFile, rewrite_query
 from podgpu.migrate.rules import migrate_rules
 
 _MOST_BYTES = 8 * 1024 * 1024
@@ -38,14 +38,13 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     If the unit of a metric changed, the query converts the value, so panels and thresholds stay correct. If a query
     cannot be converted, it is listed, nothing is written, and the exit code is 1. --force writes the other queries.
     """
-    direction = Direction(cast(Generation, options["to"]))
     _check(files, options)
     if options["expr"]:
-        migrated = {"--expr": _expression(options["expr"], direction)}
+        migrated = {"--expr": _expression(options["expr"])}
     else:
-        migrated = {name: _migrate(_read(name), name, direction) for name in files}
+        migrated = {name: _migrate(_read(name), name) for name in files}
     for name, result in migrated.items():
-        _report(name, result, direction.to)
+        _report(name, result)
     if any(result.left for result in migrated.values()) and not options["force"]:
         click.echo("podgpu: nothing was written; use --force to write the converted queries", err=True)
         return 1
@@ -81,32 +80,32 @@ def _read(name: str) -> str:
         raise UsageError(f"{name}: not UTF-8 text") from None
 
 
-def _migrate(text: str, name: str, direction: Direction) -> MigratedFile:
+def _migrate(text: str, name: str) -> MigratedFile:
     """Converts a file. Files that begin with { or [ are dashboards, unless their name ends in .yaml, .yml or .rules."""
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
         raise UsageError(f"{origin} is empty")
     if not name.endswith(_YAML) and text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
-        return migrate_dashboard(text, origin, direction)
-    return migrate_rules(text, origin, direction)
+        return migrate_dashboard(text, origin)
+    return migrate_rules(text, origin)
 
 
-def _expression(text: str, direction: Direction) -> MigratedFile:
+def _expression(text: str) -> MigratedFile:
     try:
-        rewritten = rewrite_query(text, direction)
+        rewritten = rewrite_query(text)
     except PromqlError as e:
         raise UsageError(f"--expr is not PromQL: {e}") from e
     return MigratedFile(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
 
 
-def _report(name: str, result: MigratedFile, to: str) -> None:
+def _report(name: str, result: MigratedFile) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
     for sentence in result.left:
         click.echo(f"podgpu: {shown}: not converted: {one_line(sentence)}", err=True)
     for sentence in dict.fromkeys(result.notes):
         click.echo(f"podgpu: {shown}: note: {one_line(sentence)}", err=True)
     if not result.changed and not result.left:
-        click.echo(f"podgpu: {shown}: nothing to convert to {to}", err=True)
+        click.echo(f"podgpu: {shown}: nothing to convert", err=True)
     elif name != "--expr":
         click.echo(f"podgpu: {shown}: {result.changed} converted, {len(result.left)} not", err=True)
 

@@ -42,7 +42,7 @@ class Option:
     help: str = ""
     kind: str = "TEXT"
     """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
-    milliseconds), age (Go's format), whole:LOW-HIGH, choice:a|b, or the placeholder of a text such as FILE."""
+    milliseconds), whole:LOW-HIGH, choice:a|b, or the placeholder of a text such as FILE."""
     group: str = "common"
     """Key of GROUPS."""
     common: bool = True
@@ -104,7 +104,7 @@ _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _GO_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
 _GO_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
 _GO_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PLAIN_UNITS = {"duration": "s", "milliseconds": "ms", "age": ""}
+_PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
 
 
 def parse_go_duration(text: str) -> float | None:
@@ -129,7 +129,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
         seconds = parse_go_duration(f"{text}{_PLAIN_UNITS[self._kind]}" if _PLAIN_NUMBER.fullmatch(text) else text)
         if seconds is None:
             self.fail(f"{text!r} is not a duration such as 5s, 500ms or 1m30s", param, ctx)
-        if self._kind != "age" and not 0.1 <= seconds <= 86_400:
+        if not 0.1 <= seconds <= 86_400:
             unit = "milliseconds" if self._kind == "milliseconds" else "seconds"
             self.fail(f"{text} must be from 100 ms to 24 h; a number without a unit is {unit}", param, ctx)
         return seconds

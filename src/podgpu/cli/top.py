@@ -12,13 +12,13 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import Options, assemble_agent, make_holders, node_name, open_telemetry
-from podgpu.agent.loop import Settings
+from podgpu.agent.loop import Agent, Settings
+from podgpu.cli.node import Options, make_holders, node_name, open_telemetry
 from podgpu.cli.options import is_set, make_command, options_of
 from podgpu.cli.terminal import is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError, one_line
+from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
@@ -104,12 +104,14 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
     counters = tuple(CounterSpec(fields()[number], fields()[number].name, "gauge", "") for number in _FIELDS)
     selection = parse_selection(options["devices"])
     telemetry = open_telemetry(options["telemetry"], options)
-    settings = Settings(interval=options["interval"], selection=selection, policy=Policy(counters=counters))
+    settings = Settings(
+        node_name=node_name(), interval=options["interval"], selection=selection, policy=Policy(counters=counters)
+    )
     holders = make_holders(options, api, telemetry)
-    agent = assemble_agent(telemetry, holders, settings, ContainerFinder(options["path_proc"]))
+    agent = Agent(telemetry, holders, settings, containers=ContainerFinder(options["path_proc"]))
     agent.check_selection()
     at_exit.callback(agent.stop)
-    return LocalSource(agent, node_name(), options["processes"], options["interval"])
+    return LocalSource(agent, options["processes"], options["interval"])
 
 
 def _run(feed: Feed, controls: Controls) -> int:

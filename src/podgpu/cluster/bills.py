@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from podgpu.cluster.collect import NodeReading
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.state import ClusterState, NodeEntry
+from podgpu.cluster.state import ClusterState
 from podgpu.metrics.mig import billed_name
 from podgpu.model import NodeState
 
@@ -36,15 +37,6 @@ class CostKey(NamedTuple):
     currency: str
 
 
-@dataclass(slots=True)
-class _Exporter:
-    """The counters of one exporter at its last reading."""
-
-    series: dict[BillKey, Counters]
-    read_at: float  # monotonic
-    taken_at: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class BillTotals:
     amounts: Mapping[BillKey, Counters] = field(default_factory=dict)
@@ -54,7 +46,7 @@ class BillTotals:
 
 class BillLedger:
     def __init__(self) -> None:
-        self._exporters: dict[str, _Exporter] = {}
+        self._exporters: dict[str, tuple[float, Mapping[BillKey, Counters]]] = {}  # monotonic time, last counters
         self._nodes: dict[str, float] = {}  # node -> monotonic time of its last reading
         self._amounts: dict[BillKey, Counters] = {}
         self._costs: dict[CostKey, float] = {}
@@ -68,33 +60,27 @@ class BillLedger:
         for reading in readings:
             if (reading.state.node, reading.target) not in chosen:
                 # The baseline in case this exporter is used later. Until then, another exporter's counters are charged.
-                self._exporters[_exporter_key(reading.state, reading.state.node, reading.target)] = _Exporter(
-                    counters_of(reading.state), reading.read_at, reading.state.taken_at
-                )
+                key = _exporter_key(reading.state, reading.state.node, reading.target)
+                self._exporters[key] = reading.read_at, counters_of(reading.state)
         for node in state.nodes:
             self._nodes[node.name] = max(node.read_at, self._nodes.get(node.name, node.read_at))
-        self._forget(now)
+        oldest = now - _FORGET_SECONDS
+        self._exporters = {key: exporter for key, exporter in self._exporters.items() if exporter[0] >= oldest}
+        self._nodes = {name: at for name, at in self._nodes.items() if at >= oldest}
 
     def totals(self) -> BillTotals:
         return BillTotals(dict(self._amounts), dict(self._costs), dict(self._unpriced))
 
     def _charge(self, node: NodeEntry, prices: Prices) -> None:
         key, counters = _exporter_key(node.state, node.name, node.target), counters_of(node.state)
-        exporter = self._exporters.get(key)
-        if exporter is None:
-            self._exporters[key] = _Exporter(counters, node.read_at, node.state.taken_at)
-            baseline = counters if self._ran_before(node, counters) else {}
-            self._grow(counters, baseline, prices)
+        read_at, before = self._exporters.get(key, (float("-inf"), {}))
+        if node.read_at <= read_at:
             return
-        if node.read_at <= exporter.read_at or _is_older(node.state, exporter):
-            return
-        restarted = any(_decreased(now, exporter.series.get(series, _ZERO)) for series, now in counters.items())
-        baseline = exporter.series
-        if restarted or not exporter.series:
-            baseline = counters if self._ran_before(node, counters) else {}
-        self._grow(counters, baseline, prices)
-        exporter.series = {**baseline, **counters}
-        exporter.read_at, exporter.taken_at = node.read_at, node.state.taken_at
+        restarted = any(_decreased(now, before.get(series, _ZERO)) for series, now in counters.items())
+        if restarted or not before:
+            before = counters if self._ran_before(node, counters) else {}
+        self._grow(counters, before, prices)
+        self._exporters[key] = node.read_at, {**before, **counters}
 
     def _ran_before(self, node: NodeEntry, counters: Mapping[BillKey, Counters]) -> bool:
         """Returns True if the node is new, or its counters are too large to have started after the last reading."""
@@ -127,11 +113,6 @@ class BillLedger:
         if price.gpu_hour is None and allocated is not None:
             self._unpriced[key.model] = self._unpriced.get(key.model, 0.0) + allocated / 1e9
 
-    def _forget(self, now: float) -> None:
-        oldest = now - _FORGET_SECONDS
-        self._exporters = {key: exporter for key, exporter in self._exporters.items() if exporter.read_at >= oldest}
-        self._nodes = {name: at for name, at in self._nodes.items() if at >= oldest}
-
 
 def _exporter_key(state: NodeState, node: str, target: str) -> str:
     """Returns `exporter_id`, which changes when the counters restart. Without one, returns node and address."""
@@ -151,8 +132,3 @@ def counters_of(state: NodeState) -> dict[BillKey, Counters]:
 
 def _decreased(now: Counters, before: Counters) -> bool:
     return any(a is not None and b is not None and a < b for a, b in zip(now, before, strict=True))
-
-
-def _is_older(state: NodeState, exporter: _Exporter) -> bool:
-    """Two servers may share one address, and one of them may return an older state than the other."""
-    return state.taken_at is not None and exporter.taken_at is not None and state.taken_at < exporter.taken_at

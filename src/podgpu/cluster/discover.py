@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from podgpu.cluster.collect import Pod
+from podgpu.cluster.collect import Owners
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
     PODS_PATH,
     EndpointSliceRecord,
-    MetricsUrls,
     PodOwner,
     endpoint_slices_path,
-    metrics_urls,
+    merge_urls,
     parse_endpoint_slice,
     parse_owner,
 )
@@ -66,16 +65,15 @@ class KubernetesTargets:
     ) -> None:
         """`https` enables TLS for all ports, not only for those declared as https."""
         self._selector = selector
-        self._https = https
         self._slices: Informer[EndpointSliceRecord] = Informer(
             config,
             endpoint_slices_path(selector.namespace),
             {"labelSelector": selector.labels},
-            parse_endpoint_slice,
+            lambda body: parse_endpoint_slice(body, https),
             settings=settings,
         )
         self._version = -1
-        self._targets = MetricsUrls((), ())
+        self._urls: tuple[str, ...] = ()
 
     def wait_synced(self, timeout: float) -> bool:
         return self._slices.wait_synced(timeout)
@@ -83,19 +81,19 @@ class KubernetesTargets:
     def urls(self) -> Sequence[str]:
         version = self._slices.version
         if version != self._version:
-            self._targets = metrics_urls(self._slices.items(), https=self._https)
-            self._version = version
-        return self._targets.urls
+            self._urls, self._version = merge_urls(self._slices.items()), version
+        return self._urls
 
     def notes(self) -> Sequence[str]:
         error = self._slices.error
+        problems = tuple(dict.fromkeys(record.problem for record in self._slices.items() if record.problem))
         if error is not None:
-            return (f"the list of exporters may be out of date: {error}", *self._targets.problems)
+            return (f"the list of exporters may be out of date: {error}", *problems)
         if not self._slices.synced:
             return ("the API server has not yet returned the list of exporters",)
-        if not self._targets.urls and not self._targets.problems:
+        if not self.urls() and not problems:
             return (f"no Service with the labels {self._selector} has an endpoint",)
-        return self._targets.problems
+        return problems
 
     def close(self) -> None:
         self._slices.close()
@@ -111,18 +109,14 @@ class ApiOwners:
             config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
         )
         self._version = -1
-        self._owners: Mapping[Pod, WorkloadOwner] = {}
+        self._owners: Owners = {}
 
-    def all(self) -> Mapping[Pod, WorkloadOwner]:
+    def all(self) -> Owners:
         version = self._pods.version
         if version != self._version:
             self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
             self._version = version
         return self._owners
-
-    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
-        owners = self.all()
-        return {pod: owners[pod] for pod in pods if pod in owners}
 
     def notes(self) -> Sequence[str]:
         error = self._pods.error

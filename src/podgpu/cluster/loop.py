@@ -16,22 +16,20 @@ from typing import Literal
 
 from podgpu.clock import Clock, FaultLog
 from podgpu.cluster.bills import BillLedger, BillTotals
-from podgpu.cluster.collect import ClusterReading, Collector, Scope
+from podgpu.cluster.collect import ClusterReading, Collector
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.parts import is_lost
 from podgpu.cluster.prices import ReadPrices, no_prices
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.cluster.used import RollingAverage
+from podgpu.cluster.used import RollingAverage, Scope
 from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Exposition, encode
 
-LOOK_SECONDS = 1.0  # interval of publishing partial results, so that a dead node does not delay the others
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
-_MAX_LOG_LINES = 10  # per round and kind of message, because a rack that loses power has many nodes
-_MAX_LOG_LENGTH = 1000
+_MAX_LOG_LINES = 10  # per round, because a rack that loses power has many nodes
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 MakeCollector = Callable[[], Collector]
@@ -56,17 +54,17 @@ class PublishedState:
 
     @cached_property
     def metrics(self) -> Exposition:
-        return Exposition.of(encode(cluster_families(self.state, self._rolling, self._bills)))
+        return Exposition(encode(cluster_families(self.state, self._rolling, self._bills)))
 
     @cached_property
     def nodes(self) -> Exposition:
         """`/metrics/nodes`."""
-        return Exposition.of(encode(node_families(self.state)))
+        return Exposition(encode(node_families(self.state)))
 
     @cached_property
     def stale(self) -> Exposition:
         """The metrics of podgpu itself, without GPU figures. Served while rounds are overdue."""
-        return Exposition.of(encode(self_families(self.state)))
+        return Exposition(encode(self_families(self.state)))
 
     @cached_property
     def page(self) -> PageState:
@@ -81,7 +79,6 @@ class Cluster:
         prices: ReadPrices = no_prices,
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
-        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """If `on_round` is set, it receives the state of every round, and bills and texts are not computed."""
         self.settings = settings
@@ -93,7 +90,6 @@ class Cluster:
         self._make_collector = make_collector
         self._prices = prices
         self._on_round = on_round
-        self._look_seconds = look_seconds
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
         self._bills = BillLedger()
@@ -110,22 +106,14 @@ class Cluster:
     # Rounds
 
     async def round(self, collector: Collector) -> None:
-        """Runs one round. Publishes partial results while it runs, and the full results at its end."""
+        """Runs one round and publishes its results."""
         self._collecting = collector, asyncio.get_running_loop()
-        running = asyncio.create_task(collector.run_round())
-        try:
-            while not running.done():
-                await asyncio.wait({running}, timeout=self._look_seconds)
-                if not running.done():
-                    self._publish(collector.reading(), whole_round=False)
-            running.result()
-        finally:
-            running.cancel()
-        self._publish(collector.reading(), whole_round=True)
+        await collector.run_round()
+        self._publish(collector.reading())
         self._changes.report(self.published.state)
         self._round_at = self.clock.monotonic()
 
-    def _publish(self, reading: ClusterReading, whole_round: bool) -> None:
+    def _publish(self, reading: ClusterReading) -> None:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
@@ -136,15 +124,13 @@ class Cluster:
         self._previous = state
         self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
         if self._on_round is not None:
-            if whole_round:
-                self._on_round(state)
+            self._on_round(state)
             self.published = PublishedState(state)
             return
         if self._counting_since is None:
             self._counting_since = now
         self._bills.update(state, reading.nodes, now)
-        if whole_round:
-            self._rolling.add(now, self.settings, state.used)
+        self._rolling.add(now, self.settings, state.used)
         since = self._counting_since + state.clock_offset
         self.published = PublishedState(state, self._rolling.means(), self._bills.totals(), since)
 
@@ -249,41 +235,27 @@ class Cluster:
 
 
 class _ChangeLog:
-    """Logs nodes and targets that became stale, failed or recovered since the last round."""
+    """Logs targets and nodes that failed or recovered since the last round, and new notes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._failing: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
-        self._stale: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
-        self._nodes: set[str] = set()
-        self._notes: set[str] = set()
+        self._faults: FaultLog[str] = FaultLog(clock, _REPEAT_SECONDS)
 
     def report(self, state: ClusterState) -> None:
-        failing = [o for o in state.outcomes if o.error and self._failing.fail(o.target, o.error)]
-        recovered = [o for o in state.outcomes if not o.error and self._failing.recover(o.target)]
-        targets = {outcome.target for outcome in state.outcomes}
-        self._failing.remove(lambda target: target not in targets)
-        nodes = {node.name for node in state.nodes}
-        new = [f"{node.name}: seen" for node in state.nodes if node.name not in self._nodes]
-        stale = [
-            f"{node.name}: stale, no current figures"
-            for node in state.nodes
-            if node.stale and self._stale.fail(node.name, "stale")
-        ]
-        fresh = [f"{n.name}: current again" for n in state.nodes if not n.stale and self._stale.recover(n.name)]
-        dropped = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
-        self._stale.remove(lambda name: name not in nodes)
-        notes = set(state.notes) - {outcome.text for outcome in state.outcomes}
-        _log_lines(logging.WARNING, [f"{outcome.text}; podgpu will retry" for outcome in failing])
-        _log_lines(logging.INFO, [f"{outcome.target}: answers again" for outcome in recovered])
-        _log_lines(logging.INFO, [*new, *fresh])
-        _log_lines(logging.WARNING, [*stale, *dropped])
-        _log_lines(logging.WARNING, sorted(notes - self._notes))
-        self._nodes, self._notes = nodes, notes
+        faults = {o.target: (o.error, f"{o.text}; podgpu will retry") for o in state.outcomes if o.error}
+        faults |= {n.name: ("stale", f"{n.name}: stale, no current figures") for n in state.nodes if n.stale}
+        described = {outcome.text for outcome in state.outcomes}
+        faults |= {note: ("note", note) for note in state.notes if note not in described}
+        names = {outcome.target for outcome in state.outcomes} | {node.name for node in state.nodes}
+        new = [text for name, (reason, text) in faults.items() if self._faults.fail(name, reason)]
+        recovered = [f"{name}: answers again" for name in sorted(names - faults.keys()) if self._faults.recover(name)]
+        self._faults.remove(lambda name: name not in names and name not in faults)
+        _log_lines(logging.WARNING, new)
+        _log_lines(logging.INFO, recovered)
 
 
 def _log_lines(level: int, lines: Sequence[str]) -> None:
     logger = logging.getLogger("podgpu")
     for line in lines[:_MAX_LOG_LINES]:
-        logger.log(level, "%s", line if len(line) <= _MAX_LOG_LENGTH else f"{line[:_MAX_LOG_LENGTH]}…")
+        logger.log(level, "%s", line)
     if len(lines) > _MAX_LOG_LINES:
         logger.log(level, "%s", f"and {len(lines) - _MAX_LOG_LINES} more")

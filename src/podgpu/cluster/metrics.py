@@ -6,17 +6,16 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
 from podgpu import __version__
 from podgpu.cluster.bills import BillTotals
-from podgpu.cluster.collect import Scope
-from podgpu.cluster.parts import holders_of, slot_model
-from podgpu.cluster.settings import ViewSettings, duration_text
-from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
-from podgpu.cluster.used import CLUSTER, used_value
+from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
+from podgpu.cluster.settings import duration_text
+from podgpu.cluster.state import ClusterState
+from podgpu.cluster.used import CLUSTER, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
@@ -145,13 +144,7 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
-    names = {
-        "namespace": ("namespace",),
-        "node": ("node",),
-        "model": ("model",),
-        "owner": ("namespace", "owner_kind", "owner_name"),
-    }.get(scope.scope, ())
-    return Labels((*more, ("scope", scope.scope), *((name, getattr(scope, name)) for name in names)))
+    return Labels((*more, *((name, value) for name, value in zip(Scope._fields, scope, strict=True) if value)))
 
 
 # Idle holders
@@ -162,18 +155,21 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     idle_since: dict[tuple[tuple[str, str], ...], float] = {}
     for node in _fresh(state):
         for part in node.held:
-            if part.idle_since is not None and is_wasteful(part.idle_since, state):
+            since = _wasteful_since(part, state)
+            if since is not None:
                 labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))
                 key = (*labels, *_holder_labels(part.holder))
-                idle_since[key] = min(part.idle_since, idle_since.get(key, part.idle_since))
+                idle_since[key] = min(since, idle_since.get(key, since))
     return [Sample(Labels(pairs), round(since, 3)) for pairs, since in idle_since.items()]
 
 
-def is_wasteful(idle_since: float, state: ClusterState) -> bool:
-    after = state.settings.idle_after
-    return after is not None and state.taken_at is not None and state.taken_at - idle_since > after
+def _wasteful_since(part: HeldPart, state: ClusterState) -> float | None:
+    since, after = part.idle_since, state.settings.idle_after
+    if since is None or after is None or state.taken_at is None:
+        return None
+    return since if state.taken_at - since > after else None
 
 
 def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> tuple[str, str, str, str]:
@@ -195,65 +191,41 @@ def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
 # Counts. In MIG mode the instances are counted instead of the GPU, under a model name of their own.
 
 
-@dataclass(slots=True)
-class _DeviceCount:
-    devices: int = 0
-    allocated: int = 0
-    used: int | None = None  # None if unknown for all devices
-
-    def add(self, is_held: bool, is_used: bool | None) -> None:
-        self.devices += 1
-        self.allocated += is_held
-        if is_used is not None:
-            self.used = (self.used or 0) + is_used
-
-
-@dataclass(slots=True)
-class _NamespaceCount:
-    """Counts of devices. A holder of a shared device counts as its share of the device."""
-
-    allocated: float = 0.0
-    wasteful: float = 0.0
-    uses: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+class _DeviceCount(NamedTuple):
+    devices: int
+    allocated: int
+    used: int | None  # None if unknown for all devices
 
 
 def _count_families(state: ClusterState) -> list[Family]:
-    nodes: dict[tuple[str, ...], _DeviceCount] = defaultdict(_DeviceCount)
-    models: dict[tuple[str, ...], _DeviceCount] = defaultdict(_DeviceCount)
-    namespaces: dict[tuple[str, str], _NamespaceCount] = defaultdict(_NamespaceCount)
-    for node in _fresh(state):
-        for gpu in node.gpus:
-            for instance in [i for i in gpu.instances if not i.hidden] or (None,):
-                model, held = slot_model(gpu, instance), bool(holders_of(gpu, instance or gpu))
-                used = is_in_use(gpu, instance, state.settings)
-                nodes[node.name, model].add(held, used)
-                models[(model,)].add(held, used)
-        for part in node.held:
-            if part.holder.namespace and not (part.instance is None and part.gpu.instances):
-                count = namespaces[part.holder.namespace, part.model]
-                count.allocated += part.share
-                count.uses[part.use] += part.share
-                if part.idle_since is not None and is_wasteful(part.idle_since, state):
-                    count.wasteful += part.share
+    nodes = list(_fresh(state))
+    by_node: dict[tuple[str, ...], _DeviceCount] = {
+        (node.name, model): count for node in nodes for model, count in _count_devices([node]).items()
+    }
+    by_model: dict[tuple[str, ...], _DeviceCount] = {(model,): count for model, count in _count_devices(nodes).items()}
     return [
-        *_device_counts("node", ("node", "model"), nodes),
-        *_device_counts("model", ("model",), models),
-        *_namespace_counts(namespaces),
+        *_device_families("node", ("node", "model"), by_node),
+        *_device_families("model", ("model",), by_model),
+        *_namespace_families(nodes, state),
     ]
 
 
-def is_in_use(gpu: DeviceState, instance: MigInstance | None, settings: ViewSettings) -> bool | None:
-    """Returns whether --used-field, or the utilisation if the device lacks this field, is above 0. None if unknown."""
-    slot = instance or gpu
-    value = used_value(slot, settings)
-    if value is not None:
-        return value > 0
-    ratios = (slot.utilization_ratio, *(h.usage.utilization_ratio for h in slot.holders if h.usage is not None))
-    measured = [ratio for ratio in ratios if ratio is not None]
-    return any(measured) if measured else None
+def _count_devices(nodes: Iterable[NodeEntry]) -> dict[str, _DeviceCount]:
+    """Counts the devices of each model. A device is in use if its utilisation is above 0, as on the page."""
+    models: dict[str, list[tuple[bool, float | None]]] = defaultdict(list)
+    for gpu in (gpu for node in nodes for gpu in node.gpus):
+        for instance in [i for i in gpu.instances if not i.hidden] or (None,):
+            slot = instance or gpu
+            models[slot_model(gpu, instance)].append((bool(holders_of(gpu, slot)), slot_utilization(slot)))
+    counts = {}
+    for model, devices in models.items():
+        ratios = [ratio for _, ratio in devices if ratio is not None]
+        used = sum(ratio > 0 for ratio in ratios) if ratios else None
+        counts[model] = _DeviceCount(len(devices), sum(held for held, _ in devices), used)
+    return counts
 
 
-def _device_counts(
+def _device_families(
     scope: str, label_names: tuple[str, ...], counts: Mapping[tuple[str, ...], _DeviceCount]
 ) -> list[Family]:
     rows = [(_labels(label_names, key), counts[key]) for key in sorted(counts)]
@@ -266,14 +238,22 @@ def _device_counts(
     return make_families("cluster", samples)
 
 
-def _namespace_counts(counts: Mapping[tuple[str, str], _NamespaceCount]) -> list[Family]:
-    rows = [(_labels(("namespace", "model"), key), counts[key]) for key in sorted(counts)]
-    measured = [(labels, count) for labels, count in rows if "used" in count.uses or "idle" in count.uses]
-    samples = {
-        "podgpu_namespace_allocated_gpus": [Sample(labels, round(count.allocated, 9)) for labels, count in rows],
-        "podgpu_namespace_used_gpus": [Sample(labels, round(count.uses["used"], 9)) for labels, count in measured],
-        "podgpu_namespace_idle_gpus": [Sample(labels, round(count.wasteful, 9)) for labels, count in rows],
-    }
+def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:
+    parts = [
+        part
+        for node in nodes
+        for part in node.held
+        if part.holder.namespace and not (part.instance is None and part.gpu.instances)
+    ]
+    groups = group_held(parts, lambda part: (part.holder.namespace, part.model))
+    samples: dict[str, list[Sample]] = {f"podgpu_namespace_{name}_gpus": [] for name in ("allocated", "used", "idle")}
+    for key in sorted(groups):
+        labels, sums = _labels(("namespace", "model"), key), sum_held(groups[key], by_device=True)
+        wasteful = sum_held((part for part in groups[key] if _wasteful_since(part, state) is not None), by_device=True)
+        samples["podgpu_namespace_allocated_gpus"].append(Sample(labels, round(sums.allocated, 9)))
+        samples["podgpu_namespace_idle_gpus"].append(Sample(labels, round(wasteful.allocated, 9)))
+        if sums.used or sums.idle or not sums.unknown:
+            samples["podgpu_namespace_used_gpus"].append(Sample(labels, round(sums.used, 9)))
     return make_families("cluster", samples)
 
 
@@ -300,18 +280,16 @@ def _bill_families(state: ClusterState, bills: BillTotals) -> list[Family]:
 
 
 def _hourly_costs(state: ClusterState) -> dict[str, list[Sample]]:
-    costs: dict[str, float] = defaultdict(float)
-    wasted: dict[str, float] = defaultdict(float)
-    for node in state.nodes:
-        for part in node.held:
-            if part.holder.namespace and part.cost_per_hour is not None:
-                costs[part.holder.namespace] += part.cost_per_hour
-                wasted[part.holder.namespace] += part.cost_per_hour if part.use == "idle" else 0.0
-    currency = ("currency", state.prices.currency)
-    rows = [(Labels([("namespace", name), currency]), name) for name in sorted(costs)]
+    parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
+    groups = group_held(parts, lambda part: part.holder.namespace)
+    sums = [
+        (_labels(("namespace", "currency"), (n, state.prices.currency)), sum_held(groups[n])) for n in sorted(groups)
+    ]
     return {
-        "podgpu_namespace_cost_per_hour": [Sample(labels, costs[name]) for labels, name in rows],
-        "podgpu_namespace_wasted_per_hour": [Sample(labels, wasted[name]) for labels, name in rows],
+        f"podgpu_namespace_{name}": [
+            Sample(labels, amount) for labels, total in sums if (amount := getattr(total, name)) is not None
+        ]
+        for name in ("cost_per_hour", "wasted_per_hour")
     }
 
 

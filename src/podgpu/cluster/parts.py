@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
-from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
+from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
 
+K = TypeVar("K", bound=Hashable)
+SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
 _DIGITS = 4
+_NO_USAGE = HolderUsage()
 
 
 class HeldPart(msgspec.Struct, frozen=True, gc=False):
@@ -25,19 +28,32 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     part: float  # fraction of the physical GPU; the parts of a GPU add up to at most 1
     share: float  # fraction of the GPU or MIG instance that it holds
     use: Use
-    idle_since: float | None = None  # Unix time; None if busy or unknown
-    active_at: float | None = None  # monotonic time of the last reading with activity, or of the first reading
+    last_idle_since: float | None = None  # Unix time; kept while the GPU cannot be read
     owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
+
+    @property
+    def idle_since(self) -> float | None:
+        """Unix time. None if busy or unknown."""
+        return self.last_idle_since if self.use == "idle" else None
 
     @property
     def slot(self) -> Slot:
         return self.instance or self.gpu
 
     @property
+    def slot_key(self) -> SlotKey:
+        return gpu_id(self.gpu), None if self.instance is None else self.instance.id
+
+    @property
     def model(self) -> str:
         """The billed model: `<model>`, or `<model> MIG <profile>`."""
         return slot_model(self.gpu, self.instance)
+
+
+def gpu_id(gpu: DeviceState) -> str:
+    """Returns the UUID, or `gpu <index>` if the exporter reports none."""
+    return gpu.uuid or f"gpu {'?' if gpu.index is None else gpu.index}"
 
 
 def slot_model(gpu: DeviceState, instance: MigInstance | None) -> str:
@@ -57,14 +73,17 @@ def is_shown(gpu: DeviceState) -> bool:
 
 
 def holders_of(gpu: DeviceState, slot: Slot) -> Sequence[Holder]:
-    """Returns the unique identified holders. Holders of a lost GPU must also be known from an allocation source."""
+    """Returns the unique holders. Holders of a lost GPU must also be known from an allocation source.
+
+    Holders without identity are omitted, unless a scheduler reserved the device for them.
+    """
     holders = slot.holders
     if not holders or (len(holders) == 1 and holders[0].key and not gpu.conditions):
         return holders
     lost = is_lost(gpu)
     unique: dict[tuple[str, ...], Holder] = {}
     for holder in holders:
-        if holder.key and (holder.source or not lost):
+        if (holder.key and (holder.source or not lost)) or holder.source == RESERVATION:
             unique.setdefault(holder.key, holder)
     return tuple(unique.values())
 
@@ -95,32 +114,29 @@ def divide_slot(holders: Sequence[Holder]) -> list[float]:
     return divide([None if h.share_ratio is None else min(h.share_ratio, 1.0) for h in holders], 1.0)
 
 
-def classify_use(slot: Slot, holder: Holder, idle_since: float | None, watched: bool) -> Use:
-    """Classifies a holder's part of a readable GPU as used, idle or unknown.
+def measure_use(slot: Slot, holder: Holder) -> Use:
+    """Returns whether the holder uses its part of the GPU or MIG instance at this moment."""
+    usage = holder.usage or _NO_USAGE
+    own, device = usage.utilization_ratio, slot.utilization_ratio
+    if holder.source == RESERVATION:
+        return "used" if device else "unknown"
+    if own == 0 and usage.processes and device:
+        return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
+    ratio = device if own is None else own
+    if ratio is None:
+        return "idle" if usage.processes == 0 else "unknown"
+    return "used" if ratio else "idle"
 
-    If `watched`, earlier rounds are known, so a holder at 0 % without `idle_since` was busy recently.
-    """
+
+def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracked: bool) -> Use:
+    """Classifies a holder's part of a readable GPU. If `is_tracked`, the holder's earlier rounds are known."""
     if idle_since is not None:
         return "idle"
-    usage = holder.usage
-    own = None if usage is None else usage.utilization_ratio
-    processes = None if usage is None else usage.processes
-    ratio = slot.utilization_ratio if own is None else own
-    if ratio:
-        return "used"
-    if own == 0 and processes and slot.utilization_ratio:
-        return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
-    if ratio is None and processes != 0:
-        return "unknown"
-    return "used" if watched and ratio is not None else "idle"
-
-
-def runs_nothing(slot: Slot, holder: Holder) -> bool:
-    """Returns True if the holder is known to be idle. On a GPU with another busy process this is unknown."""
-    usage = holder.usage
-    if usage is None or usage.utilization_ratio is None:
-        return slot.utilization_ratio == 0
-    return usage.utilization_ratio == 0 and not (usage.processes and slot.utilization_ratio)
+    use = measure_use(slot, holder)
+    own = (holder.usage or _NO_USAGE).utilization_ratio
+    if use == "idle" and is_tracked and not (own is None and slot.utilization_ratio is None):
+        return "used"  # the holder worked since the last reading
+    return use
 
 
 def slot_utilization(slot: Slot) -> float | None:
@@ -134,7 +150,7 @@ def slot_utilization(slot: Slot) -> float | None:
         return slot.utilization_ratio
     window = None if slot.usage is None else slot.usage.utilization_ratio
     whole = slot.utilization_ratio if window is None else window
-    return None if whole is None else max(whole, sum(reported))
+    return max(whole or 0.0, sum(reported))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:
@@ -152,72 +168,65 @@ def gpu_utilization(gpu: DeviceState) -> float | None:
 # Sums
 
 
-class Totals(msgspec.Struct, omit_defaults=True):
-    """Sums in GPUs. `allocated` = `used` + `idle` + `unknown`, `gpus` = `allocated` + `free`.
+class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Sums in GPUs. `allocated` = `used` + `idle` + `unknown`. Costs are None if no part has a price."""
 
-    Costs are None if no held GPU has a price.
-    """
-
-    gpus: int
     allocated: float
     used: float
     idle: float
     unknown: float
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+
+    def rounded(self) -> HeldSums:
+        """Rounds to 4 digits. The largest amount absorbs the rounding error, so that the amounts still add up."""
+        allocated = round(self.allocated, _DIGITS)
+        uses = {name: round(getattr(self, name), _DIGITS) for name in ("used", "idle", "unknown")}
+        largest = max(uses, key=lambda name: uses[name])
+        uses[largest] = round(allocated - sum(amount for name, amount in uses.items() if name != largest), _DIGITS)
+        cost, wasted = self.cost_per_hour, self.wasted_per_hour
+        return HeldSums(
+            allocated=allocated,
+            **uses,
+            cost_per_hour=None if cost is None else round(cost, _DIGITS),
+            wasted_per_hour=None if wasted is None else round(wasted, _DIGITS),
+        )
+
+
+class Totals(HeldSums, kw_only=True):
+    """`gpus` = `allocated` + `free`."""
+
+    gpus: int
     free: float
     broken: int
     power_watts: float | None = None
-    cost_per_hour: float | None = None
-    wasted_per_hour: float | None = None
 
 
-class HeldSums(msgspec.Struct, omit_defaults=True):
-    """The totals of one pod, or of one namespace."""
+def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = False) -> HeldSums:
+    """Sums the parts in physical GPUs, or `by_device`: a MIG instance counts as one.
 
-    allocated: float
-    used: float
-    idle: float
-    unknown: float
-    cost_per_hour: float | None = None
-    wasted_per_hour: float | None = None
-
-
-def sum_held(parts: Iterable[HeldPart], priced: bool) -> HeldSums:
+    With a currency, the costs of no parts are 0.
+    """
     uses: dict[Use, float] = {"used": 0.0, "idle": 0.0, "unknown": 0.0}
-    cost = wasted = 0.0
-    held = has_price = False
+    costs, wasted = [], []
+    is_empty = True
     for part in parts:
-        held = True
-        uses[part.use] += part.part
+        is_empty = False
+        uses[part.use] += part.share if by_device else part.part
         if part.cost_per_hour is not None:
-            has_price = True
-            cost += part.cost_per_hour
-            if part.use == "idle":
-                wasted += part.cost_per_hour
-    has_cost = priced and (has_price or not held)
-    allocated = round(sum(uses.values()), _DIGITS)
-    rounded = {use: round(amount, _DIGITS) for use, amount in uses.items()}
-    largest = max(rounded, key=lambda use: rounded[use])  # absorbs the rounding error
-    rounded[largest] = round(allocated - sum(amount for use, amount in rounded.items() if use != largest), _DIGITS)
+            costs.append(part.cost_per_hour)
+            wasted.append(part.cost_per_hour if part.use == "idle" else 0.0)
+    has_cost = bool(costs) or (is_empty and bool(currency))
     return HeldSums(
-        allocated=allocated,
-        used=rounded["used"],
-        idle=rounded["idle"],
-        unknown=rounded["unknown"],
-        cost_per_hour=round(cost, _DIGITS) if has_cost else None,
-        wasted_per_hour=round(wasted, _DIGITS) if has_cost else None,
+        allocated=sum(uses.values()),
+        **uses,
+        cost_per_hour=sum(costs) if has_cost else None,
+        wasted_per_hour=sum(wasted) if has_cost else None,
     )
 
 
-def sum_totals(held: HeldSums, gpus: int, broken: int, watts: float | None) -> Totals:
-    return Totals(
-        gpus=gpus,
-        allocated=held.allocated,
-        used=held.used,
-        idle=held.idle,
-        unknown=held.unknown,
-        free=round(max(0.0, gpus - held.allocated), _DIGITS),
-        broken=broken,
-        power_watts=None if watts is None else round(watts, 1),
-        cost_per_hour=held.cost_per_hour,
-        wasted_per_hour=held.wasted_per_hour,
-    )
+def group_held(parts: Iterable[HeldPart], key: Callable[[HeldPart], K]) -> dict[K, list[HeldPart]]:
+    groups: dict[K, list[HeldPart]] = {}
+    for part in parts:
+        groups.setdefault(key(part), []).append(part)
+    return groups

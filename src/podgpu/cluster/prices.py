@@ -8,16 +8,15 @@ models:
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from podgpu.errors import SourceError, UsageError, few_of, one_line
+from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.files import ReadOnChange
 from podgpu.metrics.mig import parent_and_part
 
@@ -25,17 +24,20 @@ PriceSource = Literal["", "example", "file"]
 EXAMPLE = "example"
 _EXAMPLE_FILE = "example_prices.yml"
 _OTHERS = "*"
-_MAX_NAMED = 8
-_SIMILAR = 0.8
 _MAX_FILE_BYTES = 256 * 1024
-_AMOUNT = re.compile(r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,12})?")
+_Money = Annotated[float, Meta(ge=0, le=1e12)]  # the upper limit excludes infinity
 
 
-class Price(NamedTuple):
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The prices of one model. None if not in the file."""
 
-    gpu_hour: float | None = None
-    kwh: float | None = None
+    gpu_hour: _Money | None = None
+    kwh: _Money | None = None
+
+
+class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
+    currency: Annotated[str, Meta(min_length=1, max_length=16)]
+    models: Annotated[dict[str, Price], Meta(min_length=1)]
 
 
 class Prices:
@@ -81,52 +83,19 @@ def _dashed(model: str) -> str:
 
 def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
     """Returns a note that lists the models without a price."""
-    if not prices.currency:
-        return ()
     unpriced = sorted({model or "devices of an unknown model" for model in models if prices.of(model).gpu_hour is None})
-    if not unpriced:
+    if not prices.currency or not unpriced:
         return ()
-    names = few_of(unpriced, most=_MAX_NAMED)
-    if prices.source == "example":
-        return (f"--prices example has no price for {names}: costs do not include them; write your own price file",)
-    near = difflib.get_close_matches(unpriced[0], [name for name in prices.models if name != _OTHERS], 1, _SIMILAR)
-    hint = f" (the file has {near[0]}: is it the same?)" if near else ""
-    return (f"--prices has no price for {names}: costs do not include them; add them to the file{hint}",)
+    action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
+    return (f"there is no price for {few_of(unpriced)}: costs do not include them; {action}",)
 
 
-# The file
-
-
-class _ModelPrice(msgspec.Struct, forbid_unknown_fields=True):
-    gpu_hour: str | None = None
-    kwh: str | None = None
-
-
-class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
-    currency: Annotated[str, Meta(min_length=1, max_length=16)]
-    models: Annotated[dict[str, _ModelPrice], Meta(min_length=1)]
-
-
-def parse_prices(content: bytes, file: str) -> Prices:
+def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Prices:
     """Parses the file. Raises UsageError with the file and the path inside it."""
-    from podgpu.yaml_file import decode_yaml  # an exporter without prices does not load YAML
+    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
 
     parsed = decode_yaml(content, file, _PriceFile)
-    prices = {}
-    for name, entry in parsed.models.items():
-        place = f"{file}: models.{one_line(name)[:60]}"
-        price = prices[name] = Price(_read_amount(entry.gpu_hour, place), _read_amount(entry.kwh, place))
-        if price == Price():
-            raise UsageError(f"{place}: must have gpu_hour or kwh")
-    return Prices(parsed.currency, prices)
-
-
-def _read_amount(text: str | None, place: str) -> float | None:
-    if text is None:
-        return None
-    if not _AMOUNT.fullmatch(text):
-        raise UsageError(f"{place}: must be a number of 0 or more, such as 2.5")
-    return float(text)
+    return Prices(parsed.currency, parsed.models, source)
 
 
 class PriceReader:
@@ -138,10 +107,8 @@ class PriceReader:
         self._file = ReadOnChange(parse_prices, _MAX_FILE_BYTES)
         try:
             self._prices = self._file.read(path)
-        except SourceError as error:
+        except (SourceError, UsageError) as error:
             raise UsageError(f"--prices: {error}") from error
-        except UsageError as error:
-            raise UsageError(f"--prices {error}") from error
 
     def read(self) -> tuple[Prices, tuple[str, ...]]:
         try:
@@ -162,6 +129,4 @@ def read_prices(option: str) -> ReadPrices:
 
 
 def example_prices() -> Prices:
-    content = files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes()
-    prices = parse_prices(content, _EXAMPLE_FILE)
-    return Prices(prices.currency, prices.models, "example")
+    return parse_prices(files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes(), _EXAMPLE_FILE, "example")

@@ -5,52 +5,45 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, HOLDER_LABELS, POWER, TEMPERATURE, UTIL
-from podgpu.cluster.promql import (
-    PrometheusClient,
-    PrometheusServer,
-    RangeSeries,
-    by,
-    one_of,
-    quote,
-    select,
-)
+from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSeries, by, one_of, quote, select
 from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
     GpuHistory,
-    Series,
-    Span,
-    gpu_json,
-    pod_json,
+    HolderSpan,
+    Mark,
+    PodHistory,
+    make_pod_history,
+    round_series,
     sparkline_window,
     sparklines_json,
     utilization_byte,
 )
-from podgpu.metrics.adapter import POD_LABEL_VARIANTS, Labels, Pod, read_workload
+from podgpu.history.store import Figures
+from podgpu.metrics.adapter import POD_LABEL_VARIANTS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
-from podgpu.model import Workload
+from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
-_MAX_GAP_SECONDS = 300  # longest gap in a GPU's samples during which its holder is assumed to stay
+_MAX_GAP_SECONDS = 300  # a holder or a condition continues over shorter gaps, in which nothing may have been scraped
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
-_MIB = 1024 * 1024
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
-_FIGURES = ("utilization", "memory", "power", "temperature")
 _KEYS = (*_UUIDS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
+T = TypeVar("T")
 Device = tuple[str, str]  # UUID, MIG instance
-Values = Sequence[float | None]  # one per step
+Values = list[float | None]  # one per step
 
 
 class Window(NamedTuple):
@@ -62,6 +55,27 @@ class Window(NamedTuple):
     def end(self) -> float:
         return self.start + self.step * self.steps
 
+    def align(self, points: Iterable[tuple[float, float]]) -> Values:
+        """Returns one value per step, evaluated at the end of the step."""
+        values: Values = [None] * self.steps
+        for at, value in points:
+            number = round((at - self.start) / self.step) - 1
+            if 0 <= number < self.steps:
+                values[number] = value
+        return values
+
+    def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
+        """Returns start and end of each run of steps. The end is None if the run has not ended."""
+        runs: list[list[int]] = []
+        for step in sorted(steps):
+            if runs and (step - runs[-1][1] - 1) * self.step <= _MAX_GAP_SECONDS:
+                runs[-1][1] = step
+            else:
+                runs.append([step, step])
+        starts = [self.start + first * self.step for first, _ in runs]
+        ends = [None if last >= self.steps - 1 else self.start + (last + 1) * self.step for _, last in runs]
+        return list(zip(starts, ends, strict=True))
+
 
 class PrometheusHistory:
     """Implements `HistorySource`. Answers are cached for 15 s."""
@@ -70,84 +84,73 @@ class PrometheusHistory:
         """Raises UsageError."""
         PrometheusClient(server)
         self._server = server
-        self._match = server.match
-        self._node_labels = server.node_labels
         self._clock = clock
-        self._cache: dict[tuple[object, ...], tuple[float, JSON | None]] = {}
+        self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def sparklines(self, points: int) -> JSON:
-        answer = await self._read_cached(("sparklines", points), lambda: self._read_sparklines(points))
-        return answer or {}
+        return await self._read_cached(self._read_sparklines, points)
 
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
-        key = "gpu", uuid, instance, seconds
-        return await self._read_cached(key, lambda: self._read_gpu((uuid, instance), seconds))
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
+        return await self._read_cached(self._read_gpu, (uuid, instance), seconds)
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
-        key = "pod", namespace, pod, seconds
-        return await self._read_cached(key, lambda: self._read_pod((namespace, pod), seconds))
+    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
+        return await self._read_cached(self._read_pod, (namespace, pod), seconds)
 
-    async def _read_cached(self, key: tuple[object, ...], read: Callable[[], Awaitable[JSON | None]]) -> JSON | None:
+    async def _read_cached(self, read: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        key = read.__name__, *arguments
         async with self._slots:
             now = self._clock()
             self._cache = {k: cached for k, cached in self._cache.items() if now - cached[0] <= CACHE_SECONDS}
             if key not in self._cache:
-                self._cache[key] = now, await read()
-            return self._cache[key][1]
+                client = PrometheusClient(self._server)
+                try:
+                    self._cache[key] = now, await read(client, *arguments)
+                finally:
+                    await client.close()
+            answer: T = self._cache[key][1]
+            return answer
 
-    @asynccontextmanager
-    async def _open(self) -> AsyncIterator[PrometheusClient]:
-        client = PrometheusClient(self._server)
-        try:
-            yield client
-        finally:
-            await client.close()
-
-    async def _read_sparklines(self, points: int) -> JSON:
-        async with self._open() as client:
-            window = Window(*sparkline_window(points, await client.query_time()))
-            reader = _RangeReader(client, window, self._match, self._node_labels)
-            lines = await reader.read(reader.figures()["utilization"])
-        devices = {}
-        for line in lines:
-            uuid, instance = _read_device(line.labels)
+    async def _read_sparklines(self, client: PrometheusClient, points: int) -> JSON:
+        window = Window(*sparkline_window(points, await client.query_time()))
+        reader = _RangeReader(client, window, self._server)
+        lines = {}
+        for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
+            uuid, instance = _read_device(labels)
             if uuid:
-                values = bytes(utilization_byte(_check_ratio(value)) for value in _read_values(line.points, window))
-                devices[f"{uuid}/{instance}" if instance else uuid] = values
-        return sparklines_json(window.start, window.step, devices, window.steps)
+                ratios = (_check_ratio(value) for value in window.align(values))
+                lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
+        return sparklines_json(window.start, window.step, lines, window.steps)
 
-    async def _read_gpu(self, device: Device, seconds: int) -> JSON | None:
-        async with self._open() as client:
-            reader = await self._make_reader(client, seconds)
-            devices = await reader.read_devices([device[0]])
-        return gpu_json(devices[device].history()) if device in devices else None
+    async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> GpuHistory | None:
+        reader = await self._make_reader(client, seconds)
+        devices = await reader.read_devices([device[0]])
+        return devices[device].make_history(devices[device].figures) if device in devices else None
 
-    async def _read_pod(self, pod: Pod, seconds: int) -> JSON | None:
-        async with self._open() as client:
-            reader = await self._make_reader(client, seconds)
-            uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
-            devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD]) if uuids else {}
+    async def _read_pod(self, client: PrometheusClient, pod: PodName, seconds: int) -> PodHistory | None:
+        reader = await self._make_reader(client, seconds)
+        uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
+        devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD]) if uuids else {}
         histories = [device.history_of_pod(pod) for device in devices.values()]
         held = [history for history in histories if history is not None]
-        held.sort(key=lambda history: (history.node, history.gpu_index or 0, history.uuid, history.instance))
-        return pod_json(*pod, held)
+        held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        return make_pod_history(*pod, held)
 
     async def _make_reader(self, client: PrometheusClient, seconds: int) -> _RangeReader:
         step = _FINE if seconds <= MAX_POINTS * _FINE else _COARSE * -(-seconds // (_COARSE * MAX_POINTS))
         count = seconds // step
         end = await client.query_time() // _FINE * _FINE
-        return _RangeReader(client, Window(end - count * step, step, count), self._match, self._node_labels)
+        return _RangeReader(client, Window(end - count * step, step, count), self._server)
 
 
 class _RangeReader:
     """Runs the queries for one time window. Each value is the mean over its step, sampled every 15 s."""
 
-    def __init__(self, client: PrometheusClient, window: Window, match: str, node_labels: Sequence[str]) -> None:
+    def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:
         self._client = client
         self._window = window
-        self._match = match
-        self._node_labels = node_labels
+        self._match = server.match
+        self._node_labels = server.node_labels
 
     async def read(self, query: str) -> list[RangeSeries]:
         """Raises SourceError."""
@@ -156,39 +159,26 @@ class _RangeReader:
 
     async def read_devices(self, uuids: Sequence[str]) -> dict[Device, _DeviceLines]:
         """Raises SourceError."""
-        figures = self.figures(uuids)
-        own_pods, held, ratios, memory, health, *lines = await asyncio.gather(
-            self.read(self._own_pods(uuids)),
-            self.read(self._held(uuids)),
-            self.read(self._of_holders("podgpu_container_gpu_utilization_ratio", uuids)),
-            self.read(self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids)),
-            self.read(self._health(uuids)),
-            *(self.read(query) for query in figures.values()),
-        )
-        exporter_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # Prometheus may add their names to series
-        for labels in (line.labels for line in own_pods if line.labels.get("pod")):
-            exporter_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
+        queries = {
+            "own_pods": self._own_pods(uuids),
+            "held": self._held(uuids),
+            "health": self._health(uuids),
+            "utilization_ratio of holders": self._of_holders("podgpu_container_gpu_utilization_ratio", uuids),
+            "memory_used_bytes of holders": self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids),
+            **self.figures(uuids),
+        }
+        results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
+        own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add their names to series
+        for labels in (line.labels for line in results.pop("own_pods") if line.labels.get("pod")):
+            own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
         devices: dict[Device, _DeviceLines] = {}
-
-        def read(lines: Iterable[RangeSeries]) -> Iterator[tuple[_DeviceLines, Labels, Values, Workload | None]]:
+        for what, lines in results.items():
             for labels, points in lines:
-                device = _read_device(labels)
-                if device[0]:
-                    device_lines = devices.setdefault(device, _DeviceLines(device, self._window))
-                    holder = read_workload(labels, exporter_pods[_read_target(labels)])
-                    yield device_lines, labels, _read_values(points, self._window), holder
-
-        for device, labels, values, holder in read(held):
-            device.add_presence(labels, values, holder, self._node_labels)
-        for name, series in zip(figures, lines, strict=True):
-            for device, _, values, _ in read(series):
-                device.add_figures(name, values)
-        for name, series in (("utilization", ratios), ("memory", memory)):
-            for device, _, values, holder in read(series):
-                if holder is not None:
-                    device.add_figures(name, values, holder)
-        for device, labels, values, _ in read(health):
-            device.add_condition(labels.get("condition", ""), values)
+                key = _read_device(labels)
+                if key[0]:
+                    device = devices.setdefault(key, _DeviceLines(key, self._window))
+                    holder = read_workload(labels, own_pods[_read_target(labels)])
+                    device.add(what, labels, self._window.align(points), holder, self._node_labels)
         return devices
 
     # PromQL
@@ -197,14 +187,14 @@ class _RangeReader:
         """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
-            "utilization": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
-            "memory": f"({self._field(FB_USED, uuids)}) * {_MIB} or {memory}",
-            "power": self._field(POWER, uuids),
-            "temperature": self._field(TEMPERATURE, uuids),
+            "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
+            "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
+            "power_watts": self._field(POWER, uuids),
+            "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
         return {name: self._over_steps("avg", query) for name, query in queries.items()}
 
-    def held_by(self, pod: Pod) -> str:
+    def held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
@@ -252,127 +242,96 @@ class _RangeReader:
 # Answers
 
 
+@dataclass(slots=True)
 class _DeviceLines:
     """The values of one device, by step."""
 
-    def __init__(self, device: Device, window: Window) -> None:
-        self._device = device
-        self._window = window
-        self._node = ""
-        self._node_rank = 1000  # position of the node's label in --node-label
-        self._index: int | None = None
-        self._figures: dict[str, Values] = {name: [None] * window.steps for name in _FIGURES}
-        self._known: set[int] = set()
-        self._holders: dict[Workload, set[int]] = defaultdict(set)
-        self._holder_figures: dict[tuple[Workload, str], Values] = {}
-        self._conditions: dict[str, set[int]] = defaultdict(set)
+    device: Device
+    window: Window
+    node: tuple[int, str] = (1000, "")  # position of the label in --node-label, and its value
+    index: int | None = None
+    figures: dict[str, Values] = field(default_factory=dict)
+    holders: dict[Workload, set[int]] = field(default_factory=lambda: defaultdict(set))
+    holder_figures: dict[tuple[Workload, str], Values] = field(default_factory=dict)
+    conditions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
-    def add_presence(self, labels: Labels, values: Values, holder: Workload | None, node_labels: Sequence[str]) -> None:
-        steps = _known_steps(values)
-        self._known |= steps
-        rank = next((rank for rank, name in enumerate(node_labels) if labels.get(name)), self._node_rank)
-        if rank < self._node_rank:
-            self._node, self._node_rank = labels[node_labels[rank]], rank
-        index = labels.get("gpu", "")
-        self._index = int(index) if index.isdecimal() and len(index) < 9 else self._index
-        if holder is not None:
-            self._holders[holder] |= steps
-
-    def add_figures(self, name: str, values: Values, holder: Workload | None = None) -> None:
-        if name == "utilization":
+    def add(
+        self, what: str, labels: LabelMap, values: Values, holder: Workload | None, node_labels: Sequence[str]
+    ) -> None:
+        """Adds the result of the query `what`."""
+        steps = {number for number, value in enumerate(values) if value is not None}
+        figure = what.removesuffix(" of holders")
+        if figure == "utilization_ratio":
             values = [_check_ratio(value) for value in values]
-        if holder is None:
-            self._figures[name] = values
-        else:
-            self._holder_figures[holder, name] = values
+        if what == "held":
+            named = [(place, labels[name]) for place, name in enumerate(node_labels) if labels.get(name)]
+            self.node = min((self.node, *named))
+            index = labels.get("gpu", "")
+            self.index = int(index) if index.isdecimal() else self.index
+            if holder is not None:
+                self.holders[holder] |= steps
+        elif what == "health":
+            self.conditions[labels.get("condition", "")] |= steps
+        elif what == figure:
+            self.figures[figure] = values
+        elif holder is not None:
+            self.holder_figures[holder, figure] = values
 
-    def add_condition(self, name: str, values: Values) -> None:
-        self._conditions[name] |= _known_steps(values)
-
-    def history(self) -> GpuHistory:
-        return self._make_history(self._figures)
-
-    def history_of_pod(self, pod: Pod) -> GpuHistory | None:
+    def history_of_pod(self, pod: PodName) -> GpuHistory | None:
         """Returns the figures of the time in which the pod held the device. None if it never did.
 
         Uses the pod's own figures, or those of the device if no other pod held it.
         """
-        own = {holder: steps for holder, steps in self._holders.items() if (holder.namespace, holder.pod) == pod}
+        own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
         held = {step for steps in own.values() for step in steps}
-        shared = {step for holder, steps in self._holders.items() if holder not in own for step in steps}
+        shared = {step for holder, steps in self.holders.items() if holder not in own for step in steps}
         if not held:
             return None
-        figures: dict[str, list[float | None]] = {name: [None] * self._window.steps for name in _FIGURES}
+        figures: dict[str, Values] = {name: [None] * self.window.steps for name in Figures._fields}
         for name, values in figures.items():
-            lines = [line for holder in own if (line := self._holder_figures.get((holder, name))) is not None]
+            lines = [line for holder in own if (line := self.holder_figures.get((holder, name))) is not None]
+            device = self.figures.get(name)
             for step in held:
                 parts = [part for line in lines if (part := line[step]) is not None]
                 if parts:
                     values[step] = sum(parts)
-                elif step not in shared or name == "temperature":
-                    values[step] = self._figures[name][step]
-        return self._make_history(figures)
+                elif device is not None and (step not in shared or name == "temperature_celsius"):
+                    values[step] = device[step]
+        return self.make_history(figures)
 
-    def _make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
-        series = Series(self._window.start, self._window.step, {name: list(v) for name, v in figures.items()})
-        return GpuHistory(*self._device, self._node, self._index, series, self._spans())
-
-    def _spans(self) -> list[Span]:
-        spans = []
-        for holder, steps in self._holders.items():
-            names = holder.namespace, holder.pod, holder.job, holder.uid, holder.container_id
-            for start, end in find_runs(steps, self._window, self._known):
-                spans.append(Span("holder", start, end, holder.container, "", *names))
-        for name, steps in self._conditions.items():
-            message = words_for(name)[0] if name in conditions() else name
-            for start, end in find_runs(steps, self._window, self._known):
-                spans.append(Span("condition", start, end, name, message))
-        return sorted(spans, key=lambda span: span.started)
-
-
-def find_runs(steps: Iterable[int], window: Window, known: Iterable[int] = ()) -> list[tuple[float, float | None]]:
-    """Returns start and end of each run of steps. The end is None if the run has not ended.
-
-    A run continues over a single missing step, and over up to five minutes without any sample of the device.
-    """
-    runs: list[list[int]] = []
-    known = set(known)
-    for step in sorted(steps):
-        missing = range(runs[-1][1] + 1, step) if runs else range(0)
-        is_unknown = len(missing) * window.step <= _MAX_GAP_SECONDS and known.isdisjoint(missing)
-        if runs and (len(missing) <= 1 or is_unknown):
-            runs[-1][1] = step
-        else:
-            runs.append([step, step])
-    return [
-        (
-            window.start + first * window.step,
-            None if last >= window.steps - 1 else window.start + (last + 1) * window.step,
+    def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
+        unknown: Values = [None] * self.window.steps
+        holders = [
+            HolderSpan(*run, h.container, h.namespace, h.pod, h.job, h.uid, h.container_id)
+            for h, steps in self.holders.items()
+            for run in self.window.find_runs(steps)
+        ]
+        marks = [
+            Mark(*run, name, words_for(name)[0] if name in conditions() else name)
+            for name, steps in self.conditions.items()
+            for run in self.window.find_runs(steps)
+        ]
+        uuid, instance = self.device
+        return GpuHistory(
+            uuid=uuid,
+            instance=instance,
+            node=self.node[1],
+            index=self.index,
+            from_=self.window.start,
+            to=self.window.end,
+            step_seconds=self.window.step,
+            series=round_series({name: figures.get(name, unknown) for name in Figures._fields}),
+            holders=sorted(holders, key=lambda span: span.from_),
+            marks=sorted(marks, key=lambda mark: mark.at),
         )
-        for first, last in runs
-    ]
 
 
-def _read_device(labels: Mapping[str, str]) -> Device:
+def _read_device(labels: LabelMap) -> Device:
     return next((labels[name] for name in _UUIDS if labels.get(name)), ""), labels.get("GPU_I_ID", "")
 
 
-def _read_target(labels: Mapping[str, str]) -> tuple[str, str]:
+def _read_target(labels: LabelMap) -> tuple[str, str]:
     return labels.get("job", ""), labels.get("instance", "")
-
-
-def _read_values(points: Iterable[tuple[float, float]], window: Window) -> list[float | None]:
-    """Returns one value per step, evaluated at the end of the step."""
-    values: list[float | None] = [None] * window.steps
-    for at, value in points:
-        number = round((at - window.start) / window.step) - 1
-        if 0 <= number < window.steps:
-            values[number] = value
-    return values
-
-
-def _known_steps(values: Values) -> set[int]:
-    return {number for number, value in enumerate(values) if value is not None}
 
 
 def _check_ratio(value: float | None) -> float | None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from podgpu.clock import Clock
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, slot_utilization
-from podgpu.cluster.state import ClusterState, NodeEntry
+from podgpu.cluster.state import ClusterState
 from podgpu.cluster.waste import GroupBy, ReadWaste, WasteAnswer, make_waste
 from podgpu.history.queries import read_usage, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
@@ -68,6 +69,7 @@ class RoundReader:
             slots = [instance for instance in gpu.instances if not instance.hidden]
             for slot in slots if gpu.hidden else (None, *slots):
                 parts = held.get((gpu.uuid, None if slot is None else slot.id), [])
+                parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
                 samples.append(self._read_slot(node, state, gpu, slot, parts, seen))
         return samples
 

@@ -10,7 +10,7 @@ import logging
 import re
 import resource
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -19,18 +19,16 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, decode_node
+from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
-MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
 _CONCURRENCY = 256  # more than usually fail together, because each failed target waits for its timeout
 _ROUNDS_UNTIL_PROBE = 40  # then JSON is requested again from a target that returned text
 _MAX_FILES = 65_536
-_PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 S = TypeVar("S", DeviceState, MigInstance)
 _log = logging.getLogger(__name__)
 
@@ -52,9 +50,7 @@ class FixedTargets:
         """Raises UsageError."""
         by_name: dict[str, str] = {}
         for url in filter(None, (url.strip() for url in urls)):
-            shown = HttpClient(url, access, default_path="/metrics").shown
-            if by_name.setdefault(shown, url) != url and ("@" in by_name[shown] + url or "?" in by_name[shown] + url):
-                raise UsageError(f"--scrape: {shown} is named twice, with different logins or queries; keep one")
+            by_name.setdefault(HttpClient(url, access, default_path="/metrics").shown, url)
         if not by_name:
             raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
         self._urls = tuple(by_name.values())
@@ -80,24 +76,20 @@ class ScrapeTarget:
         self.name = self._metrics.shown
         self.readings: tuple[NodeReading, ...] = ()
         self.outcome: TargetOutcome | None = None
-        self._rounds_until_probe = 0
-
-    @property
-    def is_failing(self) -> bool:
-        return self.outcome is not None and bool(self.outcome.error)
+        self.rounds_until_probe = 0
 
     async def read_states(
         self, session: aiohttp.ClientSession, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
     ) -> list[NodeState]:
         """Returns the states that the exporter reports. Raises SourceError."""
-        if self._rounds_until_probe == 0:
+        if self.rounds_until_probe == 0:
             state = await self._read_document(session)
             if state is not None:
                 return [reduce_state(state, keep_fields)]
         text = await self._metrics.get(session, accept=METRICS_TYPES)
         check_is_metrics(text, self.name)
         states = self._parse_text(text, keep_fields, node_labels, wall)
-        self._rounds_until_probe = (self._rounds_until_probe or _ROUNDS_UNTIL_PROBE) - 1
+        self.rounds_until_probe = (self.rounds_until_probe or _ROUNDS_UNTIL_PROBE) - 1
         return states
 
     async def _read_document(self, session: aiohttp.ClientSession) -> NodeState | None:
@@ -118,21 +110,10 @@ class ScrapeTarget:
     ) -> list[NodeState]:
         try:
             states = node_from_text(
-                body.decode(),
-                self._api.host,
-                scraped_at=wall,
-                keep_fields=keep_fields,
-                node_labels=node_labels,
+                body.decode(), self._api.host, scraped_at=wall, keep_fields=keep_fields, node_labels=node_labels
             )
-        except UnicodeDecodeError as error:
-            line = body.count(b"\n", 0, error.start) + 1
-            raise SourceError("malformed", f"{self.name}: line {line}: byte {error.start} is not UTF-8") from error
-        except BadExposition as error:
+        except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             raise SourceError("malformed", f"the metrics of {self.name} cannot be parsed: {error}") from error
-        except msgspec.ValidationError as error:
-            raise SourceError(
-                "too_much", f"{self.name}: its metrics exceed a limit and are ignored: {error}"
-            ) from error
         if not any(state.devices or state.producer == "podgpu" for state in states):
             raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: check that it is a GPU exporter")
         return states
@@ -140,14 +121,8 @@ class ScrapeTarget:
     def is_named(self, state: NodeState) -> bool:
         return state.node != self._api.host
 
-    def reset_probe(self) -> None:
-        """Requests JSON again in the next round, because another exporter may replace a failing one."""
-        self._rounds_until_probe = 0
-
     async def fetch(self, session: aiohttp.ClientSession, path: str) -> bytes:
         """Raises SourceError."""
-        if not _PATH.fullmatch(path) or ".." in path:
-            raise SourceError("bad_path", f"{self.name} has no path {path[:64]!r}")
         return await self._api.get(session, path)
 
 
@@ -195,7 +170,7 @@ class ScrapeCollector:
         keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
         drop_after: float = 300.0,
-        owners: Callable[[], Mapping[Pod, WorkloadOwner]] = dict,
+        owners: Callable[[], Owners] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
@@ -221,31 +196,21 @@ class ScrapeCollector:
         self._update_targets()
         session = self._open_session()
         async with asyncio.TaskGroup() as group:
-            # Failing targets are read last, so that their timeouts do not delay the others.
-            for target in sorted(self._targets.values(), key=lambda target: target.is_failing):
+            for target in self._targets.values():
                 group.create_task(self._read_target(target, session))
 
     def _update_targets(self) -> None:
         urls = dict.fromkeys(self._source.urls())
         problems = []
-        if len(urls) > MAX_TARGETS:
-            problems.append(
-                f"{len(urls):,} exporters are listed, but only {MAX_TARGETS:,} are read: check which Services the"
-                " selector matches, or use --prometheus"
-            )
-            urls = dict.fromkeys(list(urls)[:MAX_TARGETS])
         for url in urls:
             if url not in self._targets:
                 try:
-                    target = self._removed.pop(url, None) or ScrapeTarget(url, self._access, self._timeout)
+                    removed = self._removed.pop(url, None)
+                    self._targets[url] = removed or ScrapeTarget(url, self._access, self._timeout)
                 except UsageError as error:
                     problems.append(str(error))
-                    continue
-                target.readings = tuple(replace(reading, listed=True) for reading in target.readings)
-                self._targets[url] = target
         for url in self._targets.keys() - urls.keys():
             self._removed[url] = target = self._targets.pop(url)
-            target.readings = tuple(replace(reading, listed=False) for reading in target.readings)
             target.outcome = None
             for key in [key for key in self._errors if key[0] == target.name]:
                 del self._errors[key]
@@ -276,7 +241,7 @@ class ScrapeCollector:
             else:
                 target.readings = tuple(self._make_reading(target, state) for state in states)
             if reason:
-                target.reset_probe()
+                target.rounds_until_probe = 0  # another exporter may replace a failing one
                 self._errors[target.name, reason] += 1
             target.outcome = TargetOutcome(target.name, self._clock.monotonic() - started, reason, message)
 
@@ -293,8 +258,9 @@ class ScrapeCollector:
 
     def reading(self) -> ClusterReading:
         targets = self._targets.values()
+        removed = [replace(reading, listed=False) for target in self._removed.values() for reading in target.readings]
         return ClusterReading(
-            nodes=tuple(reading for t in (*targets, *self._removed.values()) for reading in t.readings),
+            nodes=(*(reading for target in targets for reading in target.readings), *removed),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors=dict(self._errors),
             notes=(*self._source.notes(), *self._bad_targets, *self._notes()),

@@ -6,64 +6,68 @@ without a known value are omitted.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from podgpu import __version__
 from podgpu.cluster.alerts import Alert, describe_condition
 from podgpu.cluster.bills import COST_KINDS, MJ_PER_KWH, NS_PER_HOUR, BillTotals, CostKey, counters_of
+from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import (
     HeldPart,
     HeldSums,
+    SlotKey,
     Totals,
     Use,
     divide_gpu,
+    gpu_id,
     gpu_utilization,
+    group_held,
     is_lost,
     slot_model,
     slot_utilization,
     sum_held,
-    sum_totals,
 )
 from podgpu.cluster.prices import Prices
-from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
+from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
-from podgpu.metrics.conditions import xid_class, xid_text
+from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import (
+    MJ,
+    NS,
     Condition,
     DeviceState,
     HolderUsage,
     MigInstance,
     NodeState,
     Slot,
+    SlotUsage,
     SourceStatus,
     Value,
     Workload,
     WorkloadOwner,
-    XidCount,
     parts_of,
 )
 
-API = "podgpu/v1"
-_NS, _MJ = 1_000_000_000, 1000
-_NO_USAGE = HolderUsage()
-_Short = Annotated[str, Meta(max_length=512)]
+ApiVersion = Literal["podgpu/v1"]
+API: ApiVersion = "podgpu/v1"
+_NO_USAGE, _NO_SLOT_USAGE = HolderUsage(), SlotUsage()
 
 
-class _Part(msgspec.Struct, omit_defaults=True):
-    """Base of all parts of a response. Members with their default value are omitted."""
+class _JsonStruct(msgspec.Struct, omit_defaults=True):
+    """Members with their default value are omitted from the JSON."""
 
 
-class ConditionView(_Part, kw_only=True):
+class ConditionView(_JsonStruct, kw_only=True):
     condition: str
     since: float | None = None
     says: str
@@ -86,7 +90,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     use: Use | None = None
 
 
-class SlotView(_Part, kw_only=True):
+class SlotView(_JsonStruct, kw_only=True):
     """The members that GPUs and MIG instances have in common."""
 
     utilization_ratio: float | None = None
@@ -117,7 +121,7 @@ class GpuView(SlotView, kw_only=True):
     instances: list[InstanceView] = []
 
 
-class NodeView(_Part, kw_only=True):
+class NodeView(_JsonStruct, kw_only=True):
     name: str
     old: bool = False
     gone: bool = False
@@ -127,7 +131,7 @@ class NodeView(_Part, kw_only=True):
     gpus: list[GpuView]
 
 
-class NamespaceView(_Part, kw_only=True):
+class NamespaceView(_JsonStruct, kw_only=True):
     namespace: str
     allocated_gpus: float
     used_gpus: float | None = None
@@ -141,10 +145,10 @@ class NamespaceView(_Part, kw_only=True):
     cost: dict[str, float] = {}
 
 
-class View(_Part, kw_only=True):
+class View(_JsonStruct, kw_only=True):
     """`/api/v1/view`."""
 
-    api: str = msgspec.field(default_factory=lambda: API)
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     version: str = msgspec.field(default_factory=lambda: __version__)
     scope: str
     taken_at: float | None = None
@@ -163,10 +167,10 @@ class View(_Part, kw_only=True):
     nodes: list[NodeView]
 
 
-class PodResponse(_Part, kw_only=True):
+class PodResponse(_JsonStruct, kw_only=True):
     """`/api/v1/pods/NAMESPACE/POD`."""
 
-    api: str = msgspec.field(default_factory=lambda: API)
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
     simulated: bool = False
     namespace: str
@@ -178,37 +182,37 @@ class PodResponse(_Part, kw_only=True):
     nodes: list[NodeView]
 
 
-class FieldView(_Part, kw_only=True):
-    name: _Short
-    help: _Short = ""
-    unit: _Short = ""
-    value: int | float | _Short
-    source: _Short = ""
+class FieldView(_JsonStruct, kw_only=True):
+    name: str
+    help: str = ""
+    unit: str = ""
+    value: int | float | str
+    source: str = ""
 
 
-class XidView(_Part, kw_only=True):
+class XidView(_JsonStruct, kw_only=True):
     xid: int
-    says: _Short = ""
-    class_: _Short = msgspec.field(name="class", default="")
+    says: str = ""
+    class_: str = msgspec.field(name="class", default="")
     at: float | None = None
     total: int | None = None
 
 
-class SourceView(_Part, kw_only=True):
-    source: _Short
+class SourceView(_JsonStruct, kw_only=True):
+    source: str
     ok: bool
-    error: _Short = ""
-    message: _Short = ""
+    error: str = ""
+    message: str = ""
 
 
-class GpuDetails(_Part, kw_only=True):
+class GpuDetails(_JsonStruct, kw_only=True):
     """Details that only the GPU's exporter can provide."""
 
-    api: str = msgspec.field(default_factory=lambda: API)
-    fields: Annotated[list[FieldView], Meta(max_length=1024)] | None = None
-    xids: Annotated[list[XidView], Meta(max_length=256)] | None = None
-    sources: Annotated[list[SourceView], Meta(max_length=1024)] = []
-    method: _Short = ""
+    api: ApiVersion = msgspec.field(default_factory=lambda: API)
+    fields: list[FieldView] | None = None
+    xids: list[XidView] | None = None
+    sources: list[SourceView] = []
+    method: str = ""
 
 
 class GpuResponse(GpuDetails, kw_only=True):
@@ -236,7 +240,7 @@ class PageState:
     def of(cls, state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> PageState:
         view = make_view(state, bills, counting_since)
         plain = msgspec.json.encode(view)
-        return cls(state, view, Body.of(plain), etag_of(plain))
+        return cls(state, view, Body(plain), etag_of(plain))
 
 
 def make_view(state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> View:
@@ -267,32 +271,28 @@ def make_view(state: ClusterState, bills: BillTotals | None = None, counting_sin
 def total_of(state: ClusterState) -> Totals:
     gpus = [(node, gpu) for node in state.nodes for gpu in node.gpus]
     watts = [gpu.power_mw / 1000 for node, gpu in gpus if gpu.power_mw is not None and not node.stale]
-    held = sum_held((part for node in state.nodes for part in node.held), bool(state.prices.currency))
-    return sum_totals(held, len(gpus), sum(bool(gpu.conditions) for _, gpu in gpus), sum(watts) if watts else None)
+    held = sum_held((part for node in state.nodes for part in node.held), state.prices.currency).rounded()
+    return Totals(
+        **asdict(held),
+        gpus=len(gpus),
+        free=round(max(0.0, len(gpus) - held.allocated), 4),
+        broken=sum(bool(gpu.conditions) for _, gpu in gpus),
+        power_watts=round(sum(watts), 1) if watts else None,
+    )
 
 
 def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceView]:
-    priced = bool(state.prices.currency)
-    parts: dict[str, list[HeldPart]] = {}
-    for node in state.nodes:
-        for part in node.held:
-            parts.setdefault(part.holder.namespace, []).append(part)
-    hours: dict[str, list[float | None]] = {}
-    for (namespace, model), (allocated, busy, energy) in bills.amounts.items():
-        size = parent_and_part(model)[1] or 0.0
-        amounts = (
-            None if allocated is None else allocated * size / NS_PER_HOUR,
-            None if busy is None else busy * size / NS_PER_HOUR,
-            None if energy is None else energy / MJ_PER_KWH,
-        )
-        sums = hours.setdefault(namespace, [None, None, None])
-        for n, amount in enumerate(amounts):
+    parts = group_held((part for node in state.nodes for part in node.held), lambda part: part.holder.namespace)
+    hours: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (namespace, model), counters in bills.amounts.items():
+        size = (parent_and_part(model)[1] or 0.0) / NS_PER_HOUR
+        names = (("allocated_gpu_hours", size), ("busy_gpu_hours", size), ("energy_kwh", 1 / MJ_PER_KWH))
+        for (name, factor), amount in zip(names, counters, strict=True):
             if amount is not None:
-                sums[n] = (sums[n] or 0.0) + amount
+                hours[namespace][name] += amount * factor
     views = []
     for name in sorted((parts.keys() | hours.keys()) - {""}):
-        held = sum_held(parts.get(name, ()), priced)
-        allocated_hours, busy_hours, energy_kwh = hours.get(name, (None, None, None))
+        held = sum_held(parts.get(name, ()), state.prices.currency).rounded()
         costs = {kind: bills.costs.get(CostKey(name, kind, state.prices.currency)) for kind in COST_KINDS}
         views.append(
             NamespaceView(
@@ -303,10 +303,8 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
                 unknown_gpus=held.unknown,
                 cost_per_hour=held.cost_per_hour,
                 wasted_per_hour=held.wasted_per_hour,
-                allocated_gpu_hours=_rounded(allocated_hours),
-                busy_gpu_hours=_rounded(busy_hours),
-                energy_kwh=_rounded(energy_kwh),
                 cost={kind: round(cost, 4) for kind, cost in costs.items() if cost is not None},
+                **{member: round(amount, 4) for member, amount in hours[name].items()},
             )
         )
     return views
@@ -325,93 +323,67 @@ def _make_node(node: NodeEntry, prices: Prices) -> NodeView:
     )
 
 
-def _make_gpu(gpu: DeviceState, held: Mapping[tuple[str, int | None], list[HeldPart]], prices: Prices) -> GpuView:
+def _make_gpu(gpu: DeviceState, held: Mapping[SlotKey, list[HeldPart]], prices: Prices) -> GpuView:
     uuid = gpu_id(gpu)
-    conditions = [_make_condition(condition) for condition in gpu.conditions]
-    instances = [(instance, part) for instance, part in divide_gpu(gpu) if instance is not None]
-    view = GpuView(
-        uuid=uuid,
-        index=gpu.index,
-        model=gpu.model,
-        instances=[
-            _make_instance(gpu, instance, part, held.get((uuid, instance.id), ()), conditions, prices)
-            for instance, part in instances
-        ],
-    )
-    if gpu.hidden:
-        view.utilization_ratio = _rounded(gpu_utilization(gpu))
-        return view
-    _fill_slot(view, gpu, held.get((uuid, None), ()), conditions, is_lost(gpu))
-    view.utilization_ratio = _rounded(gpu_utilization(gpu))
-    view.power_watts = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
-    view.temperature_celsius = gpu.temperature_celsius
-    view.last_holders = gpu.last_holders
-    view.price_per_hour = _price(prices, gpu.model)
-    return view
+    instances = [
+        InstanceView(
+            id=str(instance.id),
+            profile=instance.profile,
+            slices=slices_of_profile(instance.profile),
+            gpu_slices=slices_of_gpu(gpu.model),
+            part=round(part, 6),
+            **_slot_members(gpu, instance, held.get((uuid, instance.id), ()), prices),
+        )
+        for instance, part in divide_gpu(gpu)
+        if instance is not None
+    ]
+    members: dict[str, Any] = {}
+    if not gpu.hidden:
+        members = _slot_members(gpu, None, held.get((uuid, None), ()), prices)
+        members["power_watts"] = None if gpu.power_mw is None else round(gpu.power_mw / 1000, 1)
+        members["temperature_celsius"] = gpu.temperature_celsius
+        members["last_holders"] = gpu.last_holders
+    members["utilization_ratio"] = _rounded(gpu_utilization(gpu))
+    return GpuView(uuid=uuid, index=gpu.index, model=gpu.model, instances=instances, **members)
 
 
-def _make_instance(
-    gpu: DeviceState,
-    instance: MigInstance,
-    part: float,
-    held: Iterable[HeldPart],
-    conditions: list[ConditionView],
-    prices: Prices,
-) -> InstanceView:
-    view = InstanceView(
-        id=str(instance.id),
-        profile=instance.profile,
-        slices=slices_of_profile(instance.profile),
-        gpu_slices=slices_of_gpu(gpu.model),
-        part=round(part, 6),
-    )
-    _fill_slot(view, instance, held, conditions, is_lost(gpu))
-    view.price_per_hour = _price(prices, slot_model(gpu, instance))
-    return view
-
-
-def _price(prices: Prices, model: str) -> float | None:
-    return _rounded(prices.of(model).gpu_hour) if prices.currency else None
-
-
-def _fill_slot(
-    view: SlotView, slot: Slot, held: Iterable[HeldPart], conditions: list[ConditionView], absent: bool
-) -> None:
-    usage = slot.usage
+def _slot_members(
+    gpu: DeviceState, instance: MigInstance | None, held: Iterable[HeldPart], prices: Prices
+) -> dict[str, Any]:
+    slot: Slot = instance or gpu
+    usage = slot.usage or _NO_SLOT_USAGE
     used = slot.memory_used_bytes
-    view.utilization_ratio = _rounded(slot_utilization(slot))
-    view.memory_used_bytes = usage.memory_used_bytes if used is None and usage is not None else used
-    view.memory_total_bytes = slot.memory_total_bytes
-    view.energy_joules = None if usage is None else _divided(usage.energy_mj, _MJ)
-    view.holders = [_make_holder(part) for part in held]
-    view.conditions = conditions
-    view.absent = absent
+    return {
+        "utilization_ratio": _rounded(slot_utilization(slot)),
+        "memory_used_bytes": usage.memory_used_bytes if used is None else used,
+        "memory_total_bytes": slot.memory_total_bytes,
+        "energy_joules": _divided(usage.energy_mj, MJ),
+        "holders": [_make_holder(part) for part in held],
+        "conditions": [_make_condition(condition) for condition in gpu.conditions],
+        "absent": is_lost(gpu),
+        "price_per_hour": _rounded(prices.of(slot_model(gpu, instance)).gpu_hour) if prices.currency else None,
+    }
 
 
 def _make_holder(part: HeldPart) -> HolderView:
     holder, usage = part.holder, part.holder.usage or _NO_USAGE
+    power = part.gpu.power_mw
     return HolderView(
         *parts_of(holder),
         share_ratio=_rounded(holder.share_ratio),
         utilization_ratio=_rounded(usage.utilization_ratio),
         memory_used_bytes=usage.memory_used_bytes,
-        power_watts=_power(part.gpu, usage),
+        power_watts=None if power is None or usage.power_ratio is None else round(power * usage.power_ratio / 1000, 1),
         processes=usage.processes,
-        busy_seconds=_divided(usage.busy_ns, _NS),
-        idle_seconds=_divided(usage.idle_ns, _NS),
-        energy_joules=_divided(usage.energy_mj, _MJ),
+        busy_seconds=_divided(usage.busy_ns, NS),
+        idle_seconds=_divided(usage.idle_ns, NS),
+        energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
         cost_per_hour=_rounded(part.cost_per_hour),
         part=round(part.part, 6),
         use=part.use,
     )
-
-
-def _power(gpu: DeviceState, usage: HolderUsage) -> float | None:
-    if gpu.power_mw is None or usage.power_ratio is None:
-        return None
-    return round(gpu.power_mw * usage.power_ratio / 1000, 1)
 
 
 def _make_condition(condition: Condition) -> ConditionView:
@@ -449,7 +421,7 @@ def make_pod(page: PageState, namespace: str, pod: str) -> PodResponse | None:
         owner=next((part.owner for part in parts if part.owner is not None), None),
         currency=view.currency,
         prices=view.prices,
-        totals=sum_held(parts, bool(view.currency)),
+        totals=sum_held(parts, view.currency).rounded(),
         nodes=nodes,
     )
 
@@ -482,25 +454,26 @@ def make_details(state: NodeState, uuid: str, more: Mapping[int, Value], links_u
     gpu = next((gpu for gpu in state.devices if gpu_id(gpu) == uuid), DeviceState())
     values = {fields()[number].name: value for number, value in more.items()} | (gpu.fields or {})
     source = next((status.name for status in state.sources if status.up is not None), "")
+    xids = (count for slot in (gpu, *gpu.instances) for count in slot.xids)
     return GpuDetails(
         fields=_make_fields(values, source, links_up),
         xids=[
             XidView(
                 xid=count.xid,
-                says=xid_text(count.xid),
-                class_=xid_class(count.xid),
+                says=xid_spec(count.xid).text,
+                class_=xid_spec(count.xid).cause,
                 at=round(count.last_seen, 3),
                 total=count.total,
             )
-            for count in sorted(_all_xids(gpu), key=lambda count: (-count.last_seen, count.xid))
+            for count in sorted(xids, key=lambda count: (-count.last_seen, count.xid))
         ],
-        sources=[_make_source(status) for status in state.sources if _concerns(status, gpu)],
+        sources=[
+            SourceView(source=status.name, ok=bool(status.up), error=status.error, message=status.message[:512])
+            for status in state.sources
+            if _concerns(status, gpu)
+        ],
         method=gpu.usage.method if gpu.usage else "",
     )
-
-
-def _all_xids(gpu: DeviceState) -> list[XidCount]:
-    return [count for slot in (gpu, *gpu.instances) for count in slot.xids]
 
 
 def _make_fields(values: Mapping[str, Value], source: str, links_up: int | None) -> list[FieldView]:
@@ -531,16 +504,10 @@ def _concerns(status: SourceStatus, gpu: DeviceState) -> bool:
     return not is_worker or status.name == f"gpu{gpu.index}"
 
 
-def _make_source(status: SourceStatus) -> SourceView:
-    if status.up:
-        return SourceView(source=status.name, ok=True)
-    return SourceView(source=status.name, ok=False, error=status.error, message=status.message[:512])
-
-
 # Reading
 
 
-_Answer = TypeVar("_Answer", View, GpuDetails)
+_Response = TypeVar("_Response", View, GpuDetails)
 
 
 def decode_view(body: bytes) -> View:
@@ -553,11 +520,8 @@ def decode_details(body: bytes) -> GpuDetails:
     return _decode(body, GpuDetails, "/api/v1/gpus")
 
 
-def _decode(body: bytes, shape: type[_Answer], path: str) -> _Answer:
+def _decode(body: bytes, shape: type[_Response], path: str) -> _Response:
     try:
-        answer = msgspec.json.decode(body, type=shape)
+        return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SourceError("malformed", f"is not a valid response of podgpu's {path}: {error}") from error
-    if answer.api != API:
-        raise SourceError("malformed", f"is not a valid response of podgpu's {path}")
-    return answer

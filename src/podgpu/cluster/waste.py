@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from podgpu.cluster.parts import HeldPart
+from podgpu.cluster.parts import HeldPart, sum_held
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
 from podgpu.history.queries import UsageRow
@@ -107,6 +107,8 @@ def make_waste(
     pods: dict[PodId, _PodWaste] = defaultdict(_PodWaste)
     for node in state.nodes:
         for part in node.held:
+            if not part.holder.key:  # a reserved GPU whose pods are unknown
+                continue
             pod = pods[_pod_id(part.holder)]
             pod.held.append(part)
             pod.owner = pod.owner or part.owner
@@ -151,20 +153,19 @@ def _name(row: WasteRow) -> tuple[str, ...]:
 
 def _row(name: PodId, owner: WorkloadOwner | None, pods: Sequence[_PodWaste]) -> WasteRow:
     held = [part for pod in pods for part in pod.held]
-    idle = [part for part in held if part.use == "idle"]
-    since = [part.idle_since for part in idle if part.idle_since is not None]
+    now = sum_held(held).rounded()
+    since = [part.idle_since for part in held if part.idle_since is not None]
     ended = [pod.ended for pod in pods if pod.ended is not None]
     wasted = [pod.wasted for pod in pods if pod.wasted is not None]
-    costs = [part.cost_per_hour for part in held if part.cost_per_hour is not None]
     return WasteRow(
         **name._asdict(),
         owner=owner,
-        gpus=round(sum(part.part for part in held), _DIGITS),
-        idle_gpus=round(sum(part.part for part in idle), _DIGITS),
+        gpus=now.allocated,
+        idle_gpus=now.idle,
         idle_hours=round(sum(pod.idle for pod in pods) / 3600, _DIGITS),
         allocated_hours=round(sum(pod.allocated for pod in pods) / 3600, _DIGITS),
         wasted=round(sum(wasted), _DIGITS) if wasted else None,
-        cost_per_hour=round(sum(costs), _DIGITS) if costs else None,
+        cost_per_hour=now.cost_per_hour,
         idle_since=round(max(since)) if since and len(since) == len(held) else None,
         ended_at=round(max(ended)) if ended and all(pod.has_ended for pod in pods) else None,
     )

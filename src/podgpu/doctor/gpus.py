@@ -254,7 +254,7 @@ _ADD_CAPABILITY = (
     " namespace"
 )
 _CHECK_DRIVER = (
-    "install driver 515 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
+    "install driver 550 or later, use the NVIDIA runtime (runtimeClassName: nvidia), and check the host's dmesg for"
     " NVRM lines; a vGPU guest needs the profiling capability of its host"
 )
 
@@ -263,7 +263,7 @@ def check_usage(
     telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
     """Checks which method of `--usage-from` can split the busy time of shared GPUs on this node."""
-    if method == "samples":
+    if method == "samples" or telemetry.name == SIMULATED:
         text = (
             "busy time of shared GPUs is split by driver samples, each credited to one process; --usage-from switches"
             " or exact are more accurate"

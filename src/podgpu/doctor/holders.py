@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from podgpu.agent.api_access import ApiAccess
-from podgpu.agent.assemble import Options, make_identities
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import GpuReadings
 from podgpu.doctor.host import is_in_pod
 from podgpu.errors import few_of
 from podgpu.holders import AllocationSource
+from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
+from podgpu.holders.identity import Identities, IdentityReader
 from podgpu.holders.kubelet import OPTION, SOURCE, KubeletAllocation
 from podgpu.holders.merge import merge
+from podgpu.holders.reservations import replace_reservations
 from podgpu.holders.unmapped import describe, explain
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Device, Unmapped
@@ -60,7 +61,8 @@ def check_holders(
     sources: Sequence[AllocationSource],
     readings: GpuReadings,
     selection: Selection,
-    options: Options,
+    identities: IdentityReader,
+    kubelet_required: bool,
     api: ApiAccess,
     workers: Workers,
     deadline: float,
@@ -79,7 +81,7 @@ def check_holders(
             allocations[SOURCE] = answer.allocation
             findings += _check_kubelet(kubelet.client.socket, answer, api)
         else:
-            findings.append(_explain_kubelet_error(result.error, kubelet.client.socket, options["kubernetes"]))
+            findings.append(_explain_kubelet_error(result.error, kubelet.client.socket, kubelet_required))
     others = {source.name: partial(source.assignments, readings.devices) for source in sources if source is not kubelet}
     for name, other in workers.run(others, deadline).items():
         if other.value is not None:
@@ -90,9 +92,11 @@ def check_holders(
             findings.append(_report_source_error(name, other.error))
     if not allocations:
         return findings
-    names = workers.run({"names": make_identities(options, api).read}, deadline)["names"].value
+    names = workers.run({"names": identities.read}, deadline)["names"].value
     ordered = {source.name: allocations[source.name] for source in sources if source.name in allocations}
-    allocation = merge(ordered, names.complete) if names is not None else merge(ordered)
+    names = names or Identities()
+    ordered = replace_reservations(ordered, names.pods, readings.devices, names.complete)
+    allocation = merge(ordered, names.complete)
     resource_names = kubelet.resource_names if kubelet is not None else frozenset()
     return findings + check_mapping(allocation, readings, selection, resource_names, answer.resources)
 
@@ -202,7 +206,7 @@ def check_mapping(
     shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
-        text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection.shown}: they are not exported"
+        text = f"{plural(len(hidden), 'assignment')} on devices excluded by -d {selection}: they are not exported"
         findings.append(note("mapping", text, "use -d f to export all devices"))
     return findings
 

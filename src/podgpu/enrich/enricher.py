@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -13,13 +12,15 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import LabelSet, ParsedExposition, select_copy
-from podgpu.metrics.encode import Family, Sample, encode
+from podgpu.gpu.exposition import LabelSet, ParsedExposition, same_value
+from podgpu.holders.reader import AllocationResult
+from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Assignment, Device, NodeState, SourceStatus, Unmapped, source_statuses
+from podgpu.model import Assignment, Device, NodeState, SourceStatus, source_statuses
+from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
@@ -56,11 +57,18 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
         kept = [
             ParsedSample(chosen.name, labels, chosen.value)
             for labels, samples in copies.values()
-            if (chosen := samples[0] if len(samples) == 1 else select_copy(samples)) is not None
+            if (chosen := samples[0] if len(samples) == 1 else _select_copy(samples)) is not None
         ]
         ambiguous += len(copies) - len(kept)
-        families.append(ParsedFamily(family.name, family.type, family.help, tuple(kept)))
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
     return RelabelResult(tuple(families), ambiguous)
+
+
+def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
+    """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
+    without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
+    first, *others = without_holder or copies
+    return first if all(same_value(sample.value, first.value) for sample in others) else None
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
@@ -90,16 +98,6 @@ def _make_labels(
 
 
 @dataclass(frozen=True)
-class HolderResult:
-    """The assignments, and the status of the sources that reported them."""
-
-    assignments: tuple[Assignment, ...] = ()
-    unmapped: tuple[Unmapped, ...] = ()
-    sources: tuple[SourceStatus, ...] = ()
-    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
 class EnrichSettings:
     policy: Policy = field(default_factory=Policy)
     stale_after: float | None = 75.0  # seconds after which old values are removed; None means never
@@ -110,8 +108,9 @@ class Enricher:
     def __init__(
         self,
         fetch: Callable[[], ParsedExposition],
-        find_holders: Callable[[Sequence[Device]], HolderResult],
+        find_holders: Callable[[Sequence[Device]], AllocationResult],
         textfile: AtomicFile,
+        errors: ErrorCounts,
         settings: EnrichSettings | None = None,
         companion: CompanionDriver | None = None,
         clock: Clock | None = None,
@@ -123,7 +122,7 @@ class Enricher:
         self._companion = companion or CompanionDriver(None)
         self._clock = (clock or Clock()).monotonic
         self._wall = (clock or Clock()).wall
-        self._errors: Counter[tuple[str, str]] = Counter()
+        self._errors = errors
         self._failing: dict[str, str] = {}
         self._answered: set[str] = set()
         age = textfile.age
@@ -145,9 +144,10 @@ class Enricher:
         self._recovered(SOURCE)
         held = self._find_holders(self._complete_devices(exposition))
         self._log_sources(held.sources)
-        result = relabel(exposition, held.assignments, self._settings.policy)
+        assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.allocation.assignments]
+        result = relabel(exposition, assignments, self._settings.policy)
         if result.ambiguous:
-            self._errors[SOURCE, "copies_differ"] += result.ambiguous
+            self._errors.add(SOURCE, "copies_differ", result.ambiguous)
         sources = (SourceStatus(SOURCE, True, self._clock() - started), *held.sources)
         existing = {family.name for family in result.families}
         self._write(encode_parsed(result.families) + self._encode_self(sources, held, self._wall(), existing))
@@ -188,7 +188,7 @@ class Enricher:
             return
         had_values = self._written_at is not None
         comment = b"# The exporter's metrics cannot be read: see podgpu's log.\n"
-        self._write(comment + self._encode_self((failure,), HolderResult(), 0.0))
+        self._write(comment + self._encode_self((failure,), AllocationResult(), 0.0))
         self._written_at = None
         if had_values:
             _log.warning("%s: stale values are removed", self._file.path)
@@ -204,16 +204,20 @@ class Enricher:
         return f"{self._file.path} keeps the last values" + ("" if limit is None else f" for {limit:g} s in total")
 
     def _encode_self(
-        self, sources: tuple[SourceStatus, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
+        self,
+        sources: tuple[SourceStatus, ...],
+        held: AllocationResult,
+        taken_at: float,
+        existing: Set[str] = frozenset(),
     ) -> bytes:
         """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
-        statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
+        statuses = source_statuses(sources, self._errors.copy(), held.allocation.unmapped)
         state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
         families = (family for family in render_self(state) if family.name not in existing)
         return encode(_add_file_label(family, self._file.path.name) for family in families)
 
     def _count_error(self, source: str, reason: str, message: str) -> None:
-        self._errors[source, reason] += 1
+        self._errors.add(source, reason)
         self._log_failure(source, reason, message)
 
     def _log_sources(self, sources: Sequence[SourceStatus]) -> None:
@@ -239,4 +243,6 @@ class Enricher:
 
 def _add_file_label(family: Family, file: str) -> Family:
     """Adds the label `file`, because two files in one directory must not contain the same series."""
-    return family._replace(samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))
+    return family._replace(
+        samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
+    )

@@ -75,15 +75,3 @@ class CompanionDriver:
 
     def release(self, wait: float) -> bool:
         return self._driver is None or self._driver.release(wait)
-
-
-class UsageFromCompanion:
-    """Base class of sources that have no processes. The companion driver provides them."""
-
-    _companion: CompanionDriver
-
-    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        return self._companion.processes(gpu)
-
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> UsageAnswer:
-        return self._companion.usage(gpu, shared)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from podgpu.errors import DeviceLost, SourceError
-from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ExpositionSource, ParsedExposition, parse_exposition
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.adapter import node_from_samples
@@ -29,7 +29,7 @@ _MAX_DEVICES = 1024
 """Maximum number of GPUs and MIG instances. Limited, because each GPU is read in its own thread."""
 
 
-class ExporterTelemetry(UsageFromCompanion):
+class ExporterTelemetry:
     name = "exporter"
 
     def __init__(
@@ -46,6 +46,8 @@ class ExporterTelemetry(UsageFromCompanion):
         """Name of the source in messages."""
         self._source = source
         self._companion = CompanionDriver(driver)
+        self.processes = self._companion.processes
+        self.usage = self._companion.usage
         self._device_name_ids = device_name_ids
         self._wall = wall
         self._devices: Mapping[str, Device] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,7 +23,6 @@ from podgpu.http_client import (
     redact_url,
     with_scheme,
 )
-from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.model import Device
 
@@ -149,14 +148,14 @@ def _check_duplicates(families: Iterable[ParsedFamily], label_sets: Mapping[int,
     for family in families:
         values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         for sample in family.samples:
-            if not _equal(values.setdefault((sample.name, keys[id(sample.labels)]), sample.value), sample.value):
+            if not same_value(values.setdefault((sample.name, keys[id(sample.labels)]), sample.value), sample.value):
                 labels = ascii(dict(sample.labels))[:300]
                 raise SourceError(
                     "duplicate_series", f"{shown}: {sample.name} occurs twice with different values: {labels}"
                 )
 
 
-def _equal(left: float, right: float) -> bool:
+def same_value(left: float, right: float) -> bool:
     return left == right or (left != left and right != right)  # NaN
 
 
@@ -201,13 +200,3 @@ def _parse_device(labels: LabelSet) -> Device | None:
 
 def _first(labels: LabelSet, names: Iterable[str]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
-
-
-def select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Selects one of several series that differ only in their pod labels. Such series are copies of one figure.
-
-    Returns the copy without pod labels if there is one, else the first. Returns None if their values differ.
-    """
-    without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
-    first, *others = without_holder or copies
-    return first if all(_equal(sample.value, first.value) for sample in others) else None

@@ -22,10 +22,6 @@ class Lane:
 
     fields: tuple[Field, ...]
     interval: float
-    keep_age: float = 0.0
-    """How long a source with a cache keeps samples, in seconds; 0 means no limit."""
-    keep_samples: int = 0
-    """How many samples a source with a cache keeps; 0 means no limit."""
 
 
 @dataclass(frozen=True, slots=True)

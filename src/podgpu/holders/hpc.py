@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from podgpu.errors import SourceError
-from podgpu.files import explain, read_bounded
+from podgpu.files import explain_read_error, read_bounded
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import sort_allocation
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
@@ -62,7 +62,7 @@ class HpcAllocation(AllocationSource):
                 f" or set {OPTION}",
             ) from error
         except (OSError, ValueError) as error:
-            raise explain(error, self.directory) from error
+            raise explain_read_error(error, self.directory) from error
 
 
 def parse_jobs(content: bytes) -> list[str]:

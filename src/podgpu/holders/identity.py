@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
-from podgpu.files import explain
+from podgpu.files import explain_read_error
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Identities:
     """Pods with uids and containers with ids, by names of logs. A pod's name can have two uids, because logs of a
     recreated pod stay for a while. A container's name can have two ids after a restart."""
     current: frozenset[Workload] = frozenset()  # pods and containers of the API server
+    pods: tuple[PodRecord, ...] = field(default=(), compare=False)  # pods of the API server, if it is watched
     problems: tuple[SourceError, ...] = field(default=(), compare=False)  # errors while reading
     api_uids: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Uid of a static pod on the node -> its uid in the API server."""
@@ -84,10 +85,10 @@ class Identities:
 
     def with_pods(self, records: Iterable[PodRecord]) -> Identities:
         """Adds the pods of the API server."""
-        records = tuple(records)
-        workloads = frozenset(workload for record in records for workload in _to_workloads(record))
-        api_uids = {record.uid: record.api_uid for record in records if record.api_uid}
-        return replace_fields(self, current=workloads, api_uids=api_uids)
+        pods = tuple(records)
+        workloads = frozenset(workload for record in pods for workload in _to_workloads(record))
+        api_uids = {record.uid: record.api_uid for record in pods if record.api_uid}
+        return replace_fields(self, current=workloads, pods=pods, api_uids=api_uids)
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the parts that are known for certain. Raises Contradiction."""
@@ -160,7 +161,7 @@ def _fits(workload: Workload, known: Workload) -> bool:
 
 def _to_workloads(record: PodRecord) -> Iterable[Workload]:
     yield Workload(record.namespace, record.name, uid=record.uid)
-    for container in (*record.init_containers, *record.containers):
+    for container in record.all_containers:
         if container.container_id:
             yield Workload(record.namespace, record.name, container.name, record.uid, container.container_id)
 
@@ -185,6 +186,6 @@ class IdentityReader:
             try:
                 names += os.listdir(path)
             except (OSError, ValueError) as error:
-                problems.append(explain(error, path))
+                problems.append(explain_read_error(error, path))
         logged = frozenset(workload for workload in map(parse_log_name, names) if workload is not None)
         return Identities(logged, problems=tuple(problems)).with_pods(self._read_pods())

@@ -57,7 +57,8 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
                 rejected += _add_claims(merged, completed, claims, lags)
     unmapped = [entry for reading in readings.values() for entry in reading.unmapped]
     vcuda, rejected_vcuda = _merge_vcuda(readings, complete)
-    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected + rejected_vcuda), vcuda)
+    offered = frozenset(uuid for reading in readings.values() for uuid in reading.offered)
+    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected + rejected_vcuda), vcuda, offered)
 
 
 def _add_claims(

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from podgpu.errors import UsageError
 from podgpu.holders import AllocationSource
@@ -24,31 +24,15 @@ from podgpu.model import Device, ProcessUsage
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace
 
 if TYPE_CHECKING:
+    from podgpu.holders.api import ApiAccess
     from podgpu.holders.dra import DraClaims
-    from podgpu.kube.config import ApiConfig
-    from podgpu.kube.objects import PodRecord, PoolSlice
-    from podgpu.kube.reflector import Store
 
 _log = logging.getLogger("podgpu")
 
 
-class KubernetesApi(Protocol):
-    """Opens watches of this node's objects. The methods raise UsageError if the API server is not configured."""
-
-    @property
-    def is_available(self) -> bool: ...
-
-    @property
-    def config(self) -> ApiConfig: ...
-
-    def pods(self) -> Store[PodRecord]: ...
-
-    def resource_slices(self) -> Store[PoolSlice]: ...
-
-
 @dataclass(frozen=True)
 class SourceSettings:
-    api: KubernetesApi
+    api: ApiAccess
     processes: Callable[[Device], Sequence[ProcessUsage]]
     kubelet_socket: str
     resource_names: frozenset[str] = frozenset()

@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.errors import one_line
 from podgpu.holders.device_ids import parse_device_id
 from podgpu.model import Unmapped
 
-_PROLOG = "check what the scheduler's prolog writes"
 _SLICES = "check kubectl get resourceslices"
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     reason: str
     advice: str
     harmless: bool = False
 
 
 _BY_SOURCE = {
-    "hpc": {
-        "unknown_device": Explanation(
-            "no such GPU or GPU instance on this node",
-            f"files are named by nvidia-smi's index, or index.instance (2.1): {_PROLOG}",
-        ),
-        "bad_job_id": Explanation(
-            "a line is not a job id (more than 256 characters, or not printable) and is ignored", _PROLOG
-        ),
-        "too_many_jobs": Explanation("the file has more than 64 jobs; the others are ignored", _PROLOG),
-        "permission_denied": Explanation(
-            "no permission to read it", "make it readable for podgpu's user, or change securityContext.runAsUser"
-        ),
-    },
-    "processes": {
-        "unknown_device": Explanation(
-            "the GPU or MIG instance is not known yet", "wait for the next reading; if this persists, report it"
-        ),
-        "not_permitted": Explanation(
-            "no permission to read the cgroup of a process on it",
-            "set securityContext.runAsUser: 0, and check hidepid on /proc and AppArmor or SELinux profiles",
-        ),
-        "unreadable": Explanation(
-            "cannot read the cgroup of a process on it", "check that /proc is mounted from the host"
-        ),
-    },
+    ("hpc", "unknown_device"): Explanation(
+        "no such GPU or GPU instance on this node",
+        "files are named by nvidia-smi's index, or index.instance (2.1): check what the scheduler's prolog writes",
+    ),
+    ("hpc", "permission_denied"): Explanation(
+        "no permission to read it", "make it readable for podgpu's user, or change securityContext.runAsUser"
+    ),
+    ("processes", "unknown_device"): Explanation(
+        "the GPU or MIG instance is not known yet", "wait for the next reading; if this persists, report it"
+    ),
+    ("processes", "not_permitted"): Explanation(
+        "no permission to read the cgroup of a process on it",
+        "set securityContext.runAsUser: 0, and check hidepid on /proc and AppArmor or SELinux profiles",
+    ),
 }
 _BY_REASON = {
     "contradicted": Explanation(
@@ -84,6 +71,14 @@ _BY_REASON = {
         "the format of the id is not recognised",
         "nothing to do if the resource has no GPUs; otherwise report the id and its device plugin",
     ),
+    "reserved": Explanation(
+        "it reserves the GPU for pods that share it, which are unknown without the API server",
+        "let podgpu list and watch pods (docs/holders.md#kai-scheduler-and-runai)",
+    ),
+    "unknown_group": Explanation(
+        "the reservation pod of its group does not hold exactly one GPU of this node",
+        "nothing to do if the pod is starting or ending; otherwise check the pods with the label runai-gpu-group",
+    ),
     "bad_annotation": Explanation(
         "the annotation cannot be parsed, so the pod's GPUs have no holder",
         "check kubectl get pod -o yaml, and the version of the scheduler that writes it",
@@ -92,9 +87,8 @@ _BY_REASON = {
 
 
 def explain(unmapped: Unmapped) -> Explanation:
-    by_source = _BY_SOURCE.get(unmapped.source, {})
     return (
-        by_source.get(unmapped.reason)
+        _BY_SOURCE.get((unmapped.source, unmapped.reason))
         or _BY_REASON.get(unmapped.reason)
         or Explanation(f"it cannot be used ({unmapped.reason})", "check the exporter's log")
     )

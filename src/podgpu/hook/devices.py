@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.files import read_bounded
-from podgpu.holders.annotations import KOORDINATOR_DEVICES, koordinator_grants
+from podgpu.holders.annotations import KOORDINATOR_DEVICES, read_grants
 from podgpu.holders.device_ids import parse_id_or_minor
 from podgpu.kube.objects import PodRecord
 
@@ -133,7 +133,7 @@ def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
 def find_assigned(sandbox: Sandbox, cards: Cards) -> tuple[str, ...]:
     """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation."""
     annotations = ((KOORDINATOR_DEVICES, sandbox.koordinator),)
-    grants = koordinator_grants(PodRecord(sandbox.namespace, sandbox.name, sandbox.uid, annotations=annotations))
+    grants = read_grants(PodRecord(sandbox.namespace, sandbox.name, sandbox.uid, annotations=annotations))
     devices = (grant.device for grant in grants)
     return _unique(cards.find_by_minor(device) if isinstance(device, int) else device for device in devices)
 

@@ -12,7 +12,7 @@ from podgpu.web.responses import metrics_response, probe_routes
 
 def hook_application(hook: Hook) -> web.Application:
     async def metrics(request: web.Request) -> web.Response:
-        return await metrics_response(request, Exposition.of(encode(hook.families())))
+        return await metrics_response(request, Exposition(encode(hook.families())))
 
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:

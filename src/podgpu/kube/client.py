@@ -18,27 +18,19 @@ from podgpu.kube.credentials import Credentials
 
 Object = dict[str, Any]
 """A JSON object of the API."""
-MAX_BYTES = 64 * 1024 * 1024
-MAX_OBJECT_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
+_MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
-_MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _MAX_RETRY_AFTER = 300.0
-_TLS_ADVICE = "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"
 _FAILURES = {
-    "tls": ("tls", _TLS_ADVICE),
+    "tls": ("tls", "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"),
     "timeout": ("timeout", "the API server hangs, or a firewall drops packets"),
     "bad_url": ("bad_kubeconfig", "check clusters[].cluster.server"),
     "not_http": ("bad_answer", "check the address of the API server"),
 }
 """Reason of a failure -> reason of the error, and advice. All others are `unreachable`."""
-_STATUSES = {
-    401: ("unauthorized", "renew the credentials"),
-    403: ("forbidden", ""),
-    404: ("not_found", ""),
-    410: ("gone", "podgpu lists the objects again"),
-    429: ("throttled", "podgpu retries"),
-}
+_STATUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "throttled"}
 
 
 class ApiError(SourceError):
@@ -58,7 +50,6 @@ class ApiClient:
         config: ApiConfig,
         *,
         deadline: float = 30.0,
-        max_bytes: int = MAX_BYTES,
         verbs: Sequence[str] = ("list",),
         metadata_only: bool = False,
     ) -> None:
@@ -67,8 +58,7 @@ class ApiClient:
         `metadata_only` requests objects without spec and status, which makes a pod ten times smaller.
         """
         self.config = config
-        self.deadline = deadline
-        self._max_bytes = max_bytes
+        self._deadline = deadline
         self._credentials = Credentials(config)
         self._verbs = verbs
         self._metadata_only = metadata_only
@@ -89,19 +79,21 @@ class ApiClient:
         return _parse_object(await self.read(path, params), path)
 
     async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
-        return await self._exchange("GET", path, params, headers=self._accept("PartialObjectMetadataList"))
+        headers = self._accept("PartialObjectMetadataList")
+        async with self._open("GET", path, self._deadline, params=params, headers=headers) as response:
+            return await self._read(response, path)
 
     async def submit(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
-        """Sends a review (POST), a change (PATCH) or a DELETE, and returns the answer."""
+        """Sends a change (PATCH) or a DELETE, and returns the answer."""
         content, headers = msgspec.json.encode(body), {"Content-Type": content_type}
-        return _parse_object(await self._exchange(method, path, data=content, headers=headers), path)
+        async with self._open(method, path, self._deadline, data=content, headers=headers) as response:
+            return _parse_object(await self._read(response, path), path)
 
     @asynccontextmanager
     async def watch(self, path: str, params: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Opens a watch and yields its lines. Raises SourceError `timeout` after `silence` seconds without data."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence)
         headers = self._accept("PartialObjectMetadata")
-        async with self._open("GET", path, timeout, headers, params=params) as response:
+        async with self._open("GET", path, silence, params=params, headers=headers) as response:
             yield self._lines(response, path)
 
     async def _lines(self, response: aiohttp.ClientResponse, path: str) -> AsyncIterator[bytes]:
@@ -110,30 +102,21 @@ class ApiClient:
                 try:
                     line = await response.content.readline()
                 except (ValueError, HttpProcessingError) as error:  # the type depends on the version of aiohttp
-                    problem = f"an event of {path} is larger than the {MAX_OBJECT_BYTES} bytes that podgpu accepts"
+                    problem = f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that podgpu accepts"
                     raise SourceError("bad_answer", problem) from error
             if not line:
                 return
             if line := line.strip():
                 yield line
 
-    async def _exchange(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        *,
-        headers: Mapping[str, str],
-        data: bytes | None = None,
-    ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
-        async with self._open(method, path, timeout, headers, params=params, data=data) as response:
-            with explain_errors(lambda failure: self._explain(failure, path)):
-                return await read_body(response, self._max_bytes, self.config.server + path, "bad_answer")
+    async def _read(self, response: aiohttp.ClientResponse, path: str) -> bytes:
+        with explain_errors(lambda failure: self._explain(failure, path)):
+            async with asyncio.timeout(self._deadline):
+                return await read_body(response, _MAX_BYTES, self.config.server + path, "bad_answer")
 
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, timeout: aiohttp.ClientTimeout, headers: Mapping[str, str], **content: Any
+        self, method: str, path: str, silence: float, headers: Mapping[str, str], **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request and yields a successful response. Raises SourceError."""
         token, tls = await self._credentials.current()
@@ -144,16 +127,16 @@ class ApiClient:
         if self._session is None:
             self._session = open_session()
         with explain_errors(lambda failure: self._explain(failure, path)):
-            async with asyncio.timeout(self.deadline):
+            async with asyncio.timeout(self._deadline):
                 response = await self._session.request(
                     method,
                     self.config.server + path,
                     headers=headers,
                     ssl=tls if tls is not None else True,
                     server_hostname=self.config.tls_server_name or None if tls is not None else None,
-                    timeout=timeout,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence),
                     allow_redirects=False,
-                    read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
+                    read_bufsize=_MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
                     **content,
                 )
         try:
@@ -170,13 +153,12 @@ class ApiClient:
 
     async def _read_error(self, response: aiohttp.ClientResponse, path: str) -> ApiError:
         body = b""
-        with suppress(SourceError, aiohttp.ClientError, OSError, ValueError):
-            async with asyncio.timeout(self.deadline):
-                body = await read_body(response, _MAX_ERROR_BYTES, path)
+        with suppress(SourceError):
+            body = await self._read(response, path)
         if response.status == 401:
             self._credentials.invalidate()
         seconds = response.headers.get("Retry-After", "").strip()  # HTTP also allows a date; API servers send seconds
-        retry_after = min(float(seconds[:9]), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
+        retry_after = min(float(seconds), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
         return explain_status(response.status, body, path, self.config.origin, self._verbs, retry_after)
 
     def _explain(self, failure: Failure, path: str) -> SourceError:
@@ -197,25 +179,24 @@ def _parse_object(body: bytes, path: str) -> Object:
 
 
 def explain_status(
-    status: int, body: bytes, path: str, origin: str, verbs: Sequence[str], retry_after: float = 0.0
+    status: int, body: bytes, path: str, origin: str, verbs: Sequence[str] = (), retry_after: float = 0.0
 ) -> ApiError:
     """Returns an error that explains a response other than 200 or 201. For a 403, it names the missing RBAC rule."""
-    message = status_message(body) or "no message"
-    reason, advice = _STATUSES.get(status, ("server_error" if status >= 500 else "bad_answer", ""))
+    reason = _STATUSES.get(status, "server_error" if status >= 500 else "bad_answer")
+    text = f"the API server answered {path} with status {status} ({status_message(body)}), credentials from {origin}"
     if status == 403:
-        advice = missing_rule(path, verbs)
-    text = f"the API server answered {path} with status {status} ({message}), credentials from {origin}"
-    return ApiError(reason, f"{text}: {advice}" if advice else text, status, retry_after)
+        text += f": {missing_rule(path, verbs)}"
+    return ApiError(reason, text, status, retry_after)
 
 
 def status_message(body: bytes) -> str:
     """Returns the `message` of a Status object, or the beginning of the body if it is something else."""
-    text = body[:2000].decode("utf-8", "replace")
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        answer = msgspec.json.decode(body)
-        if isinstance(answer, dict):
-            text = str(answer.get("message") or answer.get("reason") or "")
-    return one_line(" ".join(text.split()))[:600]
+    try:
+        answer = _parse_object(body, "")
+        text = str(answer.get("message") or answer.get("reason") or "")
+    except SourceError:
+        text = body[:2000].decode("utf-8", "replace")
+    return one_line(" ".join(text.split()))[:600] or "no message"
 
 
 def missing_rule(path: str, verbs: Sequence[str]) -> str:

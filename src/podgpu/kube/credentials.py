@@ -7,18 +7,17 @@ import logging
 import os
 import signal
 import ssl
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from subprocess import DEVNULL, PIPE
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, one_line
 from podgpu.files import read_bounded
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.tls import ContextCache, load_pair, make_client_context
@@ -117,9 +116,9 @@ class Credentials:
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
     """Returns the token if it can be sent as a header line. Raises SourceError otherwise."""
-    if token and len(token) <= _MAX_TOKEN and token.isascii() and token.isprintable() and " " not in token:
+    if token and token.isascii() and token.isprintable() and " " not in token:
         return token
-    raise SourceError(reason, f"there is no usable token in {where}: it is empty, too long or contains spaces")
+    raise SourceError(reason, f"there is no usable token in {where}: it is empty or contains spaces")
 
 
 # Exec plugins (client.authentication.k8s.io). Their output is secret: messages quote only the last line of stderr.
@@ -133,47 +132,33 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
     if plugin.cluster is not None:
         spec["cluster"] = plugin.cluster
     info = msgspec.json.encode({"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}).decode()
-    environment = {
-        **os.environ,
-        "KUBERNETES_EXEC_INFO": info,
-        **{each.name: each.value or "" for each in plugin.env or ()},
-    }
-    with tempfile.TemporaryFile() as errors:  # a background process of the plugin could keep a pipe open
-        try:
-            process = await asyncio.create_subprocess_exec(
-                plugin.command or "",
-                *(plugin.args or ()),
-                stdin=DEVNULL,
-                stdout=PIPE,
-                stderr=errors,
-                env=environment,
-                start_new_session=True,  # so that killpg also kills its children
-            )
-        except (OSError, ValueError) as problem:
-            hint = (
-                " ".join((plugin.install_hint or "").split()) or "install it, or put its full path into the kubeconfig"
-            )
-            reason = getattr(problem, "strerror", None) or problem
-            raise error(f"cannot be run ({reason}): {' '.join(hint.split())}") from problem
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), seconds)
-        except TimeoutError:
-            raise error("timed out and was killed" + _read_last_line(errors)) from None
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError, PermissionError, TimeoutError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                    await asyncio.wait_for(process.communicate(), 1.0)
-        if process.returncode != 0:
-            raise error(f"failed with exit code {process.returncode}" + _read_last_line(errors))
+    variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            plugin.command,
+            *(plugin.args or ()),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, "KUBERNETES_EXEC_INFO": info, **variables},
+            start_new_session=True,  # so that killpg also kills its children
+        )
+    except (OSError, ValueError) as problem:
+        hint = " ".join((plugin.install_hint or "install it, or put its full path into the kubeconfig").split())
+        raise error(f"cannot be run ({getattr(problem, 'strerror', None) or problem}): {hint}") from problem
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), seconds)
+    except TimeoutError:
+        raise error(f"did not end within {seconds:g} s and was killed") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError, TimeoutError):
+                os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait_for(process.communicate(), 1.0)
+    if process.returncode != 0:
+        last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+        raise error(f"failed with exit code {process.returncode}: {one_line(last_line)}")
     return parse_credential(output, plugin)
-
-
-def _read_last_line(errors: BinaryIO) -> str:
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
-    lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-    text = "".join(letter for letter in lines[-1] if letter.isprintable())[:300] if lines else ""
-    return f": {text}" if text else ""
 
 
 class _ExecStatus(msgspec.Struct, rename="camel"):
@@ -184,28 +169,23 @@ class _ExecStatus(msgspec.Struct, rename="camel"):
 
 
 class _ExecCredential(msgspec.Struct, rename="camel"):
-    kind: str = ""
-    api_version: str = ""
-    status: _ExecStatus | None = None
+    api_version: str
+    status: _ExecStatus
 
 
 def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
-    def error(problem: str) -> SourceError:
-        name = f"the output of the credential plugin {plugin.command}"
-        return SourceError("exec_plugin", f"{name} {problem}: run it by hand, or update it")
-
+    name = f"the output of the credential plugin {plugin.command}"
     try:
         answer = msgspec.json.decode(output, type=_ExecCredential)
     except (msgspec.DecodeError, ValueError, RecursionError):  # the original error may quote a secret
-        raise error("is not an ExecCredential in JSON") from None
-    if (answer.kind, answer.api_version) != ("ExecCredential", plugin.api_version):
-        raise error(f"must be an ExecCredential of {plugin.api_version}, the version in the kubeconfig")
-    status = answer.status or _ExecStatus()
+        raise SourceError("exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin") from None
+    status = answer.status
     token, certificate, key = status.token or "", status.client_certificate_data or "", status.client_key_data or ""
-    if bool(certificate) != bool(key) or not (token or certificate):
-        raise error("has neither a token nor a certificate with its key")
+    if answer.api_version != plugin.api_version or bool(certificate) != bool(key) or not (token or certificate):
+        problem = f"must be of {plugin.api_version}, the version in the kubeconfig, and have a token or a certificate"
+        raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
     if token:
-        _check_token(token, f"the output of {plugin.command}", "exec_plugin")
+        _check_token(token, name, "exec_plugin")
     expires = status.expiration_timestamp
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)

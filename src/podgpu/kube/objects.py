@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +57,10 @@ class PodRecord:
     init_containers: tuple[ContainerRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
     api_uid: str = ""  # the API server's uid, if it differs
+
+    @property
+    def all_containers(self) -> tuple[ContainerRecord, ...]:
+        return (*self.init_containers, *self.containers)
 
     @property
     def is_finished(self) -> bool:
@@ -127,10 +130,7 @@ def parse_owner(body: Object) -> PodOwner | None:
     return PodOwner(intern(metadata.get("namespace", "")), metadata["name"], intern(kind), intern(name))
 
 
-_QUANTITY = re.compile(
-    r"\+?(?P<whole>\d{0,30})(?:\.(?P<part>\d{0,30}))?(?:(?P<unit>[KMGTPE]i|[numkMGTPE])|[eE](?P<power>[+-]?\d{1,2}))?",
-    re.ASCII,
-)
+_QUANTITY = re.compile(r"\+?([\d.]{1,40}(?:[eE][+-]?\d{1,2})?)([KMGTPE]i|[numkMGTPE])?", re.ASCII)
 _UNITS = {
     **{unit: Fraction(10) ** power for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)},
     **{f"{unit}i": Fraction(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
@@ -140,11 +140,9 @@ _UNITS = {
 def parse_quantity(text: str) -> Fraction:
     """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError, also for negative quantities."""
     match = _QUANTITY.fullmatch(text)
-    if match is None or not (match["whole"] or match["part"]):
+    if match is None:
         raise ValueError(f"{text[:40]!a} is not a quantity")
-    digits = match["part"] or ""
-    number = Fraction(int(match["whole"] + digits), 10 ** len(digits))
-    return number * _UNITS.get(match["unit"], Fraction(1)) * Fraction(10) ** int(match["power"] or 0)
+    return Fraction(match[1]) * _UNITS.get(match[2], Fraction(1))
 
 
 # EndpointSlices
@@ -153,22 +151,11 @@ METRICS_PORT = "metrics"
 """Name of the metrics port. The only port of a Service may have any name."""
 
 
-class SlicePort(NamedTuple):
-    name: str
-    number: int
-    is_https: bool
-
-
-class EndpointRecord(NamedTuple):
-    address: str
-    uid: str  # usually the uid of a pod; may be empty
-
-
 class EndpointSliceRecord(NamedTuple):
-    namespace: str
-    service: str
-    ports: tuple[SlicePort, ...]
-    endpoints: tuple[EndpointRecord, ...]  # also those that are not ready, because failing exporters are still scraped
+    """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are still scraped."""
+
+    urls: tuple[tuple[str, str], ...]  # the pod's uid (may be empty) and the URL
+    problem: str = ""  # message about a Service without the port
 
 
 def endpoint_slices_path(namespace: str = "") -> str:
@@ -176,55 +163,37 @@ def endpoint_slices_path(namespace: str = "") -> str:
     return f"/apis/discovery.k8s.io/v1/{scope}endpointslices"
 
 
-def parse_endpoint_slice(body: Object) -> EndpointSliceRecord:
+def parse_endpoint_slice(body: Object, https: bool = False) -> EndpointSliceRecord:
+    """`https` enables TLS for all ports, not only for those declared as https."""
     metadata = body["metadata"]
-    endpoints = []
+    ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
+    chosen = next((port for port in ports if port.get("name") == METRICS_PORT), ports[0] if len(ports) == 1 else None)
+    if chosen is None:
+        existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
+        service = f"{metadata.get('namespace', '')}/{read_service_name(body)}"
+        problem = f"the Service {service} has no port named {METRICS_PORT}; it has {existing}: rename a port"
+        return EndpointSliceRecord((), problem if body.get("endpoints") else "")
+    is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
+    urls = []
     for endpoint in body.get("endpoints") or ():
-        address = next((address for address in endpoint.get("addresses") or () if _is_address(address)), None)
-        if address is not None:
-            endpoints.append(EndpointRecord(address, (endpoint.get("targetRef") or {}).get("uid", "")))
-    ports = []
-    for port in body.get("ports") or ():
-        if port.get("port") and port.get("protocol") in (None, "TCP"):
-            name = port.get("name") or ""
-            is_https = (port.get("appProtocol") or "").lower() == "https" or "https" in name.lower()
-            ports.append(SlicePort(intern(name), port["port"], is_https))
-    service = (metadata.get("labels") or {}).get("kubernetes.io/service-name") or metadata["name"]
-    return EndpointSliceRecord(intern(metadata.get("namespace", "")), service, tuple(ports), tuple(endpoints))
-
-
-def _is_address(text: str) -> bool:
-    """Returns True for an IP address or a host name that can be part of a URL."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return bool(text) and text.isascii() and all(c.isalnum() or c in "-." for c in text)
-    return "%" not in text
-
-
-class MetricsUrls(NamedTuple):
-    urls: tuple[str, ...]
-    problems: tuple[str, ...]  # messages about services without the port
-
-
-def metrics_urls(slices: Iterable[EndpointSliceRecord], *, https: bool = False) -> MetricsUrls:
-    """Returns one URL per pod, sorted."""
-    urls: dict[str, str] = {}
-    problems: dict[str, None] = {}
-    # IPv4 first: a pod with both families is in two slices and is scraped once.
-    places = [(":" in e.address, e.address, record, e) for record in slices for e in record.endpoints]
-    for _, address, record, endpoint in sorted(places, key=lambda place: (place[0], place[1], place[2].service)):
-        chosen = record.ports[0] if len(record.ports) == 1 else None
-        chosen = next((port for port in record.ports if port.name == METRICS_PORT), chosen)
-        if chosen is None:
-            existing = few_of(f"{port.name or 'unnamed'} ({port.number})" for port in record.ports)
-            service = f"{record.namespace}/{record.service}"
-            problems[f"the Service {service} has no port named {METRICS_PORT}; it has {existing}: rename a port"] = None
-            continue
+        address = endpoint["addresses"][0]
         host = f"[{address}]" if ":" in address else address
-        url = f"{'https' if https or chosen.is_https else 'http'}://{host}:{chosen.number}/metrics"
-        urls.setdefault(endpoint.uid or url, url)
-    return MetricsUrls(tuple(dict.fromkeys(urls.values())), tuple(problems))
+        url = f"{'https' if is_https else 'http'}://{host}:{chosen['port']}/metrics"
+        urls.append(((endpoint.get("targetRef") or {}).get("uid", ""), url))
+    return EndpointSliceRecord(tuple(urls))
+
+
+def read_service_name(body: Object) -> str:
+    return str((body["metadata"].get("labels") or {}).get("kubernetes.io/service-name", ""))
+
+
+def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
+    """Returns one URL per pod, sorted, IPv4 first: a pod with both families is in two slices and is scraped once."""
+    urls: dict[str, str] = {}
+    every = [each for record in slices for each in record.urls]
+    for uid, url in sorted(every, key=lambda each: ("[" in each[1], each[1])):
+        urls.setdefault(uid or url, url)
+    return tuple(dict.fromkeys(urls.values()))
 
 
 # ResourceSlices (DRA)
@@ -312,11 +281,10 @@ def strip_domains(members: Object | None) -> dict[str, Any]:
 
 def current_devices(slices: Iterable[PoolSlice]) -> dict[str, tuple[SliceDevice, ...]]:
     """Returns the devices of each pool's newest generation, even if some slices are missing."""
-    slices = tuple(slices)
-    newest = {part.pool: part.generation for part in sorted(slices, key=lambda part: part.generation)}
-    return {
-        pool: tuple(
-            device for part in slices if part.pool == pool and part.generation == generation for device in part.devices
-        )
-        for pool, generation in newest.items()
-    }
+    generations: dict[str, int] = {}
+    devices: dict[str, tuple[SliceDevice, ...]] = {}
+    for each in sorted(slices, key=lambda each: each.generation):
+        is_new = generations.get(each.pool) != each.generation
+        devices[each.pool] = each.devices if is_new else (*devices[each.pool], *each.devices)
+        generations[each.pool] = each.generation
+    return devices

@@ -18,7 +18,7 @@ from typing import Generic, NoReturn, Self, TypeVar
 import msgspec
 
 from podgpu.errors import SourceError
-from podgpu.kube.client import MAX_BYTES, ApiClient, ApiError, Object, explain_status, status_message
+from podgpu.kube.client import ApiClient, ApiError, Object, explain_status, status_message
 from podgpu.kube.config import ApiConfig
 
 _log = logging.getLogger(__name__)
@@ -47,23 +47,11 @@ class Store(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._objects: dict[str, T] = {}
-        self._failures: Counter[str] = Counter()
-        self._synced = threading.Event()
+        self.synced = False  # True after the whole collection has been read once
         self._answered = threading.Event()  # set once synced or rejected, when waiting longer is pointless
         self.version = 0  # increases with every change
         self.error: SourceError | None = None
         """The last error, if objects may be stale. None while the watch works, and before the first answer."""
-
-    @property
-    def synced(self) -> bool:
-        """True after the whole collection has been read once."""
-        return self._synced.is_set()
-
-    @property
-    def failures(self) -> Mapping[str, int]:
-        """Number of failures by reason."""
-        with self._lock:
-            return dict(self._failures)
 
     def items(self) -> tuple[T, ...]:
         with self._lock:
@@ -79,7 +67,7 @@ class Store(Generic[T]):
             if objects != self._objects:
                 self._objects = objects
                 self.version += 1
-        self._synced.set()
+            self.synced = True
         self._answered.set()
 
     def set(self, key: str, value: T | None) -> None:
@@ -92,12 +80,6 @@ class Store(Generic[T]):
             else:
                 self._objects[key] = value
             self.version += 1
-
-    def count_failure(self, reason: str) -> None:
-        with self._lock:
-            self._failures[reason] += 1
-        if reason in REFUSALS:
-            self._answered.set()
 
 
 class _Page(msgspec.Struct):
@@ -126,7 +108,6 @@ class Informer(Store[T]):
         *,
         settings: ReflectorSettings | None = None,
         metadata_only: bool = False,
-        max_bytes: int = MAX_BYTES,
         find_path: FindPath | None = None,
         page_size: int = 0,
     ) -> None:
@@ -141,7 +122,6 @@ class Informer(Store[T]):
         self._convert = convert
         self._settings = settings or ReflectorSettings()
         self._metadata_only = metadata_only
-        self._max_bytes = max_bytes
         self._find_path = find_path
         self._page_size = page_size
         self._retries: Counter[str] = Counter()  # reason -> retries since the last event
@@ -181,7 +161,6 @@ class Informer(Store[T]):
         async with ApiClient(
             self._config,
             deadline=self._settings.request_seconds,
-            max_bytes=self._max_bytes,
             verbs=("list", "watch"),
             metadata_only=self._metadata_only,
         ) as client:
@@ -205,7 +184,8 @@ class Informer(Store[T]):
             # Every long outage ends with "gone", so it is not a warning.
             _log.log(logging.INFO if error.reason == "gone" else logging.WARNING, "watch of %s: %s", self._path, error)
         self.error = error
-        self.count_failure(error.reason)
+        if error.reason in REFUSALS:
+            self._answered.set()
         await asyncio.sleep(self._next_delay(error))
 
     def _next_delay(self, error: SourceError) -> float:
@@ -254,29 +234,24 @@ class Informer(Store[T]):
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         query["resourceVersion"] = self._resume_version
         clock = asyncio.get_running_loop().time
-        started, is_open, is_alive = clock(), False, False
+        started = clock()
         try:
             async with (
-                asyncio.timeout(seconds + self._settings.request_seconds),
+                asyncio.timeout(seconds + self._settings.request_seconds),  # a server may ignore timeoutSeconds
                 client.watch(self._path, self._params | query, self._settings.silence_seconds) as lines,
             ):
                 if self.error is not None:
                     _log.info("watch of %s: resumed", self._path)
-                self.error, is_open = None, True
+                self.error = None
                 async for line in lines:
                     self._apply(line)
-                    is_alive = True
-        except TimeoutError:
-            is_alive = False  # the server ignored timeoutSeconds
-        except SourceError as error:
-            if not is_open or error.reason != "timeout":
+        except (TimeoutError, SourceError) as error:
+            if isinstance(error, SourceError) and error.reason != "timeout":
                 raise
-            is_alive = False  # no data for too long
+            self._resume_version = ""  # lists again, because a proxy may have withheld events
         finally:
             if clock() - started > self._settings.max_delay:
                 self._retries.clear()
-        if not is_alive:
-            self._resume_version = ""  # a proxy may have withheld events
         if clock() - started < 1:
             await asyncio.sleep(self._settings.first_delay)
 
@@ -307,5 +282,4 @@ class Informer(Store[T]):
             if not self._logged_conversion:
                 _log.exception("an object of %s cannot be converted and is skipped, please report it", self._path)
             self._logged_conversion = True
-            self.count_failure("bug")
             return None

@@ -12,36 +12,22 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import asdict
 
-from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_needs_action
+from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
 from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LABELS, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
-from podgpu.metrics.names import KEY_FIELDS, POWER, gpu_figures, meaning, slot_figures
+from podgpu.metrics.names import KEY_FIELDS, POWER, Meaning, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.model import (
-    Condition,
-    DeviceState,
-    Holder,
-    HolderUsage,
-    MigInstance,
-    NamespaceUsage,
-    NodeState,
-    SlotUsage,
-    SourceStatus,
-    Workload,
-    decode_node,
-    encode_node,
-)
+from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu")  # the first label that is present identifies the GPU
 IDENTITY = {
     **{"gpu": "index", "UUID": "uuid", "uuid": "uuid", "gpu_uuid": "uuid", "modelName": "model"},
-    **{"model_name": "model", "pci_bus_id": "pci", "device": "device", "GPU_I_PROFILE": "profile"},
+    **{"model_name": "model", "pci_bus_id": "pci_bus_id", "device": "device", "GPU_I_PROFILE": "profile"},
 }
 POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod label is present is used
-    tuple(EXPORTED.values()),  # renamed by Prometheus (honor_labels: false)
+    EXPORTED,  # renamed by Prometheus (honor_labels: false)
     POD_LABELS,
     OLD_POD_LABELS,
 )
@@ -54,9 +40,8 @@ _DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu divides power and energy
 _CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
 _XID_NAME = fields()[XID_FIELD].name
 
-Labels = Mapping[str, str]
-Pod = tuple[str, str]  # namespace, name
-WorkloadKey = tuple[str, ...]  # `Workload.key`, or empty if the series has no holder
+LabelMap = Mapping[str, str]
+PodName = tuple[str, str]  # namespace, name
 
 
 # Rules that assign samples to members of the document
@@ -69,14 +54,6 @@ class OwnRule(NamedTuple):
     member: str  # `{}` is replaced by the value of `label`
     factor: int = 0  # if not 0, the value is multiplied by this and rounded to an integer
     label: str = ""  # if `member` has no `{}`, this label's value is stored (info metrics)
-
-
-class FieldRule(NamedTuple):
-    """Assigns a DCGM metric to an entry of `fields`."""
-
-    field_name: str
-    divisor: float
-    per_instance: bool
 
 
 OWN_RULES = {
@@ -92,20 +69,16 @@ OWN_RULES = {
 
 
 @cache
-def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | FieldRule]:
+def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | Meaning]:
     """Returns the rules by metric name. `keep_fields` lists the DCGM fields to store; None means all."""
-    rules: dict[str, OwnRule | FieldRule] = {**OWN_RULES}
+    needed = {*KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
+    rules: dict[str, OwnRule | Meaning] = {**OWN_RULES}
     for declared in fields().values():
-        if declared.level not in DEVICE_LEVELS or declared.type == "text" or declared.id >= 9000:
-            continue
-        for name in declared.names:
-            field_meaning = meaning(name)
-            if field_meaning is None:
-                continue
-            stored = field_meaning.field
-            needed = {*KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
-            if keep_fields is None or stored.name in needed:
-                rules[name] = FieldRule(stored.name, field_meaning.factor, stored.per_instance)
+        if declared.level in DEVICE_LEVELS and declared.type != "text" and declared.id < 9000:
+            for name in declared.names:
+                field_meaning = meaning(name)
+                if field_meaning and (keep_fields is None or field_meaning.field.name in needed):
+                    rules[name] = field_meaning
     return rules
 
 
@@ -114,27 +87,12 @@ def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) ->
     rules, kept = rules_for(keep_fields), {}
     for name, value in values.items():
         rule = rules.get(name)
-        if isinstance(rule, FieldRule) and rule.field_name in keep_fields:
-            kept[rule.field_name] = value if rule.divisor == 1.0 else round(value / rule.divisor, 9)
+        if isinstance(rule, Meaning) and rule.field.name in keep_fields:
+            kept[rule.field.name] = rule.value(value)
     return kept
 
 
-# Builders: one per part of the document, filled sample by sample
-
-
-@dataclass(slots=True)
-class _HolderBuilder:
-    workload: Workload
-    members: dict[str, Any] = field(default_factory=dict)
-    usage: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_last(self) -> bool:
-        return "is_last" in self.members
-
-    def build(self, is_podgpu: bool) -> Holder:
-        members = {"source": "" if is_podgpu else "dcgm-exporter", **asdict(self.workload), **self.members}
-        return Holder(usage=HolderUsage(**self.usage) if self.usage else None, **members)
+# Builders, filled sample by sample. Dicts have the members of the document.
 
 
 @dataclass(slots=True)
@@ -142,20 +100,20 @@ class _SlotBuilder:
     """A GPU or a MIG instance."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    fields: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)
+    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)  # field -> value by holder, or by ()
     texts: dict[str, str] = field(default_factory=dict)  # label-type fields
     usage: dict[str, Any] = field(default_factory=dict)
-    holders: dict[WorkloadKey, _HolderBuilder] = field(default_factory=dict)
-    conditions: dict[str, Condition] = field(default_factory=dict)
+    holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
+    conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
     instances: dict[int, _SlotBuilder] = field(default_factory=dict)
 
-    def values(self, is_podgpu: bool) -> dict[str, float]:
+    def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
         """Returns one value per field. With virtual GPUs, a field has one series per holder.
 
         dcgm-exporter repeats the value of the whole device for each holder. If the values differ, the field is dropped.
         """
         values: dict[str, float] = {}
-        for name, by_holder in self.fields.items():
+        for name, by_holder in self.values.items():
             if () in by_holder:
                 values[name] = by_holder[()]
             elif is_podgpu:
@@ -164,85 +122,80 @@ class _SlotBuilder:
                 values[name] = next(iter(by_holder.values()))
         return values
 
-    def build(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> DeviceState:
-        values, get = self.values(is_podgpu), self.identity.get
+    def build_gpu(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> dict[str, Any]:
+        values = self.resolve_values(is_podgpu)
         present = self.conditions
         if not is_podgpu:
-            present = _read_conditions([slot.values(False) for slot in (self, *self.instances.values())])
-        options = is_podgpu, keep_fields, LOST in present
-        return DeviceState(
-            uuid=get("uuid", ""),
-            index=_parse_integer(get("index", "")),
-            model=get("model", ""),
-            pci_bus_id=get("pci", ""),
-            maker=get("device", "").rstrip("0123456789") or "nvidia",
-            mig_enabled=bool(self.instances),
-            hidden=bool(self.instances) and not (values or present or self.holders or self.usage),
-            conditions=tuple(sorted(present.values(), key=lambda condition: order_of(condition.name))),
-            last_holders=tuple(holder.workload for holder in self.holders.values() if holder.is_last),
-            instances=tuple(
-                MigInstance(id=number, profile=slot.identity.get("profile", ""), **slot.common_members(*options))
-                for number, slot in self.instances.items()
-            ),
-            **gpu_figures(values),  # type: ignore[arg-type]
-            **self.common_members(*options),
-        )
-
-    def common_members(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
-        """Returns the members that GPUs and MIG instances have in common."""
-        values = self.values(is_podgpu)
-        stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
-        holders = [holder.build(is_podgpu) for holder in self.holders.values() if not holder.is_last]
+            present = _read_conditions(slot.resolve_values(False) for slot in (self, *self.instances.values()))
+        index, device = self.identity.pop("index", ""), self.identity.pop("device", "")
         return {
+            "index": _parse_integer(index),
+            "maker": device.rstrip("0123456789") or "nvidia",
+            "mig_enabled": bool(self.instances),
+            "hidden": bool(self.instances) and not (values or present or self.holders or self.usage),
+            "conditions": [present[name] for name in sorted(present, key=order_of)],
+            "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
+            "instances": [
+                {"id": number, **slot.build_slot(is_podgpu, keep_fields, LOST in present)}
+                for number, slot in self.instances.items()
+            ],
+            **gpu_figures(values),
+            **self.build_slot(is_podgpu, keep_fields, LOST in present),
+        }
+
+    def build_slot(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
+        """Returns the identity and the members that GPUs and MIG instances have in common."""
+        values = self.resolve_values(is_podgpu)
+        stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
+        source = "" if is_podgpu else "dcgm-exporter"
+        holders = [{"source": source, **holder} for holder in self.holders.values() if "is_last" not in holder]
+        return {
+            **self.identity,
             **slot_figures(values),
-            "usage": SlotUsage(**self.usage) if self.usage else None,
-            "holders": tuple(holder for holder in holders if holder.source or not is_lost),
+            "usage": self.usage or None,
+            "holders": [holder for holder in holders if holder["source"] or not is_lost],
             "fields": stored if values else None,
             "last_xid": int(values.get(_XID_NAME, 0)) or None,
         }
 
 
 class _NodeBuilder:
-    def __init__(self, own_pods: Collection[Pod]) -> None:
+    def __init__(self, own_pods: Collection[PodName]) -> None:
         self._own_pods = own_pods
         self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if the UUID is unknown
         self._members: dict[str, Any] = {}
         self._sources: dict[str, Any] = {}
         self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
 
-    def add(self, rule: OwnRule | FieldRule, sample: ParsedSample) -> None:
-        if isinstance(rule, FieldRule):
-            self._add_field(rule, sample)
-        else:
-            self._add_own(rule, sample)
-
-    def _add_field(self, rule: FieldRule, sample: ParsedSample) -> None:
-        gpu, slot, holder = self._find_slot(sample.labels)
-        value = sample.value if rule.divisor == 1.0 else round(sample.value / rule.divisor, 9)
-        limit = _DCGM_BLANK if rule.field_name in KEY_FIELDS else _MAX_AMOUNT
-        if gpu is None or slot is None or not 0 <= value < limit:
+    def add_field(self, rule: Meaning, sample: ParsedSample) -> None:
+        found = self._find_slot(sample.labels)
+        value = rule.value(sample.value)
+        limit = _DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
+        if found is None or not 0 <= value < limit:
             return
-        key = holder.workload.key if holder else ()
-        if slot is not gpu and not rule.per_instance:
+        gpu, slot, holder = found
+        key = holder.key if holder else ()
+        if slot is not gpu and not rule.field.per_instance:
             slot, key = gpu, ()  # dcgm-exporter repeats the GPU's values on its MIG instances
-        slot.fields.setdefault(rule.field_name, {})[key] = int(value) if value.is_integer() else value
+        slot.values.setdefault(rule.field.name, {})[key] = int(value) if value.is_integer() else value
         if not slot.texts:
             named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
             slot.texts = {label.field.name: text for label, text in named if label}
 
-    def _add_own(self, rule: OwnRule, sample: ParsedSample) -> None:
-        part, name = self._find_part(rule.part, sample.labels), sample.labels.get(rule.label, "")
-        value = sample.value * (rule.factor or 1)
-        if part is None:
+    def add_own(self, rule: OwnRule, sample: ParsedSample) -> None:
+        members = self._find_members(rule.part, sample.labels)
+        name, value = sample.labels.get(rule.label, ""), sample.value * (rule.factor or 1)
+        if members is None:
             return
-        if rule.label and "{}" not in rule.member:
-            part[rule.member] = name
-        elif rule.part == "conditions":
-            part[name] = Condition(name, value if value >= 0 else None, sample.labels.get("detail", ""))
+        if rule.part == "conditions":
+            since = value if value >= 0 else None
+            members[name] = {"name": name, "since": since, "detail": sample.labels.get("detail", "")}
+        elif rule.label and "{}" not in rule.member:
+            members[rule.member] = name
         elif 0 <= value < _MAX_AMOUNT:
-            part[rule.member.format(name)] = round(value) if rule.factor else value
+            members[rule.member.format(name)] = round(value) if rule.factor else value
 
-    def _find_part(self, part: str, labels: Labels) -> dict[str, Any] | None:
+    def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
         """Returns the dict to store a sample in, or None if the labels do not identify one."""
         if part in ("node", "sources"):
             return self._members if part == "node" else self._sources
@@ -250,52 +203,66 @@ class _NodeBuilder:
             namespace = labels.get("exported_namespace") or labels.get("namespace")
             model, _, profile = labels.get("modelName", "").partition(" MIG ")
             return self._namespaces[namespace, model, profile] if namespace else None
-        gpu, slot, holder = self._find_slot(labels)
-        if part == "conditions":  # a newer podgpu may report unknown conditions
-            return gpu.conditions if gpu and labels.get("condition") in conditions() else None
-        if part == "slot_usage":
-            return slot.usage if slot else None
-        if holder is None:
+        found = self._find_slot(labels)
+        if found is None:
             return None
-        return holder.usage if part == "holder_usage" else holder.members
+        gpu, slot, workload = found
+        if part == "conditions":  # a newer podgpu may report unknown conditions
+            return gpu.conditions if labels.get("condition") in conditions() else None
+        if part == "slot_usage":
+            return slot.usage
+        if workload is None:
+            return None
+        holder = slot.holders[workload.key]
+        usage: dict[str, Any] = holder.setdefault("usage", {}) if part == "holder_usage" else holder
+        return usage
 
-    def _find_slot(self, labels: Labels) -> tuple[_SlotBuilder | None, _SlotBuilder | None, _HolderBuilder | None]:
+    def _find_slot(self, labels: LabelMap) -> tuple[_SlotBuilder, _SlotBuilder, Workload | None] | None:
         """Returns the GPU, the slot (the GPU or one of its MIG instances), and the holder that the labels identify."""
         gpu_id, instance = read_gpu_id(labels), labels.get("GPU_I_ID", "")
         number = _parse_integer(instance)
         if not gpu_id or (instance and number is None):
-            return None, None, None
+            return None
         gpu = self._gpus[gpu_id]
         slot = gpu if number is None else gpu.instances.setdefault(number, _SlotBuilder())
         for own in (gpu, slot):
             if len(own.identity) < 5:  # not complete yet; allocation metrics have no model
                 own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
         workload = read_workload(labels, self._own_pods)
-        if workload is None:
-            return gpu, slot, None
-        holder = slot.holders.setdefault(workload.key, _HolderBuilder(workload))
-        if "vgpu" in labels:
-            holder.members["replica"] = labels["vgpu"]
-        if "dra_claim_name" in labels:
-            holder.members["labels"] = {name: value for name, value in labels.items() if name.startswith("dra_")}
-        return gpu, slot, holder
+        if workload is None and labels.get("source") == RESERVATION:
+            workload = Workload()
+        if workload is not None:
+            holder = slot.holders.setdefault(workload.key, msgspec.structs.asdict(workload))
+            if "vgpu" in labels:
+                holder["replica"] = labels["vgpu"]
+            if "dra_claim_name" in labels:
+                holder["labels"] = {name: value for name, value in labels.items() if name.startswith("dra_")}
+        return gpu, slot, workload
 
     def build(self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None) -> NodeState:
-        members, is_podgpu = {"taken_at": scraped_at, **self._members}, "version" in self._members
-        devices = [gpu.build(is_podgpu, keep_fields) for gpu in self._gpus.values()]
-        workers = {f"gpu{device.index}": device.uuid for device in devices}  # names of sources that read a single GPU
-        return NodeState(
-            producer="podgpu" if is_podgpu else "dcgm-exporter",
-            node=name,
-            simulated="simulated" in self._sources,
-            devices=tuple(sorted(devices, key=lambda device: (device.index is None, device.index, device.uuid))),
-            namespaces=tuple(NamespaceUsage(*key, **usage) for key, usage in self._namespaces.items()),
-            sources=tuple(SourceStatus(n, up > 0, device=workers.get(n, "")) for n, up in self._sources.items()),
-            **{member: value for member, value in members.items() if member in NodeState.__struct_fields__},
-        )
+        """Raises msgspec.ValidationError if the document exceeds a limit of the model."""
+        is_podgpu = "version" in self._members
+        devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
+        workers = {f"gpu{gpu['index']}": gpu.get("uuid", "") for gpu in devices}  # sources that read a single GPU
+        document = {
+            "taken_at": scraped_at,
+            **self._members,
+            "producer": "podgpu" if is_podgpu else "dcgm-exporter",
+            "node": name,
+            "simulated": "simulated" in self._sources,
+            "devices": sorted(devices, key=lambda gpu: (gpu["index"] is None, gpu["index"], gpu.get("uuid", ""))),
+            "namespaces": [
+                {"namespace": namespace, "model": model, "profile": profile, **usage}
+                for (namespace, model, profile), usage in self._namespaces.items()
+            ],
+            "sources": [
+                {"name": name, "up": up > 0, "device": workers.get(name, "")} for name, up in self._sources.items()
+            ],
+        }
+        return msgspec.convert(document, NodeState)
 
 
-def read_workload(labels: Labels, own_pods: Collection[Pod] = ()) -> Workload | None:
+def read_workload(labels: LabelMap, own_pods: Collection[PodName] = ()) -> Workload | None:
     """Returns the holder that the labels identify.
 
     `own_pods` are the exporter's pods. Prometheus adds their names to series without a pod label, so they are ignored.
@@ -311,19 +278,19 @@ def read_workload(labels: Labels, own_pods: Collection[Pod] = ()) -> Workload | 
     return Workload(container=container, uid=uid, container_id=container_id) if uid or container_id else None
 
 
-def read_gpu_id(labels: Labels) -> str:
+def read_gpu_id(labels: LabelMap) -> str:
     """Returns the GPU's UUID or index, or an empty string if the series belongs to no GPU."""
     return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
 
 
-def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, Condition]:
+def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Derives conditions from the fields of dcgm-exporter. Their start times are unknown."""
-    present: dict[str, Condition] = {}
+    present: dict[str, dict[str, Any]] = {}
     for name, value in (item for values in slots for item in values.items() if 0 < item[1] < _DCGM_BLANK):
         if name in _CONDITION_FIELDS:
-            present.setdefault(_CONDITION_FIELDS[name], Condition(_CONDITION_FIELDS[name]))
-        elif name == _XID_NAME and xid_needs_action(int(value)):
-            present.setdefault(XID, Condition(XID, detail=str(int(value))))
+            present.setdefault(_CONDITION_FIELDS[name], {"name": _CONDITION_FIELDS[name]})
+        elif name == _XID_NAME and xid_spec(int(value)).needs_action:
+            present.setdefault(XID, {"name": XID, "detail": str(int(value))})
     return present
 
 
@@ -338,7 +305,7 @@ def node_from_samples(
     samples: Iterable[ParsedSample],
     address: str = "",
     *,
-    own_pods: Collection[Pod] = (),
+    own_pods: Collection[PodName] = (),
     scraped_at: float | None = None,
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
@@ -353,8 +320,12 @@ def node_from_samples(
     for name, own in _split_by_node(relevant, node_labels, address).items():
         builder = _NodeBuilder(own_pods)
         for sample in own:
-            builder.add(rules[sample.name], sample)
-        states.append(decode_node(encode_node(builder.build(name, keep_fields, scraped_at))))  # checks the limits
+            rule = rules[sample.name]
+            if isinstance(rule, OwnRule):
+                builder.add_own(rule, sample)
+            else:
+                builder.add_field(rule, sample)
+        states.append(builder.build(name, keep_fields, scraped_at))
     return states
 
 
@@ -408,7 +379,7 @@ def nodes_from_vectors(
 
     Samples of `up` identify the exporters' own pods. Samples without a name are results of `timestamp()` by target.
     """
-    own_pods: dict[tuple[str, str], set[Pod]] = defaultdict(
+    own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(
         set
     )  # by job and instance, because `up` may lack the label `cluster`
     copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)

@@ -5,7 +5,6 @@ Documents and metrics contain only the name and the detail of a condition. This 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -18,10 +17,7 @@ THERMAL, POWER_BRAKE = "thermal", "power_brake"
 DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
 FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap_pending", 311: "ecc"}
 """DCGM field id -> condition that is present while the field is above 0."""
-UNKNOWN_XID = "unknown error"
 _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
-_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_LINKS = re.compile(r"([0-9]{1,3})/([0-9]{1,3})")
 _ACTIONS: Mapping[str, str] = {
     "reboot": "drain the node and reboot it; replace the GPU if the error comes back",
     "reset": "drain the node and reset the GPU; replace it if the error comes back",
@@ -54,15 +50,13 @@ def order_of(condition: str) -> int:
 
 @lru_cache(maxsize=1024)
 def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """Returns a description of the problem and advice. An invalid detail from another exporter is omitted."""
+    """Returns a description of the problem and advice."""
     spec = conditions()[condition]
     if condition == XID:
         return spec.says.format(detail=_describe_xids(detail)), _xid_action(detail)
     if condition == NVLINK:
-        links = _LINKS.fullmatch(detail)
-        return spec.says.format(detail=f"{links[1]} of its {links[2]}" if links else "some of its"), spec.do
-    word = f" ({detail})" if _WORD.fullmatch(detail) else ""
-    return spec.says.format(detail=word), spec.do
+        return spec.says.format(detail=detail.replace("/", " of its ") or "some of its"), spec.do
+    return spec.says.format(detail=f" ({detail})" if detail else ""), spec.do
 
 
 def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
@@ -75,11 +69,16 @@ def conditions_from_fields(values: Mapping[int, object]) -> dict[str, bool]:
 
 
 class XidSpec(NamedTuple):
-    text: str = UNKNOWN_XID
+    text: str = "unknown error"
     cause: str = ""
     """NVIDIA's class: application, driver, hardware or none. Empty if unknown."""
     action: str = "none"
     """Key of `_ACTIONS`, or `none` if the GPU is healthy."""
+
+    @property
+    def needs_action(self) -> bool:
+        """True if the XID means that the GPU is broken. XIDs caused by applications do not."""
+        return self.action != "none"
 
 
 @cache
@@ -87,21 +86,8 @@ def xid_specs() -> Mapping[int, XidSpec]:
     return {int(row["number"]): XidSpec(row["text"], row["class"], row["action"]) for row in table_rows("xids.csv")}
 
 
-def _xid(number: int) -> XidSpec:
-    return xid_specs().get(number) or XidSpec()
-
-
-def xid_text(xid: int) -> str:
-    return _xid(xid).text
-
-
-def xid_class(xid: int) -> str:
-    return _xid(xid).cause
-
-
-def xid_needs_action(xid: int) -> bool:
-    """Returns True if the XID means that the GPU is broken. XIDs caused by applications do not."""
-    return _xid(xid).action != "none"
+def xid_spec(xid: int) -> XidSpec:
+    return xid_specs().get(xid) or XidSpec()
 
 
 def xid_detail(xids: Iterable[int]) -> str:
@@ -110,16 +96,15 @@ def xid_detail(xids: Iterable[int]) -> str:
 
 
 def _xids_in(detail: str) -> list[int]:
-    return [int(part) for part in detail.split(",") if part.isdecimal() and len(part) < 6][:_MAX_XIDS]
+    return [int(xid) for xid in detail.split(",") if xid.isdecimal()]
 
 
 def _describe_xids(detail: str) -> str:
-    texts = ((xid, xid_text(xid)) for xid in _xids_in(detail))
-    return ", ".join(f"XID {xid}" + (f" ({text})" if text != UNKNOWN_XID else "") for xid, text in texts) or "an XID"
+    return ", ".join(f"XID {xid} ({xid_spec(xid).text})" for xid in _xids_in(detail)) or "an XID"
 
 
 def _xid_action(detail: str) -> str:
-    actions = {_xid(xid).action for xid in _xids_in(detail)}
+    actions = {xid_spec(xid).action for xid in _xids_in(detail)}
     return next((do for action, do in _ACTIONS.items() if action in actions), _ACTIONS["inspect"])
 
 

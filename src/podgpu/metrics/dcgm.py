@@ -8,25 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from podgpu.metrics.conditions import xid_text
+from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import CLOCK_EVENTS
 from podgpu.metrics.fields import XID_FIELD, fields
 from podgpu.metrics.labels import (
-    DeviceNames,
-    Pairs,
+    LabelPairs,
     Policy,
     assigned_holders,
-    device_labels,
+    dcgm_labels,
+    device_names,
     holder_pairs,
-    model_name,
+    make_labels,
     visible_slots,
     with_attributes,
 )
-from podgpu.model import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot
+from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
 
-Value = int | float | str
 Values = Mapping[str, Value]
 GPU_UTIL, GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
 FB_USED, FB_USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
@@ -40,8 +39,6 @@ _ALSO_OF_DEVICE = frozenset(
 """With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
-_MIB = 1024 * 1024
-_MJ = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,35 +70,34 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
 
 def _rows(state: NodeState, policy: Policy) -> Iterator[_LabelledSlot]:
     label_counters = [c for c in policy.counters if c.is_label]
-    for names, gpu, slot in visible_slots(state):
-        values = slot.fields
+    for gpu, slot in visible_slots(state):
+        values, parent = slot.fields, gpu.fields or {}
         if values is None:
             continue
-        parent = gpu.fields or {}
-        texts = _label_values(label_counters, values, parent)
+        names, texts = device_names(gpu, slot, policy), _label_values(label_counters, values, parent)
         holders = assigned_holders(slot)
         if policy.virtual_gpus and holders:
-            labels = device_labels(names, texts, (), (), policy)
+            labels = dcgm_labels(names, policy, label_values=texts)
             yield _LabelledSlot(slot, values, labels, parent, _ALSO_OF_DEVICE, slot.details)
             for holder in holders:
                 labels = _held_labels(names, texts, holder, state, policy)
                 yield _LabelledSlot(slot, attributed_values(values, holder.usage), labels, parent)
-        elif holders and all(holder.key == holders[0].key for holder in holders):
+        elif len({holder.key for holder in holders}) == 1:
             labels = _held_labels(names, texts, holders[0], state, policy)
             yield _LabelledSlot(slot, values, labels, parent, None, slot.details)
         else:
-            yield _LabelledSlot(slot, values, device_labels(names, texts, (), (), policy), parent, None, slot.details)
+            labels = dcgm_labels(names, policy, label_values=texts)
+            yield _LabelledSlot(slot, values, labels, parent, None, slot.details)
 
 
-def _held_labels(names: DeviceNames, texts: Pairs, holder: Holder, state: NodeState, policy: Policy) -> Labels:
-    pod_labels = state.pod_labels.get(f"{holder.namespace}/{holder.pod}", {})
-    attributes = (*holder_pairs(holder, policy), *holder.labels.items())
+def _held_labels(names: dict[str, str], texts: LabelPairs, holder: Holder, state: NodeState, policy: Policy) -> Labels:
+    attributes = [*holder_pairs(holder, policy), *holder.labels.items()]
     if policy.virtual_gpus and holder.replica:
-        attributes += (("vgpu", holder.replica),)
-    return device_labels(names, texts, tuple(pod_labels.items()), attributes, policy)
+        attributes.append(("vgpu", holder.replica))
+    return dcgm_labels(names, policy, attributes, texts, state.pod_labels.get(f"{holder.namespace}/{holder.pod}"))
 
 
-def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> Pairs:
+def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> LabelPairs:
     """Returns label-type fields as labels. A MIG instance without a value has the value of its GPU."""
     labels = ((c.name, values.get(c.field.name, parent.get(c.field.name))) for c in counters)
     return tuple((name, str(value)) for name, value in labels if value is not None)
@@ -139,22 +135,21 @@ def _field_samples(field: str, rows: Sequence[_LabelledSlot], policy: Policy) ->
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
     """Returns the labels of a switch, link or CPU, which has no holders."""
-    blanks = policy.replace_blanks_in_model_name
-    pairs = [(name, model_name(text, blanks and name == "model_name")) for name, text in entity.labels.items()]
+    pairs = [(n, policy.model_name(text) if n == "model_name" else text) for n, text in entity.labels.items()]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == entity.kind)
-    return Labels((*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {}))))
+    return make_labels((*pairs, *policy.host, *sorted(_label_values(label_counters, entity.fields, {}))))
 
 
 # Fields that the exporter counts itself
 
-Counted = Iterator[tuple[int, Pairs]]
+Counted = Iterator[tuple[int, LabelPairs]]
 
 
 def _last_xid(slot: Slot, policy: Policy) -> Counted:
     """Yields the newest XID, or 0 if there was none."""
     if fields()[XID_FIELD].name not in slot.unsupported:
         xid = slot.last_xid or 0
-        yield xid, (("err_code", str(xid)), ("err_msg", xid_text(xid)))
+        yield xid, (("err_code", str(xid)), ("err_msg", xid_spec(xid).text))
 
 
 def _xids_in_window(slot: Slot, policy: Policy) -> Counted:
@@ -213,10 +208,10 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | N
     watts = power * usage.power_ratio if isinstance(power, int | float) and usage.power_ratio is not None else None
     return {
         GPU_UTIL: None if ratio is None else round(100 * ratio),
-        FB_USED: None if memory is None else memory // _MIB,
+        FB_USED: None if memory is None else memory // MIB,
         POWER_USAGE: watts,
         TOTAL_ENERGY: usage.energy_mj,
         GPU_UTIL_RATIO: None if ratio is None else round(ratio, 2),
         FB_USED_BYTES: memory,
-        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // _MJ,
+        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // MJ,
     }

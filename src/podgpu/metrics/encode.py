@@ -8,8 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -33,9 +32,6 @@ class Labels:
 
     def __repr__(self) -> str:
         return f"Labels{self.text}"
-
-    def plus(self, *more: tuple[str, str]) -> Labels:
-        return Labels((*self.pairs, *more))
 
 
 def _escape_label(value: str) -> str:
@@ -136,46 +132,23 @@ def _openmetrics_head(help_line: str, types: Mapping[str, str]) -> str:
 # Response bodies
 
 
-@dataclass(frozen=True, slots=True)
 class Body:
     """A response body, plain and compressed."""
 
-    plain: bytes
-    zipped: bytes
-
-    @classmethod
-    def of(cls, plain: bytes) -> Body:
-        return cls(plain, gzip.compress(plain, _GZIP_LEVEL, mtime=0))
+    def __init__(self, plain: bytes) -> None:
+        self.plain = plain
+        self.zipped = gzip.compress(plain, _GZIP_LEVEL, mtime=0)
 
 
-class Exposition:
+class Exposition(Body):
     """Metrics text. OpenMetrics is rendered on the first request and cached."""
 
-    __slots__ = ("openmetrics_if_made", "text")
-
-    def __init__(self, text: Body) -> None:
-        self.text = text
-        self.openmetrics_if_made: Body | None = None
-
-    @classmethod
-    def of(cls, text: bytes) -> Exposition:
-        return cls(Body.of(text))
-
+    @cached_property
     def openmetrics(self) -> Body:
-        if self.openmetrics_if_made is None:
-            self.openmetrics_if_made = Body.of(to_openmetrics(self.text.plain))
-        return self.openmetrics_if_made
-
-    @property
-    def plain(self) -> bytes:
-        return self.text.plain
-
-    @property
-    def zipped(self) -> bytes:
-        return self.text.zipped
+        return Body(to_openmetrics(self.plain))
 
 
-NO_METRICS = Exposition.of(b"")
+NO_METRICS = Exposition(b"")
 
 
 def etag_of(plain: bytes) -> str:

@@ -22,7 +22,7 @@ from functools import cache
 from sys import intern
 from typing import Any
 
-from podgpu.model import Value
+from podgpu.model import MIB, NS, Value
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
@@ -125,7 +125,26 @@ def parse_recipe(text: str) -> Recipe | None:
 
 @cache
 def fields() -> Mapping[int, Field]:
-    return {int(row["id"]): _field(row) for row in table_rows("fields.csv")}
+    """Returns the fields by id. Strings that occur in hundreds of rows are interned, which saves 0.1 MiB."""
+    return {
+        int(row["id"]): Field(
+            id=int(row["id"]),
+            name=row["name"],
+            name_since_4_6=row["name_since_4_6"],
+            name_1x=row["name_1x"],
+            alias=row["alias"],
+            type=intern(row["type"]),
+            unit=intern(row["unit"]),
+            level=intern(row["level"]),
+            recipe=parse_recipe(row["nvml"]),
+            convert=intern(row["convert"]),
+            once=row["when"] == "once",
+            legacy=int(row["legacy"]) if row["legacy"] else None,
+            factor=float(row["factor"] or 1),
+            seen=intern(row["seen"]),
+        )
+        for row in table_rows("fields.csv")
+    }
 
 
 def table_text(*names: str) -> str:
@@ -139,26 +158,6 @@ def table_rows(table: str) -> Iterator[dict[str, str]]:
     return iter(csv.DictReader(table_text(table).splitlines()))
 
 
-def _field(row: Mapping[str, str]) -> Field:
-    """Interns strings that occur in hundreds of rows, which saves 0.1 MiB."""
-    return Field(
-        id=int(row["id"]),
-        name=row["name"],
-        name_since_4_6=row["name_since_4_6"],
-        name_1x=row["name_1x"],
-        alias=row["alias"],
-        type=intern(row["type"]),
-        unit=intern(row["unit"]),
-        level=intern(row["level"]),
-        recipe=parse_recipe(row["nvml"]),
-        convert=intern(row["convert"]),
-        once=row["when"] == "once",
-        legacy=int(row["legacy"]) if row["legacy"] else None,
-        factor=float(row["factor"] or 1),
-        seen=intern(row["seen"]),
-    )
-
-
 @cache
 def _by_name() -> Mapping[str, Field]:
     return {name: field for field in fields().values() for name in field.names}
@@ -169,15 +168,10 @@ def field_named(name: str) -> Field | None:
     return _by_name().get(name)
 
 
-@cache
-def _by_folded_name() -> Mapping[str, str]:
-    return {name.casefold(): name for name in _by_name()}
-
-
-def nearest_names(name: str, n: int = 1) -> list[str]:
-    """Returns names that are similar to a mistyped name, ignoring case."""
-    close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
-    return [_by_folded_name()[folded] for folded in close]
+def nearest_names(name: str) -> list[str]:
+    """Returns at most one name that is similar to a mistyped name, ignoring case."""
+    folded_names = {known.casefold(): known for known in _by_name()}
+    return [folded_names[close] for close in difflib.get_close_matches(name.casefold(), folded_names, 1)]
 
 
 @cache
@@ -193,25 +187,12 @@ def detail_fields() -> tuple[Field, ...]:
 # Conversion of values
 
 BRANDS = (
-    "Unknown",
-    "Quadro",
-    "Tesla",
-    "NVS",
-    "Grid",
-    "GeForce",
-    "Titan",
-    "NVIDIA Virtual Applications",
-    "NVIDIA Virtual PC",
-    "NVIDIA Virtual Compute Server",
-    "NVIDIA RTX Virtual Workstation",
-    "NVIDIA vGaming",
-    "Quadro RTX",
-    "NVIDIA RTX",
-    "NVIDIA",
-    "GeForce RTX",
-    "Titan RTX",
+    *("Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan"),
+    *("NVIDIA Virtual Applications", "NVIDIA Virtual PC", "NVIDIA Virtual Compute Server"),
+    *("NVIDIA RTX Virtual Workstation", "NVIDIA vGaming", "Quadro RTX", "NVIDIA RTX", "NVIDIA"),
+    *("GeForce RTX", "Titan RTX"),
 )
-_MIB = 1024 * 1024
+"""Names in the order of NVML's nvmlBrandType_t."""
 _FABRIC_COMPLETED = 3
 _VGPU_FEATURE = 1
 _MAX_TEMPERATURE = 200
@@ -220,12 +201,6 @@ _RATIO_ROUNDING = 1.01  # GPM slightly exceeds 100 % at full load
 
 class Blank(ValueError):
     """The driver returned an invalid value: a sentinel, NaN, or an impossible number."""
-
-
-def _temperature(raw: int) -> int:
-    if raw > _MAX_TEMPERATURE:
-        raise Blank(f"{raw} degrees")
-    return raw
 
 
 def _unless_255(raw: int) -> int:
@@ -276,22 +251,19 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "": lambda raw: raw,
     "milli": lambda raw: raw / 1000.0,
     "milli_whole": lambda raw: raw // 1000,
-    "bytes_to_mib": lambda raw: raw // _MIB,
-    "mib_to_bytes": lambda raw: int(raw * _MIB),
+    "bytes_to_mib": lambda raw: raw // MIB,
+    "mib_to_bytes": lambda raw: int(raw * MIB),
     "mhz_to_hertz": lambda raw: raw * 1_000_000,
-    "mega": lambda raw: raw * 1_000_000,
-    "nano": lambda raw: raw / 1_000_000_000,
+    "nano": lambda raw: raw / NS,
     "percent_to_ratio": lambda raw: raw / 100.0,
     "kib_rate": lambda raw: int(raw / 1000),  # raw is already KiB per second
     "kib_rate_bytes": lambda raw: int(raw * 1024),
-    "temperature": _temperature,
     "unless_255": _unless_255,
     "used_ratio": _used_ratio,
     "count": len,
     "brand": lambda raw: BRANDS[raw] if 0 <= raw < len(BRANDS) else BRANDS[0],
     "compute_mode": lambda raw: {0: 0, 2: 1, 3: 2}[raw],
     "compute_capability": lambda raw: (raw[0] << 16) | raw[1],
-    "inforom_valid": int,
     "fabric_status": _fabric_status,
     "fabric_error": _fabric_error,
     "guid": _guid,
@@ -301,8 +273,9 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 # NVML sets all bits for "not available". DCGM uses 16 codes at the top of each signed range.
-_UNSIGNED_BLANKS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
-_DCGM_BLANKS = frozenset(range(0x7FFFFFF0, 0x80000000)) | frozenset(range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000))
+_BLANKS = frozenset(
+    {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000)}
+)
 _DCGM_FLOAT_BLANK = 140737488355328.0
 _NEVER_NEGATIVE = frozenset(
     {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"}
@@ -320,7 +293,10 @@ def value_of(field: Field, raw: Any) -> Value:
     except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
     if field.type == "text":
-        return _text(converted)
+        text = converted.decode("utf-8", "replace") if isinstance(converted, bytes) else str(converted)
+        if not text:
+            raise Blank("empty text")
+        return text
     if not isinstance(converted, int | float):
         raise Blank(f"{converted!r} is not a number")
     return _number(field, raw, converted)
@@ -338,27 +314,18 @@ def value_printed(field: Field, number: float) -> int | float:
     return _number(field, number, number)
 
 
-def _text(raw: Any) -> str:
-    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
-    if not text:
-        raise Blank("empty text")
-    return text
-
-
 def _number(field: Field, raw: Any, converted: int | float) -> int | float:
     if isinstance(converted, float) and not math.isfinite(converted):
         raise Blank(str(converted))
     if not field.unit.startswith("bitmask") and _is_sentinel(raw, converted):
         raise Blank(f"sentinel {raw}")
-    number = float(converted) if field.type == "float" else int(converted)
-    return within_unit(field, number)
+    return within_unit(field, float(converted) if field.type == "float" else int(converted))
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
-    for value in (raw, converted):
-        if isinstance(value, int) and (value in _UNSIGNED_BLANKS or value in _DCGM_BLANKS):
-            return True
-    return isinstance(converted, float) and converted >= _DCGM_FLOAT_BLANK
+    if isinstance(converted, float) and converted >= _DCGM_FLOAT_BLANK:
+        return True
+    return any(isinstance(value, int) and value in _BLANKS for value in (raw, converted))
 
 
 def within_unit(field: Field, number: int | float) -> int | float:
@@ -367,6 +334,8 @@ def within_unit(field: Field, number: int | float) -> int | float:
         raise Blank(f"{number} {field.unit}")
     if field.unit.startswith("%") and not 0 <= number <= 100:
         raise Blank(f"{number} %")
+    if field.unit == "C" and number > _MAX_TEMPERATURE:
+        raise Blank(f"{number} degrees")
     if field.unit == "ratio 0-1":
         if not 0 <= number <= _RATIO_ROUNDING:
             raise Blank(f"ratio {number}")

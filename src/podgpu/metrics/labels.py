@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Labels
 from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.model import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
 
-Pairs = tuple[tuple[str, str], ...]
+LabelPairs = tuple[tuple[str, str], ...]
 _RESERVED = HOLDER_LABELS | {
     *("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
     *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"),
@@ -22,7 +22,7 @@ _RESERVED = HOLDER_LABELS | {
 """Label names of dcgm-exporter's and podgpu's families. A pod label with one of these names is renamed."""
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, because it is part of the keys of the label caches
+@dataclass(frozen=True)
 class Policy:
     """The user's settings for series and labels."""
 
@@ -39,62 +39,27 @@ class Policy:
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 
-    @property
-    def host(self) -> Pairs:
+    @cached_property
+    def host(self) -> LabelPairs:
         return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
 
-
-@dataclass(frozen=True, eq=False)  # compared by identity, like Policy: `_make_names` returns one object per device
-class DeviceNames:
-    """Label values that identify a GPU or a MIG instance."""
-
-    gpu: str
-    uuid: str
-    pci_bus_id: str
-    device: str
-    model: str
-    instance: str = ""
-    profile: str = ""
-
-    @property
-    def gpu_labels(self) -> Pairs:
-        return ("gpu", self.gpu), ("UUID", self.uuid), ("pci_bus_id", self.pci_bus_id), ("device", self.device)
-
-    @property
-    def short_labels(self) -> Pairs:
-        return ("gpu", self.gpu), ("UUID", self.uuid), ("device", self.device)
-
-    @property
-    def instance_id(self) -> Pairs:
-        return (("GPU_I_ID", self.instance),) if self.instance else ()
-
-    @property
-    def instance_labels(self) -> Pairs:
-        return (("GPU_I_PROFILE", self.profile), *self.instance_id) if self.instance else ()
+    def model_name(self, model: str) -> str:
+        return re.sub(r"\s+", "-", model.strip()) if self.replace_blanks_in_model_name else model
 
 
-def names_of_device(gpu: DeviceState, instance: MigInstance | None = None) -> DeviceNames:
-    own = (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.maker, gpu.model)
-    return _make_names(*own) if instance is None else _make_names(*own, instance.id, instance.profile)
+make_labels = lru_cache(maxsize=8192)(Labels)
+"""Takes a tuple of pairs. The text of labels is cached, because most labels are the same in every turn."""
 
 
-@lru_cache(maxsize=4096)
-def _make_names(
-    index: int | None, uuid: str, bus_id: str, maker: str, model: str, instance: int | None = None, profile: str = ""
-) -> DeviceNames:
-    gpu, device = ("", "") if index is None else (str(index), f"{maker}{index}")
-    return DeviceNames(gpu, uuid, bus_id, device, model, "" if instance is None else str(instance), profile)
-
-
-def all_slots(state: NodeState) -> Iterator[tuple[DeviceNames, DeviceState, Slot]]:
+def all_slots(state: NodeState) -> Iterator[tuple[DeviceState, Slot]]:
+    """Yields each GPU and each MIG instance with its GPU."""
     for gpu in state.devices:
-        yield names_of_device(gpu), gpu, gpu
-        for instance in gpu.instances:
-            yield names_of_device(gpu, instance), gpu, instance
+        yield gpu, gpu
+        yield from ((gpu, instance) for instance in gpu.instances)
 
 
-def visible_slots(state: NodeState) -> list[tuple[DeviceNames, DeviceState, Slot]]:
-    return [entry for entry in all_slots(state) if not entry[2].hidden]
+def visible_slots(state: NodeState) -> list[tuple[DeviceState, Slot]]:
+    return [(gpu, slot) for gpu, slot in all_slots(state) if not slot.hidden]
 
 
 def assigned_holders(slot: Slot) -> list[Holder]:
@@ -102,8 +67,19 @@ def assigned_holders(slot: Slot) -> list[Holder]:
     return [holder for holder in slot.holders if holder.source]
 
 
-def model_name(model: str, replace_blanks: bool) -> str:
-    return re.sub(r"\s+", "-", model.strip()) if replace_blanks else model
+def device_names(gpu: DeviceState, slot: Slot, policy: Policy) -> dict[str, str]:
+    """Returns the labels of a GPU or a MIG instance, in dcgm-exporter's order."""
+    index = "" if gpu.index is None else str(gpu.index)
+    names = {
+        "gpu": index,
+        "UUID": gpu.uuid,
+        "pci_bus_id": gpu.pci_bus_id,
+        "device": index and f"{gpu.maker}{index}",
+        "modelName": policy.model_name(gpu.model),
+    }
+    if isinstance(slot, MigInstance):
+        names |= {"GPU_I_PROFILE": slot.profile, "GPU_I_ID": str(slot.id)}
+    return {**names, **dict(policy.host)}
 
 
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
@@ -117,49 +93,44 @@ def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[1]]
 
 
-def holder_names(holder: Workload) -> list[tuple[str, str]]:
+def holder_names(holder: Workload) -> dict[str, str]:
     """Returns the holder's labels for podgpu's allocation families. They do not depend on the policy."""
     if holder.job:
-        return [(JOB_LABEL, holder.job)]
+        return {JOB_LABEL: holder.job}
+    names = dict(zip(POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True))
     nameless = zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
-    pairs = zip(POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
-    return [*pairs, *(() if holder.pod else nameless)]
+    return names if holder.pod else {**names, **dict(nameless)}
 
 
-@lru_cache(maxsize=4096)
-def device_labels(
-    names: DeviceNames, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy
+def dcgm_labels(
+    names: Mapping[str, str],
+    policy: Policy,
+    attributes: Iterable[tuple[str, str]] = (),
+    label_values: LabelPairs = (),
+    pod_labels: Mapping[str, str] | None = None,
 ) -> Labels:
-    """Builds dcgm-exporter's labels in its order."""
-    pairs = [
-        ("gpu", names.gpu),
-        ("uuid" if policy.old_namespace else "UUID", names.uuid),
-        ("pci_bus_id", names.pci_bus_id),
-        ("device", names.device),
-        ("modelName", model_name(names.model, policy.replace_blanks_in_model_name)),
-        *names.instance_labels,
-        *policy.host,
-    ]
-    taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))
-    pairs += sorted((*label_values, *_rename_pod_labels(taken, pod_labels)))
-    pairs += sorted(attributes)
-    return Labels(pairs)
+    """Builds dcgm-exporter's labels in its order. `attributes` are the holder's labels."""
+    pairs = [("uuid" if policy.old_namespace and name == "UUID" else name, text) for name, text in names.items()]
+    attributes = sorted(attributes)
+    if label_values or pod_labels:
+        taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))
+        pairs += sorted((*label_values, *_rename_pod_labels(taken, pod_labels or {})))
+    return make_labels((*pairs, *attributes))
 
 
-def _rename_pod_labels(taken: frozenset[str], pod_labels: Pairs) -> Iterator[tuple[str, str]]:
+def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Renames pod labels whose name is taken to `pod_label_<name>`, as dcgm-exporter does since 4.8.3."""
-    free = dict(pair for pair in pod_labels if pair[0] not in taken)
+    free = {name: text for name, text in pod_labels.items() if name not in taken}
     yield from free.items()
-    for name, value in pod_labels:
+    for name, text in pod_labels.items():
         if name in taken:
             names = (f"pod_label_{name}", *(f"pod_label_{name}_conflict{n}" for n in range(1, len(pod_labels) + 1)))
             new = next(candidate for candidate in names if candidate not in free and candidate not in taken)
-            free[new] = value
-            yield new, value
+            free[new] = text
+            yield new, text
 
 
-@lru_cache(maxsize=4096)
 def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
     """Adds labels such as err_code in dcgm-exporter's order: sorted together with the pod labels."""
     cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
-    return Labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))
+    return make_labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

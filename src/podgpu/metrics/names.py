@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.model import MIB
 
 NameSet = Literal["4.8", "4.9", "both"]
 HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = MappingProxyType(
@@ -23,16 +23,13 @@ _DECIMALS = 9  # precision of converted numbers: higher than dcgm-exporter's, lo
 _CLOSE = 1e-6  # a smaller distance to a whole number is a rounding error
 
 
-@dataclass(frozen=True, slots=True)
-class Rename:
+class Rename(NamedTuple):
     """The names and units of one value in 4.8 and 4.9."""
 
     old: Field
-    new: Field
-    """Same as `old` if only the name changed."""
+    new: Field  # same as `old` if only the name changed
     new_name: str
-    factor: float
-    """The old value times this factor is the new value."""
+    factor: float  # the old value times this factor is the new value
 
     @property
     def old_names(self) -> tuple[str, ...]:
@@ -59,14 +56,6 @@ def successors() -> Mapping[int, Field]:
     return {field.legacy: field for field in fields().values() if field.legacy is not None}
 
 
-def counterpart(field: Field) -> tuple[Field, float] | None:
-    """Returns the field with the same value in the other unit, and the factor that converts its value to this unit."""
-    if field.legacy is not None:
-        return fields()[field.legacy], field.factor
-    new = successors().get(field.id)
-    return None if new is None else (new, 1 / new.factor)
-
-
 def rename_of(name: str) -> Rename | None:
     """Finds the rename by an old or a new name."""
     return _renames_by_name().get(name)
@@ -81,8 +70,7 @@ class Meaning(NamedTuple):
     """The field that a metric name stands for. If the value exists in two units, the field with the older unit."""
 
     field: Field
-    factor: float
-    """Divide a printed value by this factor to convert it to the field's unit."""
+    factor: float  # divide a printed value by this factor to convert it to the field's unit
 
     def value(self, printed: float) -> float:
         return printed if self.factor == 1.0 else round(printed / self.factor, _DECIMALS)
@@ -117,19 +105,18 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
 
 @cache
 def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the names of a field in 4.8 and earlier, and its names in 4.9."""
+    """Returns the metric names of a field's value in 4.8 and earlier, and its names in 4.9."""
     rename = rename_of(fields()[field_id].name)
-    new = () if rename is None else (rename.new_name,)
-    return tuple(name for name in names_of(field_id) if name not in new), new
+    if rename is None:
+        return fields()[field_id].names, ()
+    names = dict.fromkeys((*rename.old.names, *rename.new.names))
+    return tuple(name for name in names if name != rename.new_name), (rename.new_name,)
 
 
-@cache
 def names_of(field_id: int) -> tuple[str, ...]:
     """Returns all metric names of a field's value in both units, 4.8's names first."""
-    field = fields()[field_id]
-    other = counterpart(field)
-    both = (field,) if other is None else sorted((field, other[0]), key=lambda one: one.id)
-    return tuple(name for one in both for name in one.names)
+    old, new = generations(field_id)
+    return old + new
 
 
 # Fields that are also attributes of DeviceState or Slot
@@ -138,7 +125,6 @@ UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
 _MAX_RATIO = 1.01  # a counter that is read slightly late results in slightly more than 1
-_MIB = 1024 * 1024
 
 
 def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -158,6 +144,6 @@ def slot_figures(values: Mapping[str, float]) -> dict[str, float | None]:
     ratio = values[UTIL] / 100 if UTIL in values else values.get(ENGINE)
     return {
         "utilization_ratio": ratio if ratio is not None and 0 <= ratio <= _MAX_RATIO else None,
-        "memory_used_bytes": None if used is None else round(used * _MIB),
-        "memory_total_bytes": None if total is None else round(total * _MIB),
+        "memory_used_bytes": None if used is None else round(used * MIB),
+        "memory_total_bytes": None if total is None else round(total * MIB),
     }

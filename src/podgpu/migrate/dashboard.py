@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from podgpu.errors import UsageError
 from podgpu.migrate.promql import PromqlError
 from podgpu.migrate.rewrite import (
-    Direction,
     FileChange,
     MigratedFile,
     RewriteResult,
     apply_changes,
+    renamed_labels,
+    report_old_names,
     rewrite_expression,
     rewrite_query,
 )
@@ -48,28 +49,25 @@ class _JsonString:
         return "".join(parts).lstrip(".")
 
 
-def migrate_dashboard(text: str, origin: str, direction: Direction) -> MigratedFile:
+def migrate_dashboard(text: str, origin: str) -> MigratedFile:
     """Rewrites a dashboard. Raises UsageError if the text is not a JSON object."""
     try:
-        document = json.loads(text)
+        document = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         place = f", at {error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{place}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
     texts = _find_strings(text)
-    rewritten = {string: result for string in texts if (result := _rewrite_value(string, direction)) is not None}
+    rewritten = {string: result for string in texts if (result := _rewrite_value(string)) is not None}
+    # Panels and variables that read both names keep their legends.
     reading_both = {_owner_of(string) for string, result in rewritten.items() if result.reads_both}
     # Legends, columns and patterns of these panels and variables refer to the exporter's labels.
     to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter} - reading_both
     for string in texts:
         if _owner_of(string) in to_rewrite and string not in rewritten:
-            rewritten[string] = _rewrite_label_text(string, direction)
-    # Panels and variables that already read both names stay unchanged.
-    for string in [string for string in rewritten if _owner_of(string) in reading_both]:
-        rewritten[string] = _keep_unchanged(string, rewritten[string])
-    changes = (_make_change(string, result, text) for string, result in rewritten.items())
-    return apply_changes(text, [change for change in changes if change is not None])
+            rewritten[string] = _rewrite_label_text(string)
+    return apply_changes(text, [_make_change(string, result, text) for string, result in rewritten.items()])
 
 
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
@@ -80,23 +78,21 @@ def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     return string.path
 
 
-def _make_change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange | None:
-    if rewritten.text == string.value and not rewritten.left and not rewritten.notes:
-        return None
+def _make_change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange:
     new = text[string.start : string.end]
     if rewritten.text != string.value:
         new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
     return FileChange(string.start, string.end, new, string.shown, rewritten)
 
 
-def _rewrite_value(string: _JsonString, direction: Direction) -> RewriteResult | None:
+def _rewrite_value(string: _JsonString) -> RewriteResult | None:
     """Rewrites a query. Reports metric names in any other string."""
     if _is_query(string):
-        return _rewrite_query(string, direction)
+        return _rewrite_query(string)
     if string.key in _PROSE or string.path[:1] == ("templating",):
-        result = direction.report(string.value, "mentioned in a text, which is not changed")
+        result = report_old_names(string.value, "mentioned in a text, which is not changed")
         return None if result is None else RewriteResult(string.value, notes=result.left)
-    return direction.report(string.value, "mentioned outside a query; check it manually")
+    return report_old_names(string.value, "mentioned outside a query; check it manually")
 
 
 def _is_query(string: _JsonString) -> bool:
@@ -104,38 +100,30 @@ def _is_query(string: _JsonString) -> bool:
     return not string.is_key and (string.key == "expr" or of_variable)
 
 
-def _rewrite_label_text(string: _JsonString, direction: Direction) -> RewriteResult:
+def _rewrite_label_text(string: _JsonString) -> RewriteResult:
     """Rewrites label names in legends, columns and patterns."""
     if not _VARIABLE_KEYS.isdisjoint(string.path):
         return RewriteResult(string.value)
     if string.key == "regex" and not string.is_key:  # matches series as text, such as `Hostname="…"`
-        return RewriteResult(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], string.value))
+        return RewriteResult(_PRINTED_LABEL.sub(lambda match: renamed_labels().get(match[0], match[0]), string.value))
     if string.key in _LEGENDS or "${__" in string.value:
-        return RewriteResult(_TEMPLATE.sub(lambda match: _rename_label(match, direction), string.value))
+        return RewriteResult(_TEMPLATE.sub(_rename_label, string.value))
     if string.is_key or string.key not in _PROSE:
-        return RewriteResult(direction.label(string.value) or string.value)
+        return RewriteResult(renamed_labels().get(string.value, string.value))
     return RewriteResult(string.value)
 
 
-def _keep_unchanged(string: _JsonString, result: RewriteResult) -> RewriteResult:
-    """Keeps all strings of a panel that reads both names, because its queries share legends and columns."""
-    if not _is_query(string):
-        return RewriteResult(string.value)
-    problem = "another query of the panel reads both names; rewrite this one manually"
-    return RewriteResult(string.value, result.left or ((problem,) if result.text != string.value else ()))
-
-
-def _rewrite_query(string: _JsonString, direction: Direction) -> RewriteResult | None:
+def _rewrite_query(string: _JsonString) -> RewriteResult | None:
     rewrite = rewrite_expression if string.key == "expr" else rewrite_query
     try:
-        return rewrite(string.value, direction)
+        return rewrite(string.value)
     except PromqlError as error:  # the value of a variable may also be a list or a data source
-        return direction.report(string.value, f"cannot be parsed as PromQL: {error}")
+        return report_old_names(string.value, f"cannot be parsed as PromQL: {error}")
 
 
-def _rename_label(match: re.Match[str], direction: Direction) -> str:
+def _rename_label(match: re.Match[str]) -> str:
     label = match[1] or match[2]
-    return match[0].replace(label, direction.label(label) or label)
+    return match[0].replace(label, renamed_labels().get(label, label))
 
 
 def _find_strings(text: str) -> list[_JsonString]:

@@ -11,8 +11,6 @@ from podgpu.errors import PodgpuError
 
 NAME = "__name__"
 LABEL_VALUES = "label_values"
-LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
-"""Index of the argument with the target label, and of the first argument with a source label."""
 _MAX_LENGTH = 64 * 1024
 _VARIABLE = re.compile(r"\$\{[^{}\n]{1,200}\}|\$\w+|\[\[\w+(?::\w+)?\]\]")
 _TOKEN = re.compile(
@@ -41,7 +39,6 @@ _PRECEDENCE = {
     **dict.fromkeys(("*", "/", "%", "atan2"), 4),
 }
 """Precedence of binary operators. `^` is parsed separately: it is right-associative and binds before a sign."""
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
 class PromqlError(PodgpuError):
@@ -273,7 +270,7 @@ class _PromqlParser:
         while not self.is_next("}"):
             label = self.take_word("a label", "name", "variable", "string")
             if label.text[0] in "\"'`" and self.is_next(",", "}") and name is None:
-                name = Word(unquote(label.text), label.start + 1, label.end - 1)  # {"metric"}
+                name = _unquote(label)  # {"metric"}
             else:
                 operator = self.take()
                 if operator.text not in ("=", "!=", "=~", "!~"):
@@ -348,10 +345,29 @@ def find_labels(tree: Node) -> Iterator[str]:
                 yield from (word.text for word in node.labels)
             case VectorSelector():
                 yield from (matcher.label.text for matcher in node.matchers)
-            case FunctionCall() if node.function in LABEL_ARGUMENTS:
-                yield from (unquote(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
             case FunctionCall():
-                yield from (word.text for word in requested_label(node))
+                yield from (word.text for word in (*label_arguments(node), *requested_label(node)))
+
+
+def label_arguments(call: FunctionCall) -> Sequence[Word]:
+    """Returns the arguments that are names of labels, without their quotes. The first one is the label that is set."""
+    arguments = call.arguments
+    match call.function:
+        case "label_replace":
+            labels = [*arguments[1:2], *arguments[3:4]]
+        case "label_join":
+            labels = [*arguments[1:2], *arguments[3:]]
+        case "sort_by_label" | "sort_by_label_desc":
+            labels = arguments[1:]
+        case _:
+            labels = []
+    strings = [label for label in labels if isinstance(label, Literal) and label.kind == "string"]
+    return [_unquote(Word(string.text, string.start, string.end)) for string in strings]
+
+
+def _unquote(word: Word) -> Word:
+    """Removes the quotes. Escapes stay, because names do not contain them."""
+    return Word(word.text[1:-1], word.start + 1, word.end - 1)
 
 
 def requested_label(node: Node) -> Sequence[Word]:
@@ -372,7 +388,7 @@ def name_word(node: VectorSelector) -> Word | None:
             value = matcher.value
             if value.text[0] not in "\"'`":
                 return value  # a Grafana variable that includes the quotes
-            return Word(unquote(value.text), value.start + 1, value.end - 1)
+            return _unquote(value)
     return None
 
 
@@ -387,14 +403,3 @@ def is_named_by_variable(node: VectorSelector) -> bool:
     if node.is_variable and _VARIABLE.fullmatch(name):
         return bool(node.matchers) or node.is_range
     return _VARIABLE.search(name) is not None
-
-
-def unquote(literal: str) -> str:
-    """Returns the value of a string literal. Keeps numeric escapes, because names do not contain them."""
-    if literal.startswith("`"):
-        return literal[1:-1]
-    return re.sub(r"\\(.)", _unescape, literal[1:-1], flags=re.DOTALL)
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return match[0] if match[1] in "xuU01234567" else _ESCAPES.get(match[1], match[1])

@@ -1,13 +1,13 @@
 """Rewrites Prometheus rules in a rule file or a PrometheusRule. Keeps comments, order and layout.
 
-Expressions are edited in place, in any YAML style. The result is parsed again to verify every value.
+Only the scalars that change are written again. The result is parsed to verify every value.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -15,19 +15,20 @@ import yaml
 from podgpu.errors import UsageError
 from podgpu.migrate.promql import PromqlError, find_selectors, name_of, parse_promql
 from podgpu.migrate.rewrite import (
-    Direction,
-    Edit,
     FileChange,
     MigratedFile,
     RewriteResult,
     apply_changes,
-    apply_edits,
+    find_old_names,
     has_exporter_labels,
+    renamed_labels,
+    renamed_metrics,
+    report_old_names,
     rewrite_expression,
 )
 
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-_LABELS = re.compile(r"(?:\$labels|\.Labels)\.(\w+)|index\s+\$labels\s+\"(\w+)\"")
+_LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
 """Matches anchors and tags before a value."""
 _RULE_KINDS = ("alert", "record")
@@ -41,27 +42,26 @@ class _Scalar:
     use: str  # "expr", "template", "record" or empty
     rule: str = ""  # the rule that contains it
 
+    @property
+    def value(self) -> str:
+        return str(self.node.value)
 
-def migrate_rules(text: str, origin: str, direction: Direction) -> MigratedFile:
+
+def migrate_rules(text: str, origin: str) -> MigratedFile:
     """Rewrites a rule file. Raises UsageError if the text is not YAML or has no rules."""
     scalars = _find_scalars(text, origin)
     if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: has no rules, which are entries with expr and alert or record")
     recorded = _find_recorded(scalars)
-    rewritten = {
-        scalar: result for scalar in scalars if (result := _rewrite_value(scalar, direction, recorded)) is not None
-    }
-    of_exporter = {_rule_of(scalar) for scalar, result in rewritten.items() if result.is_exporter}
-    # Templates of these rules use the exporter's labels.
-    relevant = (
-        (scalar, result)
-        for scalar, result in rewritten.items()
-        if scalar.use != "template" or _rule_of(scalar) in of_exporter
-    )
-    changes = [c for scalar, result in relevant if (c := _make_change(text, scalar, result)) is not None]
-    for quoted in (False, True):
-        migrated = apply_changes(text, [_in_quotes(c) for c in changes] if quoted else changes)
-        if _has_intended_values(migrated.text, origin, scalars, {c.end: c for c in changes}):
+    results = {scalar: result for scalar in scalars if (result := _rewrite_value(scalar, recorded)) is not None}
+    of_exporter = {scalar.rule for scalar, result in results.items() if result.is_exporter}
+    for scalar in list(results):
+        if scalar.use == "template" and scalar.rule not in of_exporter:  # its labels are not the exporter's
+            del results[scalar]
+    intended = [results[scalar].text if scalar in results else scalar.value for scalar in scalars]
+    for write in (_write_in_style, _write_quoted):
+        migrated = apply_changes(text, [_make_change(text, s, result, write) for s, result in results.items()])
+        if _read_values(migrated.text, origin) == intended:
             return migrated
     raise UsageError(f"{origin}: cannot be rewritten without changing its layout; please report this with the file")
 
@@ -79,6 +79,13 @@ def _find_scalars(text: str, origin: str) -> list[_Scalar]:
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise UsageError(f"{origin}: cannot be parsed as YAML ({type(error).__name__})") from None
     return scalars
+
+
+def _read_values(text: str, origin: str) -> list[str] | None:
+    try:
+        return [scalar.value for scalar in _find_scalars(text, origin)]
+    except UsageError:
+        return None
 
 
 def _walk(root: yaml.Node) -> Iterator[_Scalar]:
@@ -117,7 +124,7 @@ def _find_recorded(scalars: Sequence[_Scalar]) -> frozenset[str]:
     rules: dict[str, dict[str, str]] = {}
     for scalar in scalars:
         if scalar.use in _USES:
-            rules.setdefault(scalar.rule, {})[scalar.use] = str(scalar.node.value)
+            rules.setdefault(scalar.rule, {})[scalar.use] = scalar.value
     reads = {rule["record"]: _find_metrics(rule.get("expr", "")) for rule in rules.values() if "record" in rule}
     recorded: set[str] = set()
     for _ in reads:  # recording rules may use recording rules
@@ -137,106 +144,64 @@ def _find_metrics(expression: str) -> set[str]:
 # One value
 
 
-def _rule_of(scalar: _Scalar) -> str:
-    return scalar.rule or scalar.path
-
-
-def _make_change(text: str, scalar: _Scalar, rewritten: RewriteResult) -> FileChange | None:
-    value = str(scalar.node.value)
-    if rewritten.text == value and not rewritten.left and not rewritten.notes:
-        return None
-    start, end = scalar.node.start_mark.index, scalar.node.end_mark.index
-    if (prefix := _PROPERTIES.match(text, start, end)) is not None:
-        start = prefix.end()
-    place = f"line {scalar.node.start_mark.line + 1}, {scalar.path}"
-    new = text[start:end] if rewritten.text == value else _write_in_style(text[start:end], scalar.node, rewritten)
-    return FileChange(start, end, new, place, rewritten)
-
-
-def _rewrite_value(scalar: _Scalar, direction: Direction, recorded: frozenset[str]) -> RewriteResult | None:
-    value = str(scalar.node.value)
+def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
     if scalar.use == "expr":
         try:
-            return rewrite_expression(value, direction, recorded)
+            return rewrite_expression(scalar.value, recorded)
         except PromqlError as error:
-            return direction.report(value, f"cannot be parsed as PromQL: {error}")
+            return report_old_names(scalar.value, f"cannot be parsed as PromQL: {error}")
     if scalar.use == "template":
-        return _rewrite_template(value, direction)
-    return direction.report(value, "mentioned outside an expression; check it manually")
+        return _rewrite_template(scalar.value)
+    return report_old_names(scalar.value, "mentioned outside an expression; check it manually")
 
 
-def _rewrite_template(value: str, direction: Direction) -> RewriteResult:
-    edits: list[Edit] = []
+def _rewrite_template(value: str) -> RewriteResult:
     left: list[str] = []
-    for block in _BLOCKS.finditer(value):
-        for match in _LABELS.finditer(value, block.start(), block.end()):
-            which = 1 if match[1] else 2
-            new = direction.label(match[which])
-            if new is not None and f".{new}" not in block[0]:  # otherwise the template already reads both names
-                edits.append((match.start(which), match.end(which), new))
-        if "query" in block[0] and (names := direction.mentions(block[0])):
+
+    def rewrite_block(block: re.Match[str]) -> str:
+        if "query" in block[0] and (names := find_old_names(block[0])):
             left.append(f"{', '.join(names)}: queried in a template; check it manually")
-    names = [] if left else [name for name in direction.mentions(_BLOCKS.sub("", value)) if direction.metric(name)]
+        return _LABELS.sub(lambda match: match[1] + _rename_label(match[2], block[0]), block[0])
+
+    text = _BLOCKS.sub(rewrite_block, value)
+    names = [] if left else [name for name in find_old_names(_BLOCKS.sub("", value)) if name in renamed_metrics()]
     notes = [f"{', '.join(names)}: mentioned in a text, which is not changed"] if names else []
-    return RewriteResult(apply_edits(value, edits), tuple(left), tuple(notes), tuple(edits))
+    return RewriteResult(text, tuple(left), tuple(notes))
+
+
+def _rename_label(label: str, block: str) -> str:
+    """Returns the new label, unless the template already reads both names."""
+    new = renamed_labels().get(label, label)
+    return label if f".{new}" in block else new
 
 
 # Back into the file
 
 
-def _write_in_style(source: str, node: yaml.ScalarNode, rewritten: RewriteResult) -> str:
-    if node.style == "'" and "\n" not in rewritten.text:
-        return "'" + rewritten.text.replace("'", "''") + "'"
-    if node.style in ("'", '"'):
-        return _double_quoted(rewritten.text)
-    header = source.index("\n") + 1 if node.style in ("|", ">") and "\n" in source else 0
-    return source[:header] + _edit_in_place(source[header:], str(node.value), rewritten)
+def _make_change(
+    text: str, scalar: _Scalar, result: RewriteResult, write: Callable[[str, yaml.ScalarNode, str], str]
+) -> FileChange:
+    start, end = scalar.node.start_mark.index, scalar.node.end_mark.index
+    if (prefix := _PROPERTIES.match(text, start, end)) is not None:
+        start = prefix.end()
+    source = text[start:end]
+    new = source if result.text == scalar.value else write(source, scalar.node, result.text)
+    return FileChange(start, end, new, f"line {scalar.node.start_mark.line + 1}, {scalar.path}", result)
 
 
-def _edit_in_place(source: str, value: str, rewritten: RewriteResult) -> str:
-    """Applies the edits to the source. YAML changes only white space, so all other characters keep their order."""
-    places = [at for at, letter in enumerate(source) if not letter.isspace()]
-    letters = [at for at, letter in enumerate(value) if not letter.isspace()]
-    if len(places) != len(letters):
-        return _double_quoted(rewritten.text)
-    of_letter = dict(zip(letters, places, strict=True))
-
-    def following(at: int) -> int:
-        return next((of_letter[n] for n in range(at, len(value)) if n in of_letter), len(source))
-
-    def preceding(at: int) -> int:
-        return next((of_letter[n] + 1 for n in range(at - 1, -1, -1) if n in of_letter), 0)
-
-    moved: list[Edit] = []
-    for start, end, new in rewritten.edits:
-        if start == end:
-            place = following(start) if new.startswith("(") else preceding(start)
-            moved.append((place, place, new))
-        else:
-            first = following(start) if start in of_letter else preceding(start)
-            last = preceding(end) if end - 1 in of_letter else following(end)
-            moved.append((first, max(first, last), new))
-    return apply_edits(source, moved)
+def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
+    """Writes the value in the style of the source. A folded or plain value of several lines becomes one line."""
+    if node.style == "'":
+        return "'" + value.replace("'", "''") + "'"
+    if node.style == '"':
+        return _write_quoted(source, node, value)
+    if node.style not in ("|", ">"):
+        return value
+    header, _, lines = source.partition("\n")
+    indent = lines[: len(lines) - len(lines.lstrip(" "))]
+    block = "".join(f"\n{indent}{line}" if line else "\n" for line in value.rstrip("\n").split("\n"))
+    return header + block + source[len(source.rstrip()) :]
 
 
-def _double_quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _in_quotes(change: FileChange) -> FileChange:
-    """Writes the value in double quotes, which works for every value."""
-    if not change.result.edits:
-        return change
-    return FileChange(change.start, change.end, _double_quoted(change.result.text), change.place, change.result)
-
-
-def _has_intended_values(text: str, origin: str, before: Sequence[_Scalar], changes: dict[int, FileChange]) -> bool:
-    try:
-        after = _find_scalars(text, origin)
-    except UsageError:
-        return False
-    meant = []
-    for scalar in before:
-        change = changes.get(scalar.node.end_mark.index)
-        meant.append(str(scalar.node.value) if change is None else change.result.text)
-    return [str(scalar.node.value) for scalar in after] == meant
+def _write_quoted(source: str, _node: yaml.ScalarNode, value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) + source[len(source.rstrip()) :]

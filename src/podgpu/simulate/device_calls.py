@@ -95,10 +95,6 @@ def _utilisation(gpu: SimulatedGpu) -> Any:
     return _fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * busy.busy), memory=round(100 * busy.dram))
 
 
-def _codec(loads: Iterable[float]) -> list[int]:
-    return [min(100, round(100 * sum(loads))), _SAMPLING_PERIOD_US]
-
-
 def _clock(clocks: tuple[int, int, int], kind: int) -> Any:
     """Returns a clock by NVML's number of its kind. Graphics and SM clock are the same."""
     return (clocks[0], *clocks)[kind] if 0 <= kind < 4 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -172,9 +168,6 @@ def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> A
             pid=mean.pid,
             timeStamp=mean.last_ran_us,
             smUtil=round(100 * mean.sm),
-            memUtil=round(100 * mean.dram),
-            encUtil=round(100 * mean.encoder),
-            decUtil=round(100 * mean.decoder),
         )
         for mean in gpu.process_means(since_us)
     ]
@@ -213,8 +206,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMemoryInfo": lambda gpu, version=None: _memory(gpu, None, version),
     "nvmlDeviceGetBAR1MemoryInfo": _bar1,
     "nvmlDeviceGetUtilizationRates": _without_mig(_utilisation),
-    "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: _codec(load.encoder for load in gpu.running())),
-    "nvmlDeviceGetDecoderUtilization": _without_mig(lambda gpu: _codec(load.decoder for load in gpu.running())),
+    "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
+    "nvmlDeviceGetDecoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.milliwatts,
     "nvmlDeviceGetEnforcedPowerLimit": _LIMIT,
     "nvmlDeviceGetPowerManagementLimit": _LIMIT,

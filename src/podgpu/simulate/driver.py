@@ -32,14 +32,12 @@ from podgpu.simulate.device_calls import (
     raise_error,
     read_field_values,
 )
-from podgpu.simulate.engine import Engine, SimulatedSwitchLog
 from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, SimulatedLoad, lay_out
 from podgpu.simulate.models import GpuSpec, MigProfile, parse_spec
 
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
 """Functions of pynvml that do not call the driver."""
-_GPU_CLOCK_LAG_NS = 1_000_000  # how far the GPU's clock is behind the system clock; on an H200 it drifts by 7 µs/s
 _MAX_WAIT_SECONDS = 0.025
 """Maximum wait for events, in real time, because an injected clock may not advance. Short, because closing the driver
 waits for the end of this wait."""
@@ -115,16 +113,6 @@ class SimulatedNvml:
         with self.lock:
             if not sum(self._advance(gpu).evict(pid) for gpu in self.gpus):
                 raise ValueError(f"no simulated process {pid}")
-
-    def switch_log(self, uuid: str) -> SimulatedSwitchLog:
-        """Opens the context-switch log of a GPU."""
-        gpu = next(gpu for gpu in self.gpus if gpu.uuid == uuid)
-
-        def engines() -> Mapping[int | None, Engine]:
-            with self.lock:
-                return dict(self._advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
-
-        return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS)
 
     # Faults
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from podgpu.simulate.engine import SAMPLE_NS, Bursts, Engine
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
 
 LONG_GAP = 600.0  # seconds that are computed second by second; earlier time is computed in one step
@@ -19,7 +18,7 @@ THERMAL_LAG = 15.0  # time constant in seconds
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes per busy second. NVLINK_BYTES is per link and direction."""
-SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
+SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0  # seconds for which the driver keeps utilisation samples
 STEADY_PERIOD = 0.1  # seconds; a load with a shorter period is simulated by its mean
 _MASK = (1 << 64) - 1
@@ -41,15 +40,12 @@ class SimulatedLoad:
     tensor: float = 0.5  # share of the busy time in which the tensor cores are busy
     dram: float = 0.3  # share of the memory bandwidth while busy
     phase: float = 0.0  # seconds by which the period is shifted
-    encoder: float = 0.0
-    decoder: float = 0.0
     kind: Literal["compute", "graphics", "mps"] = "compute"
     sway: float = 0.0  # relative variation of a steady load
     sway_period: float = 60.0  # seconds
-    bursts: bool = False  # if True, the load is simulated by `engine.py`: it competes for the engine and is sampled
 
     def __post_init__(self) -> None:
-        for name in ("duty", "tensor", "dram", "encoder", "decoder", "sway"):
+        for name in ("duty", "tensor", "dram", "sway"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} of a simulated load must be between 0 and 1, not {getattr(self, name)}")
         if not self.period > 0 or not self.sway_period > 0 or self.memory < 0:
@@ -176,15 +172,6 @@ class ProcessMean:
     pid: int
     last_ran_us: int = 0
     sm: float = 0.0
-    dram: float = 0.0
-    encoder: float = 0.0
-    decoder: float = 0.0
-
-    def add(self, load: SimulatedLoad, part: float, weight: float) -> None:
-        self.sm += weight * part
-        self.dram += weight * part * load.dram
-        self.encoder += weight * load.encoder
-        self.decoder += weight * load.decoder
 
 
 @dataclass(eq=False)
@@ -209,8 +196,6 @@ class SimulatedGpu:
     idle_seconds: float = 0.0
     meter: Share = field(default_factory=Share)
     instance_meters: dict[int, Share] = field(default_factory=dict)
-    engines: dict[int | None, Engine] = field(default_factory=dict)
-    """GPU instance (None without MIG) -> engine, for loads with `bursts`."""
     _now: tuple[int, Activity] | None = None
     _groups: dict[int | None, list[SimulatedLoad]] = field(default_factory=dict)
     """GPU instance (None without MIG) -> loads."""
@@ -258,8 +243,6 @@ class SimulatedGpu:
             end = min(now, math.floor(self.at) + 1.0)
             self._step(end - self.at, self.activity)
             self.at = end
-        for engine in self.engines.values():
-            engine.advance(int(self.at * 1e9))
 
     def _step(self, seconds: float, activity: Activity) -> None:
         self.energy += activity.watts * seconds
@@ -305,8 +288,15 @@ class SimulatedGpu:
         model = self.model
         return profile.compute_slices / model.compute_slices, profile.memory_slices / model.memory_slices
 
-    def instance(self, gi_id: int) -> SimulatedInstance | None:
-        return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
+    def find_room(self, gi_id: int | None) -> int:
+        """Returns the memory for loads on the GPU or on one of its instances."""
+        if gi_id is None and not self.mig_enabled:
+            return self.model.memory - self.model.reserved
+        for instance in self.instances:
+            if instance.gi_id == gi_id:
+                return instance.profile.memory_mib * MIB - instance.reserved
+        known = ", ".join(str(instance.gi_id) for instance in self.instances) or "none"
+        raise ValueError(f"GPU {self.number} has no GPU instance {gi_id}; it has: {known}")
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         return [r.load for r in self.loads if gi_id is None or r.load.gi_id == gi_id]
@@ -315,19 +305,9 @@ class SimulatedGpu:
         return sum(load.memory for load in self.running(gi_id))
 
     def place(self, load: SimulatedLoad) -> None:
-        instance = None if load.gi_id is None else self.instance(load.gi_id)
-        if self.mig_enabled != (load.gi_id is not None) or (load.gi_id is not None and instance is None):
-            known = ", ".join(str(instance.gi_id) for instance in self.instances) or "none"
-            raise ValueError(f"GPU {self.number} has no GPU instance {load.gi_id}; it has: {known}")
-        room = self.model.memory - self.model.reserved
-        if instance is not None:
-            room = instance.profile.memory_mib * MIB - instance.reserved
-        if self.memory_used(load.gi_id) + load.memory > room:
+        if self.memory_used(load.gi_id) + load.memory > self.find_room(load.gi_id):
             raise ValueError(f"GPU {self.number} has no room for {load.memory} bytes of pid {load.pid}")
         self.loads.append(Residence(load, self.at))
-        if load.bursts:
-            engine = self.engines.setdefault(load.gi_id, Engine(int(self.at * 1e9)))
-            engine.start(_bursts(load, self.at))
         self._regroup()
 
     def evict(self, pid: int | None = None) -> int:
@@ -336,9 +316,6 @@ class SimulatedGpu:
         self.loads = [r for r in self.loads if r not in leaving]
         self.departed = [r for r in self.departed if r.until > self.at - SAMPLE_BUFFER]
         self.departed += [Residence(r.load, r.since, self.at) for r in leaving]
-        for resident in leaving:
-            if resident.load.bursts:
-                self.engines[resident.load.gi_id].stop(resident.load.pid)
         self._regroup()
         return len(leaving)
 
@@ -346,7 +323,6 @@ class SimulatedGpu:
         """Changes the MIG layout and ends all loads. `instances`: None disables MIG."""
         self.evict()
         self.departed = []
-        self.engines = {}
         self.mig_enabled = instances is not None
         self.instances = instances or ()
         self.instance_meters = {instance.gi_id: Share() for instance in self.instances}
@@ -376,7 +352,7 @@ class SimulatedGpu:
             for resident, part in sample.parts:
                 if part > 0 and resident.until == math.inf:
                     mean = means.setdefault(resident.load.pid, ProcessMean(resident.load.pid))
-                    mean.add(resident.load, part, 1 / len(samples))
+                    mean.sm += part / len(samples)
                     mean.last_ran_us = sample.wall_us
         return list(means.values())
 
@@ -384,25 +360,8 @@ class SimulatedGpu:
         moment = index / SAMPLES_PER_SECOND
         bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
         residents = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
-        if None in self.engines:
-            return self._engine_sample(self.engines[None], index, residents)
         parts = split_busy([r.load for r in residents], bucket, bucket + 1.0, self._factor(bucket))
         return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(residents, parts, strict=True)))
-
-    def _engine_sample(self, engine: Engine, index: int, residents: Sequence[Residence]) -> UtilisationSample:
-        """Attributes the busy time of the period to the process that ran at its end, as the driver does."""
-        sample = engine.sample(index)
-        parts = tuple(
-            (residence, sample.busy_ns / SAMPLE_NS) for residence in residents if residence.load.pid == sample.pid
-        )[:1]
-        return UtilisationSample(int((index / SAMPLES_PER_SECOND + self.epoch) * 1e6), parts)
-
-
-def _bursts(load: SimulatedLoad, now: float) -> Bursts:
-    period = int(load.period * 1e9)
-    first = -int(load.phase * 1e9) % period
-    late = max(0, int(now * 1e9) - first)
-    return Bursts(load.pid, int(load.duty * period), period, first + -(-late // period) * period)
 
 
 def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[SimulatedInstance, ...]:

@@ -57,9 +57,8 @@ class Source(Protocol):
 class LocalSource:
     name = "this node"
 
-    def __init__(self, agent: Agent, node: str, with_processes: bool, interval: float) -> None:
+    def __init__(self, agent: Agent, with_processes: bool, interval: float) -> None:
         self._agent = agent
-        self._node = node
         self._with_processes = with_processes
         self._warm_up = min(_MAX_WARM_UP, interval)
         self._allocated_at = float("-inf")
@@ -79,7 +78,7 @@ class LocalSource:
             why = "; ".join(source.message for source in failing[:MOST_NAMED]) or "this node has none"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. To show other machines, use --url or --cluster")
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
-        state = replace(state, node=self._node, sources=())  # the notes already include these errors, with messages
+        state = replace(state, sources=())  # the notes already include these errors, with messages
         now, wall = agent.clock.monotonic(), agent.clock.wall()
         view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
         return view, agent.list_processes() if self._with_processes else {}

@@ -111,7 +111,7 @@ def fit_start(text: str, width: int) -> str:
 
 
 def name_of(workload: Workload) -> str:
-    return workload.text or "-"
+    return workload.text or "unknown holder"
 
 
 def fit_holder(workload: Workload, width: int) -> str:

@@ -200,7 +200,7 @@ def attribute_busy(device: DeviceTurn, ended_owner: Workload | None = None) -> D
     parts, others = _sum_by_owner(device, reported)
     measured = sum(parts.values()) + others
     if measured > usage.window_ns:  # samples are inexact, and processes can run concurrently
-        return Division(usage.window_ns, divide(usage.window_ns, parts, others))
+        return Division(usage.window_ns, divide_exactly(usage.window_ns, parts, others))
     if total is None or measured > total:
         return Division(measured, parts)
     all_reported = all(busy is not None for _, busy in reported)
@@ -274,10 +274,10 @@ def divide_by_share(device: DeviceTurn, total: int) -> dict[Workload, int]:
     default = 1.0 if len(device.holders) == 1 else 0.0
     shares = {holder: default if share is None else share for holder, share in device.holders.items()}
     weights = {holder: round(share * SHARE_UNITS) for holder, share in shares.items()}
-    return divide(total, weights, max(0, SHARE_UNITS - sum(weights.values())))
+    return divide_exactly(total, weights, max(0, SHARE_UNITS - sum(weights.values())))
 
 
-def divide(total: int, weights: Mapping[K, int], unattributed: int = 0) -> dict[K, int]:
+def divide_exactly(total: int, weights: Mapping[K, int], unattributed: int = 0) -> dict[K, int]:
     """Divides an integer in proportion to weights. The part for the weight `unattributed` is not returned.
 
     Rounds the running sum instead of each part. So the parts add up to the total exactly, and each part differs from

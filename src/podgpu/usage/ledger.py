@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from msgspec import structs
 
-from podgpu.model import HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
+from podgpu.model import NS, HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
 from podgpu.usage.attribution import (
     SHARE_UNITS,
     DeviceTurn,
@@ -23,17 +23,16 @@ from podgpu.usage.attribution import (
     bound_busy,
     compute_idle,
     count_processes,
-    divide,
     divide_by_share,
+    divide_exactly,
 )
 
 MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
-_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Counters:
+class UsageCounters:
     """Counters of a workload or a namespace. Each is None until its first value."""
 
     allocated_ns: int | None = None
@@ -43,12 +42,12 @@ class Counters:
     busy_min_ns: int | None = None
     busy_max_ns: int | None = None
 
-    def add(self, increment: Counters) -> None:
+    def add(self, increment: UsageCounters) -> None:
         for name in _COUNTERS:
             setattr(self, name, _plus(getattr(self, name), getattr(increment, name)))
 
 
-_COUNTERS = tuple(counter.name for counter in fields(Counters))
+_COUNTERS = tuple(counter.name for counter in fields(UsageCounters))
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +55,8 @@ class Account:
     """Usage of one workload on one device, while it holds the device or has a process there."""
 
     workload: Workload
-    counters: Counters = field(default_factory=Counters)
-    namespace: Counters = field(default_factory=Counters)  # shared by all accounts of the namespace and model
+    counters: UsageCounters = field(default_factory=UsageCounters)
+    namespace: UsageCounters = field(default_factory=UsageCounters)  # shared by all accounts of the namespace and model
     is_holder: bool = False
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
@@ -67,7 +66,7 @@ class Account:
     power_ratio: float | None = None  # fraction of the GPU's energy between the last two readings
     idle_streak_ns: int | None = None  # idle time since it was last busy
 
-    def charge(self, increment: Counters) -> None:
+    def charge(self, increment: UsageCounters) -> None:
         """Adds to the counters of the workload and of its namespace."""
         self.counters.add(increment)
         self.namespace.add(increment)
@@ -76,7 +75,7 @@ class Account:
 
     def to_usage(self, at: float) -> HolderUsage:
         """Omits counters that are not being updated while the workload may be running."""
-        counters = self.counters if self.is_measured else Counters(self.counters.allocated_ns)
+        counters = self.counters if self.is_measured else UsageCounters(self.counters.allocated_ns)
         streak_ns = self.idle_streak_ns if self.is_measured else None
         return HolderUsage(
             utilization_ratio=self.utilization,
@@ -89,7 +88,7 @@ class Account:
             idle_ns=counters.idle_ns,
             energy_mj=counters.energy_mj,
             power_ratio=self.power_ratio,
-            idle_since=at - streak_ns / _NS if streak_ns else None,
+            idle_since=at - streak_ns / NS if streak_ns else None,
         )
 
 
@@ -117,15 +116,6 @@ class DeviceAccount:
             unattributed_energy_mj=self.unattributed_energy_mj if self.has_seen_processes else None,
             method=self.method or "",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSnapshot:
-    """State of a ledger. In MIG mode, energy is recorded for the GPU and everything else for its instances."""
-
-    holders: Mapping[str, Sequence[tuple[Workload, HolderUsage]]] = field(default_factory=dict)  # by device key
-    devices: Mapping[str, SlotUsage] = field(default_factory=dict)
-    namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +158,9 @@ class EnergyWindow:
                 unheld -= shares.get(workload, 0)
             unattributed_share += unheld * slices
         if unattributed_use or any(by_use.values()):
-            parts = divide(weight, by_use, unattributed_use)
+            parts = divide_exactly(weight, by_use, unattributed_use)
         else:
-            parts = divide(weight, by_share, unattributed_share)
+            parts = divide_exactly(weight, by_share, unattributed_share)
         self.weights.update(parts)
         self.unattributed += weight - sum(parts.values())
 
@@ -179,13 +169,14 @@ class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
     def __init__(self, max_namespaces: int = MAX_NAMESPACES) -> None:
-        self.evicted_namespaces = 0
         self._max_namespaces = max_namespaces
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, DeviceAccount] = {}  # includes removed devices, which may return
         self._listed: set[str] = set()  # devices and GPUs of the last turn
-        self._namespaces: dict[tuple[str, str, str], Counters] = {}  # by namespace, model, profile; oldest use first
+        self._namespaces: dict[
+            tuple[str, str, str], UsageCounters
+        ] = {}  # by namespace, model, profile; oldest use first
         self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
         self._windows: dict[str, EnergyWindow] = {}  # by GPU UUID
 
@@ -201,18 +192,21 @@ class Ledger:
                 self._charge_energy(gpu, charged, elapsed_ns)
         self._evict()
 
-    def snapshot(self, at: float) -> UsageSnapshot:
-        """Returns the current state. `at` is the Unix time of the last turn."""
-        return UsageSnapshot(
-            {
-                key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
-                for key, accounts in self._accounts.items()
-            },
-            {key: account.to_usage() for key, account in self._devices.items() if key in self._listed},
-            tuple(
-                NamespaceUsage(*key, counters.allocated_ns or 0, counters.busy_ns, counters.energy_mj)
-                for key, counters in sorted(self._namespaces.items())
-            ),
+    def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
+        """Returns the usage of holders and other users by device key. `at` is the Unix time of the last turn."""
+        return {
+            key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
+            for key, accounts in self._accounts.items()
+        }
+
+    def list_devices(self) -> dict[str, SlotUsage]:
+        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have the rest."""
+        return {key: account.to_usage() for key, account in self._devices.items() if key in self._listed}
+
+    def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
+        return tuple(
+            NamespaceUsage(*key, counters.allocated_ns or 0, counters.busy_ns, counters.energy_mj)
+            for key, counters in sorted(self._namespaces.items())
         )
 
     def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> _Charged:
@@ -225,7 +219,7 @@ class Ledger:
             share, part = turn.holders.get(workload), busy.part(workload)
             allocated = None if share is None else round(share * elapsed_ns)
             idle = compute_idle(turn, workload, busy, elapsed_ns)
-            account.charge(Counters(allocated, part, idle, None, *bounds.get(workload, ())))
+            account.charge(UsageCounters(allocated, part, idle, None, *bounds.get(workload, ())))
             account.utilization = part / window_ns if part is not None and window_ns else None
             account.memory = None if memory.parts is None else memory.parts.get(workload)
             account.processes = processes.get(workload)
@@ -248,9 +242,9 @@ class Ledger:
         device.has_seen_processes |= any(one.device.processes is not None for one in charged)
         if gpu.energy_mj is not None:
             self._windows[gpu.uuid] = EnergyWindow()
-            parts = divide(gpu.energy_mj, window.weights, window.unattributed)
+            parts = divide_exactly(gpu.energy_mj, window.weights, window.unattributed)
             for account, part in parts.items():
-                account.charge(Counters(energy_mj=part))
+                account.charge(UsageCounters(energy_mj=part))
             for account in (account for one in charged for account in one.accounts.values()):
                 account.power_ratio = parts[account] / gpu.energy_mj if gpu.energy_mj and account in parts else None
             device.energy_mj = _plus(device.energy_mj, gpu.energy_mj)
@@ -259,7 +253,7 @@ class Ledger:
         if device.energy_mj is not None:
             for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):
                 if account.counters.energy_mj is None:  # start at 0 before the next reading of the energy counter
-                    account.charge(Counters(energy_mj=0))
+                    account.charge(UsageCounters(energy_mj=0))
 
     def _find_ended_owner(self, turn: DeviceTurn) -> Workload | None:
         """Returns the holder that owned all processes that ended since the last turn, or None."""
@@ -299,7 +293,7 @@ class Ledger:
         account.workload = workload
         if workload.namespace:
             model = (workload.namespace, turn.device.model, turn.device.profile)
-            account.namespace = self._namespaces[model] = self._namespaces.pop(model, Counters())
+            account.namespace = self._namespaces[model] = self._namespaces.pop(model, UsageCounters())
         return account
 
     def _remove_missing(self, gpus: Sequence[GpuTurn]) -> None:
@@ -315,7 +309,6 @@ class Ledger:
             del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
-            self.evicted_namespaces += 1
 
 
 def _key(owner: Owner | None) -> WorkloadKey | str | None:

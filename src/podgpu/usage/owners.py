@@ -6,8 +6,9 @@ because a busy container would otherwise look idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
@@ -19,7 +20,6 @@ from podgpu.usage.containers import (
     require_permission,
 )
 
-Complete = Callable[[Workload], Workload]  # adds pod and container names; raises SourceError if sources disagree
 NO_NAME = "no_pod_name"
 
 
@@ -33,25 +33,30 @@ class Owners:
     nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
 
 
+class NameSource(Protocol):
+    def complete(self, workload: Workload) -> Workload:
+        """Adds the names of pod and container from the last reading. Raises SourceError if sources disagree."""
+
+    def read_identities(self) -> None:
+        """Reads the names again."""
+
+
 class ProcessOwners:
-    def __init__(self, finder: ContainerFinder) -> None:
+    def __init__(self, finder: ContainerFinder, names: NameSource) -> None:
         self._finder = finder
+        self._names = names
         self._lookups: Mapping[int, ContainerLookup] = {}
         self._last = Owners()
         self._nameless: frozenset[Workload] = frozenset()
 
-    def find(self, pids: Collection[int], complete: Complete, learn: Callable[[], Complete]) -> Owners:
-        """Finds the owners of processes.
-
-        `complete` adds names from the last reading. `learn` reads the names again. It is called when a new container
-        has no name, because a short job could end before the next regular reading.
-        """
+    def find(self, pids: Collection[int]) -> Owners:
         self._lookups = self._finder.find_all(pids)
         lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
         inside = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.outcome == "found"}
-        named, unknown, nameless = _name(inside, complete)
-        if not self._nameless.issuperset(nameless.values()):
-            more, conflicts, nameless = _name(nameless, learn())
+        named, unknown, nameless = self._name(inside)
+        if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
+            self._names.read_identities()
+            more, conflicts, nameless = self._name(nameless)
             named, unknown = named | more, unknown | conflicts
         self._nameless = frozenset(nameless.values())
         unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
@@ -77,19 +82,18 @@ class ProcessOwners:
         same = before is not None and before.container_id == lookup.workload.container_id
         return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
 
-
-def _name(
-    workloads: Mapping[int, Workload], complete: Complete
-) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
-    """Returns, by pid: workloads with a name, errors of conflicting names, and workloads without a name."""
-    named: dict[int, Workload] = {}
-    conflicts: dict[int, str] = {}
-    nameless: dict[int, Workload] = {}
-    for pid, workload in workloads.items():
-        try:
-            completed = complete(workload)
-        except SourceError as e:
-            conflicts[pid] = e.reason
-        else:
-            (named if completed.pod else nameless)[pid] = completed
-    return named, conflicts, nameless
+    def _name(
+        self, workloads: Mapping[int, Workload]
+    ) -> tuple[dict[int, Workload], dict[int, str], dict[int, Workload]]:
+        """Returns, by pid: workloads with a name, errors of conflicting names, and workloads without a name."""
+        named: dict[int, Workload] = {}
+        conflicts: dict[int, str] = {}
+        nameless: dict[int, Workload] = {}
+        for pid, workload in workloads.items():
+            try:
+                completed = self._names.complete(workload)
+            except SourceError as e:
+                conflicts[pid] = e.reason
+            else:
+                (named if completed.pod else nameless)[pid] = completed
+        return named, conflicts, nameless

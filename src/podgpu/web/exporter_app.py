@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import ExpositionName, Published
+from podgpu.agent.publish import Published
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.model import has_readings
@@ -147,7 +147,7 @@ def _gpu_manager_metrics(agent: Agent) -> Handler:
     return handle
 
 
-async def _render(published: Published, name: ExpositionName) -> Exposition:
+async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Exposition:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
     exposition: Exposition = await asyncio.to_thread(getattr, published, name)
     return exposition

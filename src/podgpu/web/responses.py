@@ -45,8 +45,8 @@ async def metrics_response(request: web.Request, exposition: Exposition) -> web.
     """Responds with the Prometheus text format, or OpenMetrics if the client prefers it."""
     vary = "Accept, Accept-Encoding"
     if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
-        return body_response(request, exposition.text, {"Content-Type": CONTENT_TYPE}, vary)
-    body = await asyncio.to_thread(exposition.openmetrics)
+        return body_response(request, exposition, {"Content-Type": CONTENT_TYPE}, vary)
+    body = await asyncio.to_thread(lambda: exposition.openmetrics)
     return body_response(request, body, {"Content-Type": OPENMETRICS_TYPE}, vary)
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.tls import Pem
-from podgpu.yaml_file import decode_yaml
 
 T = TypeVar("T")
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")

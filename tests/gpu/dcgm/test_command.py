@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from podgpu.agent.assemble import open_telemetry
 from podgpu.cli.main import run
+from podgpu.cli.node import open_telemetry
 from podgpu.cli.options import EXPORTER_OPTIONS
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import parse_address

@@ -9,7 +9,6 @@ import pytest
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.model import Device
 from tests.gpu.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, of_gpu, uuid_of
 from tests.simulated import FaultyNvml
 
@@ -59,13 +58,6 @@ def test_a_missing_library_is_one_line_with_the_way_out(double: Double, tmp_path
     assert "libdcgm.so.4 was not found" in str(error)
     assert "datacenter-gpu-manager" in str(error)
     assert "--telemetry nvml" in str(error)
-
-
-@pytest.mark.parametrize("version", ["2.4.8", "5.0.0"])
-def test_a_library_too_old_or_too_new_is_refused(double: Double, version: str) -> None:
-    double.call("versions", version, version)
-    error = refusal(Bench(double))
-    assert (error.reason, version in str(error)) == ("version_mismatch", True)
 
 
 @pytest.mark.parametrize(("library", "engine"), [("4.2.3", "3.3.9"), ("3.3.9", "4.2.3")])
@@ -129,18 +121,6 @@ def test_bad_addresses_are_named(text: str) -> None:
 
 
 # -- companion driver ------------------------------------------------------------------------------------------------
-
-
-def test_processes_and_usage_come_from_the_companion_driver(double: Double) -> None:
-    driver = FaultyNvml("1xH100", uuids=[uuid_of(0)])
-    beside = NvmlTelemetry(driver, count_expected=lambda: 1)
-    double.gpu(0)
-    double.int((GPU, 0), TEMP, 40)
-    bench = Bench(double, beside)
-    gpu: Device = bench.telemetry.inventory().gpus[0]
-    assert bench.telemetry.processes(gpu) == ()
-    assert bench.telemetry.usage(gpu).usages[0].device.uuid == uuid_of(0)
-    assert bench.telemetry.release(2.0)
 
 
 def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Double) -> None:

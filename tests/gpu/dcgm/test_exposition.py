@@ -14,6 +14,7 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
+from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
@@ -47,7 +48,7 @@ def node(double: Double) -> Iterator[tuple[Bench, Agent]]:
     bench = Bench(double)
     clock = Clock(bench.clock.monotonic, bench.clock.wall)
     policy = Policy(counters=COUNTERS, hostname="node-1")
-    agent = Agent(bench.telemetry, [Holders()], Settings(interval=10.0, policy=policy), clock)
+    agent = Agent(bench.telemetry, HolderSources([Holders()]), Settings(interval=10.0, policy=policy), clock)
     yield bench, agent
     agent.stop()
 

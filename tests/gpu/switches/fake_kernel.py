@@ -28,9 +28,6 @@ RING = 32768
 class FakeKernel(KernelCalls):
     """One GPU at 0000:06:00.0 behind /dev/nvidia3. `refuse` maps a control or class to the status it answers with."""
 
-    alloc_status: int = 28
-    memory_bytes: int = 128
-    """What it reads of a memory object's parameters."""
     refuse: dict[int, int] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
     register: tuple[int, int] = (0, 1)
@@ -90,12 +87,12 @@ class FakeKernel(KernelCalls):
         if kind == 0x41:
             assert (root, parent, handle) == (0, 0, 0)
             handle = 0xC1D00001
-        wanted = {0x41: 0, 0x80: 56, 0x2080: 4, 0x90CE: self.memory_bytes, 0x90CD: 72}[kind]
+        wanted = {0x41: 0, 0x80: 56, 0x2080: 4, 0x90CE: 128, 0x90CD: 72}[kind]
         parameters = ctypes.string_at(where, wanted + 256) if wanted else b""
         assert not any(parameters[wanted:]), "what the kernel may read past the end must be zeros"
         self.allocated[handle] = (parent, kind, parameters[:wanted])
         struct.pack_into("<I", buffer, 8, handle)
-        struct.pack_into("<I", buffer, self.alloc_status, self.refuse.get(kind, 0))
+        struct.pack_into("<I", buffer, 28, self.refuse.get(kind, 0))
 
     def _control(self, buffer: bytearray) -> None:
         _, handle, command, flags, where, size, _ = struct.unpack("<IIIIQII", buffer)

@@ -7,14 +7,14 @@ import struct
 import pytest
 
 from podgpu.gpu.nvml.switch_attribution import RECORD, SwitchLogError
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from tests.gpu.switches.fake_kernel import FakeKernel
 
 BUS_ID = "00000000:06:00.0"
 
 
-def open_log(kernel: FakeKernel, version: str = "580.159.04") -> ContextSwitchLog:
-    return ContextSwitchLog(BUS_ID, 3, select_layout(version), kernel)
+def open_log(kernel: FakeKernel) -> ContextSwitchLog:
+    return ContextSwitchLog(BUS_ID, 3, kernel)
 
 
 def record(number: int, tag: int = 6, pid: int = 7, at: int = 0) -> bytes:
@@ -76,33 +76,18 @@ def test_after_any_refusal_nothing_stays_open(refused: int) -> None:
 def test_a_missing_gpu_and_a_missing_device_node() -> None:
     kernel = FakeKernel()
     with pytest.raises(SwitchLogError, match=r"no GPU at PCI address 00000000:41:00\.0"):
-        ContextSwitchLog("00000000:41:00.0", 3, select_layout("580.1"), kernel)
+        ContextSwitchLog("00000000:41:00.0", 3, kernel)
     assert kernel.opened == {}
     with pytest.raises(SwitchLogError, match="/dev/nvidia3 cannot be opened"):
         open_log(FakeKernel(missing=frozenset({"/dev/nvidia3"})))
     with pytest.raises(SwitchLogError, match="is not a PCI address"):
-        ContextSwitchLog("here", 3, select_layout("580.1"), kernel)
+        ContextSwitchLog("here", 3, kernel)
 
 
-@pytest.mark.parametrize(
-    ("version", "status", "size"),
-    [
-        ("515.65.01", 24, 120),
-        ("525.60.13", 24, 120),
-        ("535.104.05", 28, 120),
-        ("550.54.14", 28, 128),
-        ("999.1", 28, 128),
-    ],
-)
-def test_the_layout_follows_the_branch_and_an_unknown_one_is_taken_for_the_newest(
-    version: str, status: int, size: int
-) -> None:
-    layout = select_layout(version)
-    assert (layout.alloc_status, layout.memory_bytes) == (status, size)
-    kernel = FakeKernel(alloc_status=status, memory_bytes=size)
-    open_log(kernel, version)
-    memories = [parameters for _, kind, parameters in kernel.allocated.values() if kind == 0x90CE]
-    assert [struct.unpack_from("<II", memory, 24) for memory in memories] == [(5 << 29, 1 << 22)] * 2
-    assert [struct.unpack_from("<Q", memory, 64) for memory in memories] == [(4096,), (32768 * 32,)]
-    with pytest.raises(SwitchLogError, match="status 0x1f"):
-        open_log(FakeKernel(alloc_status=status, refuse={0x80: 0x1F}), version)
+@pytest.mark.parametrize("version", ["470.223.02", "535.104.05", "", "x.1"])
+def test_older_drivers_are_refused(version: str) -> None:
+    check_driver("550.54.14")
+    check_driver("999.1")
+    with pytest.raises(SwitchLogError) as caught:
+        check_driver(version)
+    assert caught.value.reason == "old_driver"

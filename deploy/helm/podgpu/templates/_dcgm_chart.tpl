@@ -26,17 +26,14 @@ kubernetes: exporter.kubernetes.podLabels and exporter.kubernetes.podUid
 kubernetesDRA: exporter.kubernetes.dra
 namespaceOverride: helm's --namespace
 nodeSelector: gpuNodes.nodeSelector
-podAnnotations: exporter.podAnnotations
-podLabels: exporter.podLabels
-podSecurityContext: exporter.runAsUser and exporter.seLinuxOptions; the rest follows from what is switched on
-priorityClassName: exporter.priorityClassName
+podSecurityContext: exporter.runAsUser and seLinuxOptions; the rest follows from what is switched on
 resources: exporter.resources
-rollingUpdate: exporter.updateStrategy.rollingUpdate
+rollingUpdate: updateStrategy.rollingUpdate
 runtimeClassName: gpus.runtimeClassName
 securityContext: exporter.addCapabilities; the rest follows from what is switched on
 service: exporter.service and exporter.port
-serviceAccount: exporter.serviceAccount
-serviceMonitor: exporter.monitor, with enabled, interval, additionalLabels and relabelings in it
+serviceAccount: a name that the chart chooses; remove it
+serviceMonitor: monitor, with enabled, interval, additionalLabels and relabelings in it
 tlsServerConfig: exporter.webConfig, a Secret with a web config file
 tolerations: gpuNodes.tolerations
 {{- end -}}
@@ -63,7 +60,7 @@ tolerations: gpuNodes.tolerations
 - {flags: [history-dir], env: PODGPU_HISTORY_DIR, value: exporter.historyDir}
 - {flags: [pod-resources-kubelet-socket], env: DCGM_POD_RESOURCES_KUBELET_SOCKET, value: kubeletRoot}
 - {flags: [web-config-file], env: DCGM_EXPORTER_WEB_CONFIG_FILE, value: exporter.webConfig.secretName}
-- {flags: [probe-address], env: PODGPU_PROBE_ADDRESS, value: exporter.webConfig.probePort}
+- {flags: [probe-address], env: PODGPU_PROBE_ADDRESS, value: exporter.webConfig}
 {{- end -}}
 
 {{- define "podgpu.exporter.standsFor.check" -}}

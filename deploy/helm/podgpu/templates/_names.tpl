@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{/* Without the version: pods are not replaced because the chart has a new one. */}}
 {{- define "podgpu.podLabels" -}}
 {{ include "podgpu.selectorLabels" . }}
-{{- with merge (deepCopy (index (index . 0).Values (index . 1)).podLabels) (index . 0).Values.commonLabels }}
+{{- with merge (deepCopy (index . 0).Values.podLabels) (index . 0).Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -58,25 +58,13 @@ labels:
   {{- include "podgpu.labels" . | nindent 2 }}
 {{- end -}}
 
-{{- define "podgpu.serviceAccountName" -}}
-{{- $component := index (index . 0).Values (index . 1) -}}
-{{- default (include "podgpu.component" .) $component.serviceAccount.name -}}
-{{- end -}}
-
-{{/* The account, made by the chart unless a name is given. Nothing is mounted by it: pods that need a token say so. */}}
+{{/* Mounts no token: pods that need one say so. */}}
 {{- define "podgpu.serviceAccount" -}}
-{{- $component := index (index . 0).Values (index . 1) -}}
-{{- if not $component.serviceAccount.name -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   {{- include "podgpu.metadata" . | nindent 2 }}
-  {{- with $component.serviceAccount.annotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
 automountServiceAccountToken: false
-{{- end -}}
 {{- end -}}
 
 {{- define "podgpu.image" -}}
@@ -85,6 +73,18 @@ automountServiceAccountToken: false
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
 {{- else -}}
 {{- printf "%s:%s" .Values.image.repository $tag -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The image with gRPC, for autoscale and demo. */}}
+{{- define "podgpu.autoscaleImage" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag -}}
+{{- if .Values.image.autoscaleDigest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.autoscaleDigest -}}
+{{- else if .Values.image.digest -}}
+{{- fail "image.digest is set, but autoscale and demo use another image: set image.autoscaleDigest too" -}}
+{{- else -}}
+{{- printf "%s:%s-autoscale" .Values.image.repository $tag -}}
 {{- end -}}
 {{- end -}}
 

@@ -27,10 +27,8 @@ runAsNonRoot: {{ ne $uid "0" }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* (list component's values): the port that answers the kubelet. */}}
-{{- define "podgpu.probePort" -}}
-{{- if .webConfig.secretName -}} probes {{- else -}} metrics {{- end -}}
-{{- end -}}
+{{/* Of the exporter and of the cluster view, where they have a web config: the kubelet has no credentials. */}}
+{{- define "podgpu.probePort" -}} 9402 {{- end -}}
 
 {{/* https where a web config is said to have TLS; else empty. */}}
 {{- define "podgpu.scheme" -}}
@@ -40,17 +38,60 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "podgpu.ports" -}}
 - {name: metrics, containerPort: {{ .port }}, protocol: TCP}
 {{- if .webConfig.secretName }}
-- {name: probes, containerPort: {{ .webConfig.probePort }}, protocol: TCP}
+- {name: probes, containerPort: {{ include "podgpu.probePort" . }}, protocol: TCP}
 {{- end }}
 {{- end -}}
 
+{{/* The name of the port that answers the kubelet. */}}
 {{- define "podgpu.probes" -}}
 livenessProbe:
-  httpGet: {path: /livez, port: {{ include "podgpu.probePort" . }}}
-  {{- toYaml .livenessProbe | nindent 2 }}
+  httpGet: {path: /livez, port: {{ . }}}
+  initialDelaySeconds: 10
+  periodSeconds: 15
+  timeoutSeconds: 5
+  failureThreshold: 4
 readinessProbe:
-  httpGet: {path: /ready, port: {{ include "podgpu.probePort" . }}}
-  {{- toYaml .readinessProbe | nindent 2 }}
+  httpGet: {path: /ready, port: {{ . }}}
+  initialDelaySeconds: 2
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+{{- end -}}
+
+{{/* (list root component): lines of a pod's spec that all components have. */}}
+{{- define "podgpu.podSettings" -}}
+{{- $values := (index . 0).Values -}}
+serviceAccountName: {{ include "podgpu.component" . }}
+{{- with $values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with (index $values (index . 1)).priorityClassName | default $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+enableServiceLinks: false
+{{- end -}}
+
+{{/* (list root component): where the pods of a Deployment go. */}}
+{{- define "podgpu.placement" -}}
+{{- $component := index (index . 0).Values (index . 1) -}}
+nodeSelector:
+  {{- toYaml (merge (deepCopy $component.nodeSelector) (dict "kubernetes.io/os" "linux")) | nindent 2 }}
+{{- with $component.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $component.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "podgpu.podAnnotations" -}}
+kubectl.kubernetes.io/default-container: podgpu
+{{- with .Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Arguments as text: --set makes a number of 1000, and a file's 3600000 would be written 3.6e+06. */}}
@@ -84,17 +125,19 @@ with the *exporter's* pod in them. honorLabels lets the series' own win; a serie
 nobody holds, would still get the target's, and an idle GPU would seem to belong to the exporter. So the target's are moved
 to exporter_*. These rules come after the operator's own, which set the labels. */}}
 {{- define "podgpu.endpoint" -}}
-port: {{ .port }}
+port: metrics
 path: /metrics
-{{- with .monitor.scheme | default .scheme }}
+{{- with .scheme }}
 scheme: {{ . }}
 {{- end }}
 interval: {{ .monitor.interval }}
 scrapeTimeout: {{ .monitor.scrapeTimeout }}
+{{- if .isProtected }}
 {{- range $key := list "tlsConfig" "basicAuth" "authorization" }}
 {{- with index $.monitor $key }}
 {{ $key }}:
   {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end }}
 honorLabels: true
@@ -116,13 +159,16 @@ metricRelabelings:
 {{- end }}
 {{- end -}}
 
-{{/* (list root component port): a ServiceMonitor or a PodMonitor. */}}
+{{/* (list root component): a ServiceMonitor, or a PodMonitor, which components without a Service always have. */}}
 {{- define "podgpu.monitor" -}}
 {{- $root := index . 0 -}}
-{{- $monitor := (index $root.Values (index . 1)).monitor -}}
-{{- $kind := $monitor.kind | default "PodMonitor" -}}
-{{- $place := list $root (index . 1) -}}
-{{- $scheme := include "podgpu.scheme" (index $root.Values (index . 1)) -}}
+{{- $component := index . 1 -}}
+{{- $monitor := $root.Values.monitor -}}
+{{- $kind := ternary "PodMonitor" $monitor.kind (has $component (list "enrich" "hook")) -}}
+{{- $place := list $root $component -}}
+{{- $values := index $root.Values $component -}}
+{{- $isProtected := dig "webConfig" "secretName" "" $values -}}
+{{- if include "podgpu.on" (list $root $monitor.enabled) }}
 apiVersion: monitoring.coreos.com/v1
 kind: {{ $kind }}
 metadata:
@@ -137,7 +183,8 @@ spec:
   namespaceSelector:
     matchNames: [{{ $root.Release.Namespace }}]
   {{ ternary "endpoints" "podMetricsEndpoints" (eq $kind "ServiceMonitor") }}:
-    - {{ include "podgpu.endpoint" (dict "monitor" $monitor "port" (index . 2) "scheme" $scheme "component" (index . 1)) | indent 6 | trim }}
+    - {{ include "podgpu.endpoint" (dict "monitor" $monitor "scheme" (include "podgpu.scheme" $values) "isProtected" $isProtected "component" $component) | indent 6 | trim }}
+{{- end }}
 {{- end -}}
 
 {{/* Egress to the API server, whose address a policy cannot name. Most network plugins judge a packet after the Service has

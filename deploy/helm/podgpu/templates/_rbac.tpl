@@ -54,7 +54,7 @@ subjects:
 
 {{- define "podgpu.subject" -}}
 kind: ServiceAccount
-name: {{ include "podgpu.serviceAccountName" . }}
+name: {{ include "podgpu.component" . }}
 namespace: {{ (index . 0).Release.Namespace }}
 {{- end -}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from podgpu.gpu.dcgm import structs as s
 from podgpu.workers import DriverLock
 
 SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
-_FOLDERS = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
+_FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
 _MAJORS = (3, 4)
 Version = tuple[int, ...]
 """Such as (4, 2, 3); empty if unknown."""
@@ -77,39 +77,28 @@ _GONE = {
     -67: ("gpus_detached", "the GPUs are detached from the host engine (dcgmi detach); attach them again"),
 }
 _REASONS = {
-    -1: "bad_parameter",
-    -3: "generic_error",
-    -7: "init_error",
-    -8: "nvml_error",
     -11: "timeout",
     -12: "version_mismatch",
     -14: "no_data",
     -15: "stale_data",
     -16: "not_watched",
     -24: "max_limit",
-    -34: "in_use",
-    -37: "profiling_library_error",
     -49: "insufficient_resources",
-    -54: "paused",
-    -57: "driver_timeout",
 }
+"""Words for the codes that are common or handled. Other codes are shown as numbers."""
 
 
-def _find_candidates() -> Sequence[str]:
-    """Returns names and paths of libdcgm. A plain name, which the loader finds in its own search path, comes first."""
-    return [place for name in SONAMES for place in (name, *(f"{folder}/{name}" for folder in _FOLDERS))]
-
-
-def _load(places: Sequence[str]) -> ctypes.CDLL:
-    broken = ""
-    for place in places:
+def _load(path: str) -> ctypes.CDLL:
+    """Loads this library, or the newest libdcgm. The loader's own search path comes before `_FOLDERS`."""
+    names = [path] if path else [f"{folder}{name}" for name in SONAMES for folder in ("", *_FOLDERS)]
+    problem = f"{path or ' or '.join(SONAMES)} was not found"
+    for name in names:
         try:
             # RTLD_GLOBAL, because the embedded engine loads modules later that need DCGM's symbols.
-            return ctypes.CDLL(place, mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
-            if "/" in place and Path(place).exists():
-                broken = broken or str(e)
-    problem = broken or f"{' or '.join(SONAMES) if len(places) > 1 else places[0]} was not found"
+            if "/" in name and Path(name).exists():
+                problem = str(e)
     raise DriverGone(
         f"{problem}: install datacenter-gpu-manager-4-core (libdcgm.so.4) in podgpu's image or on the host, give its "
         "path with --telemetry dcgm:PATH, or use --telemetry nvml, which needs no DCGM",
@@ -167,13 +156,8 @@ def parse_address(text: str) -> EngineAddress:
 
     Raises UsageError.
     """
-    if text.startswith("unix://"):
-        path = text.removeprefix("unix://")
-        if not path.startswith("/"):
-            raise UsageError(
-                f"-r {text!r}: the path of a socket must be absolute, as in unix:///run/nv-hostengine.sock"
-            )
-        return EngineAddress(path)
+    if text.startswith("unix:///"):
+        return EngineAddress(text.removeprefix("unix://"))
     if _VSOCK.fullmatch(text):
         return EngineAddress(text, "localhost")  # libdcgm also uses this host name for vsock
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
@@ -225,8 +209,6 @@ class DcgmConnection:
                 with suppress(SourceError):
                     free()
             self._disconnect()
-            with suppress(SourceError):
-                self._call("dcgmShutdown")
 
         return self._lock.close(wait, stop)
 
@@ -251,7 +233,7 @@ class DcgmConnection:
         if self._log_level:
             os.environ.setdefault("__DCGM_DBG_FILE", "-")
             os.environ["__DCGM_DBG_LVL"] = self._log_level
-        self._dll = _load([self._library_path] if self._library_path else _find_candidates())
+        self._dll = _load(self._library_path)
         info = s.make_struct(s.VersionInfo)
         self._call("dcgmVersionInfo", byref(info))
         self.library_version = parse_version(info.text)
@@ -269,14 +251,9 @@ class DcgmConnection:
         self._call("dcgmInit")
         try:
             self._handle = self._start_embedded() if self._address is None else self._connect_to(self._address)
-            try:
-                self._check_versions()
-            except SourceError:
-                self._disconnect()
-                raise
+            self._check_versions()
         except SourceError as e:
-            with suppress(SourceError):
-                self._call("dcgmShutdown")
+            self._disconnect()
             if e.reason == "version_mismatch":
                 raise self._make_mismatch_error() from e
             raise
@@ -325,5 +302,8 @@ class DcgmConnection:
 
     def _disconnect(self) -> None:
         with suppress(SourceError):
-            self._call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
+            if self._handle:
+                self._call("dcgmStopEmbedded" if self._address is None else "dcgmDisconnect", self._handle)
         self._handle = 0
+        with suppress(SourceError):
+            self._call("dcgmShutdown")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int64
 from typing import Any
 
@@ -14,7 +14,7 @@ from podgpu.gpu.dcgm.connection import DcgmConnection
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.conditions import health_code, xid_text
+from podgpu.metrics.conditions import health_code
 from podgpu.model import Detail
 
 _log = logging.getLogger(__name__)
@@ -78,40 +78,15 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
     }
 
 
-class HealthReader:
-    """Reads health and NVLink peers of all GPUs in one round, if these fields are wanted."""
-
-    def __init__(self) -> None:
-        self.details: Details = {}
-        self.errors: dict[int, SourceError] = {}
-        """Field id -> error of the last reading."""
-
-    def start(self, connection: DcgmConnection, groups: Sequence[int]) -> None:
-        """Starts DCGM's health watches. Without them, a check returns nothing."""
-        try:
-            for group in groups:
-                connection.call("dcgmHealthSet", group, s.HEALTH_ALL)
-        except DriverGone:
-            raise
-        except SourceError as e:
-            _log.warning("DCGM's health checks are not available: %s", e)
-
-    def read(self, connection: DcgmConnection, wanted: set[int], groups: Sequence[int], gpu_ids: Sequence[int]) -> None:
-        reads: Mapping[int, Callable[[], Details]] = {
-            HEALTH_FIELD: lambda: check_health(connection, groups, gpu_ids),
-            P2P_FIELD: lambda: read_p2p(connection, gpu_ids),
-        }
-        details: dict[int, tuple[Detail, ...]] = {}
-        self.details, self.errors = {}, {}
-        for field_id in reads.keys() & wanted:
-            try:
-                for gpu, more in reads[field_id]().items():
-                    details[gpu] = (*details.get(gpu, ()), *more)
-            except DriverGone:
-                raise
-            except SourceError as e:
-                self.errors[field_id] = e
-        self.details = details
+def start_health(connection: DcgmConnection, groups: Sequence[int]) -> None:
+    """Starts DCGM's health watches. Without them, a check returns nothing."""
+    try:
+        for group in groups:
+            connection.call("dcgmHealthSet", group, s.HEALTH_ALL)
+    except DriverGone:
+        raise
+    except SourceError as e:
+        _log.warning("DCGM's health checks are not available: %s", e)
 
 
 class XidReader:
@@ -148,13 +123,9 @@ class XidReader:
             if timestamp > self._last.get(entity, 0):
                 self._last[entity] = timestamp
                 if self._has_read and entity in devices:
-                    self._add_event(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
+                    with self._lock:
+                        self._events.append(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
         self._has_read = True
-
-    def _add_event(self, event: ErrorEvent) -> None:
-        _log.warning("XID %d on %s: %s", event.code, event.device, xid_text(event.code))
-        with self._lock:
-            self._events.append(event)
 
     def drain(self) -> list[ErrorEvent]:
         with self._lock:

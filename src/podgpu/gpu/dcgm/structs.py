@@ -43,8 +43,6 @@ HEALTH_ALL = 0xFFFFFFFF
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0
 INT32_BLANK = 0x7FFFFFF0
 DOUBLE_BLANK = 140737488355328.0
-BLANK, NOT_FOUND, NOT_SUPPORTED, NOT_PERMITTED = BLANKS = range(4)
-"""The four special values, as offsets that are added to a BLANK constant."""
 
 
 class EntityGroup(IntEnum):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.device_selection import Selection
-from podgpu.errors import DeviceLost, SourceError, Unsupported
-from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
 from podgpu.gpu.dcgm.entities import SWITCH_LINK, GpuEntities, NodeLayout, Outline, read_layout, read_outline
-from podgpu.gpu.dcgm.health import HEALTH_FIELD, HealthReader, XidReader
+from podgpu.gpu.dcgm.health import HEALTH_FIELD, P2P_FIELD, XidReader, check_health, read_p2p, start_health
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import (
     Entity,
@@ -25,12 +25,11 @@ from podgpu.gpu.dcgm.values import (
     LatestValues,
     ValueReader,
     Watch,
-    Watches,
     substitute_fields,
 )
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
-from podgpu.model import Device, OtherReading, Reading, Value
+from podgpu.model import Detail, Device, OtherReading, Reading, Value
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -41,7 +40,6 @@ _EXPORTER_FIELDS = 9000
 """Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
 _XID_WATCHES = "XID", "XID of MIG"
 """Names of the watches for XIDs. There are two, because an engine may reject one of them."""
-_XID_KEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class DcgmSettings:
     """Path of libdcgm. If empty, the newest libdcgm of this machine is used."""
 
 
-class DcgmTelemetry(UsageFromCompanion):
+class DcgmTelemetry:
     name = "dcgm"
 
     def __init__(
@@ -74,6 +72,8 @@ class DcgmTelemetry(UsageFromCompanion):
         self._settings = settings or DcgmSettings()
         self._connection = DcgmConnection(self._settings.address, self._settings.library, self._settings.log_level)
         self._companion = CompanionDriver(driver)
+        self.processes = self._companion.processes
+        self.usage = self._companion.usage
         self._count_expected = count_expected
         self._clock = clock
         self.expected: int | None = None
@@ -82,11 +82,14 @@ class DcgmTelemetry(UsageFromCompanion):
         self._layout_read_at = float("-inf")
         self._lanes: tuple[Lane, ...] = ()
         self._watch_lock = threading.Lock()
-        self._watches = Watches(self._connection)
+        self._watches: dict[Hashable, Watch] = {}
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._values = ValueReader(self._connection, clock)
         self._xids = XidReader()
-        self._health = HealthReader()
+        self._health: dict[int, tuple[Detail, ...]] = {}
+        """GPU id -> state of its health watches and NVLink peers."""
+        self._health_errors: dict[int, SourceError] = {}
+        """Field id -> error of the last reading."""
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -101,8 +104,7 @@ class DcgmTelemetry(UsageFromCompanion):
         for lane in self._lanes:
             if lane.fields is fields:
                 return lane
-        interval = self._settings.interval
-        lane = Lane(tuple(fields), interval, _STALE_INTERVALS * interval)
+        lane = Lane(tuple(fields), self._settings.interval)
         self._lanes = (lane,)
         return lane
 
@@ -130,7 +132,9 @@ class DcgmTelemetry(UsageFromCompanion):
         if outline != self._outline:
             _log.info("dcgm: %d GPUs, %d of them unreachable", len(outline.states), len(layout.unreachable))
         self.expected = self._count_expected()
-        self._outline, self._layout, self._layout_read_at = outline, layout, now
+        self._outline, self._layout_read_at = outline, now
+        if layout != self._layout:
+            self._layout = layout
 
     def _read_health(self) -> None:
         """Reads XIDs, health and peers, which DCGM returns for all GPUs in one call.
@@ -143,7 +147,21 @@ class DcgmTelemetry(UsageFromCompanion):
             layout, lanes = self._watched
             self._read_xids(layout)
             ids = [gpu.id for gpu in layout.gpus.values()]
-            self._health.read(self._connection, _field_ids(lanes), self._find_gpu_groups(lanes), ids)
+            health: dict[int, tuple[Detail, ...]] = {}
+            self._health, self._health_errors = {}, {}
+            for field_id in {HEALTH_FIELD, P2P_FIELD} & _field_ids(lanes):
+                try:
+                    if field_id == HEALTH_FIELD:
+                        details = check_health(self._connection, self._find_gpu_groups(lanes), ids)
+                    else:
+                        details = read_p2p(self._connection, ids)
+                except DriverGone:
+                    raise
+                except SourceError as e:
+                    self._health_errors[field_id] = e
+                else:
+                    health |= {gpu: (*health.get(gpu, ()), *more) for gpu, more in details.items()}
+            self._health = health
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
@@ -175,8 +193,8 @@ class DcgmTelemetry(UsageFromCompanion):
             raise latest.lost[gpu.entity]
         devices = {entity: self._companion.complete(device) for entity, device in gpu.devices.items()}
         readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
-        readings[0] = replace(readings[0], details=self._health.details.get(gpu.id, ()))
-        failed = self._health.errors
+        readings[0] = replace(readings[0], details=self._health.get(gpu.id, ()))
+        failed = self._health_errors
         unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
         unsupported |= {(gpu.device.key, i) for i, e in failed.items() if isinstance(e, Unsupported)}
         errors = [e.reason for e in failed.values() if not isinstance(e, Unsupported)]
@@ -186,7 +204,7 @@ class DcgmTelemetry(UsageFromCompanion):
             dropped=tuple(latest.dropped),
             errors=_deduplicate([*latest.errors, *errors]),
             others=tuple(_make_link_readings(devices[gpu.entity], gpu.links, latest.values)),
-            reports_errors=not self._watches.find(_XID_WATCHES[0]).rejected,
+            reports_errors=not self._find_rejected(_XID_WATCHES[0]),
             links_up=len(gpu.links) or None,
         )
 
@@ -195,7 +213,7 @@ class DcgmTelemetry(UsageFromCompanion):
         substitution = self._substitute(lane)
         for kind in dict.fromkeys(kinds.values()):
             entities = [e for e, k in kinds.items() if k == kind]
-            rejected = self._watches.find((kind, id(lane))).rejected
+            rejected = self._find_rejected((kind, id(lane)))
             latest.unsupported += [(entity, i) for entity in entities for i in rejected]
             watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in rejected]
             if watched:
@@ -211,12 +229,38 @@ class DcgmTelemetry(UsageFromCompanion):
             layout, lanes = self._layout, self._lanes
             if self._watched is not None and self._watched[0] is layout and self._watched[1] is lanes:
                 return
-            self._watches.update(self._make_watches(layout, lanes))
+            self._stop_watches()
+            self._watches = self._make_watches(layout, lanes)
+            try:
+                for watch in self._watches.values():
+                    watch.start()
+            except SourceError:
+                self._stop_watches()
+                raise
+            self._log_rejected()
+            self._connection.call("dcgmUpdateAllFields", 1)
             if HEALTH_FIELD in _field_ids(lanes):
-                self._health.start(self._connection, self._find_gpu_groups(lanes))
+                start_health(self._connection, self._find_gpu_groups(lanes))
             self._watched = layout, lanes
             # Read now, because the first reading of XIDs skips all earlier ones, and new ones must not be skipped.
             self._read_xids(layout)
+
+    def _stop_watches(self) -> None:
+        for watch in self._watches.values():
+            watch.stop()
+        self._watches = {}
+
+    def _log_rejected(self) -> None:
+        reasons: dict[str, set[int]] = {}
+        for watch in self._watches.values():
+            for field_id, reason in watch.rejected.items():
+                reasons.setdefault(reason, set()).add(field_id)
+        for reason, ids in sorted(reasons.items()):
+            _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
+
+    def _find_rejected(self, name: Hashable) -> Mapping[int, str]:
+        watch = self._watches.get(name)
+        return {} if watch is None else watch.rejected
 
     def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[Hashable, Watch]:
         gpus = layout.gpus.values()
@@ -228,26 +272,29 @@ class DcgmTelemetry(UsageFromCompanion):
         for other in layout.others:
             entities.setdefault(other.kind, []).append(other.entity)
         watches: dict[Hashable, Watch] = {}
+
+        def add(name: Hashable, some: Sequence[Entity], read: Sequence[Field], interval: float) -> None:
+            if some and read:
+                watches[name] = Watch(self._connection, some, read, interval)
+
         for lane in lanes:
             read = self._substitute(lane).fields
             for kind, some in entities.items():
-                watches[kind, id(lane)] = Watch(
-                    tuple(some), _select_fields(read, kind), lane.keep_age, lane.interval, lane.keep_samples
-                )
+                add((kind, id(lane)), some, _select_fields(read, kind), lane.interval)
         migs = [e for e in layout.xid_entities if e.group != EntityGroup.GPU]
         for name, some in zip(_XID_WATCHES, (entities["GPU"], migs), strict=True):
-            watches[name] = Watch(tuple(some), (fields()[XID_FIELD],), _XID_KEEP_SECONDS, self._settings.interval)
-        return {name: watch for name, watch in watches.items() if watch.entities and watch.fields}
+            add(name, some, (fields()[XID_FIELD],), self._settings.interval)
+        return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:
-        watches = [self._watches.find(name) for name in _XID_WATCHES]
+        watches = [self._watches[name] for name in _XID_WATCHES if name in self._watches]
         pairs = [(group, fields) for watch in watches for group in watch.groups for fields in watch.field_groups]
         self._xids.read(self._connection, pairs, layout.xid_entities)
 
     def _find_gpu_groups(self, lanes: Sequence[Lane]) -> list[int]:
         """Returns groups that contain all GPUs. Every lane with GPU fields has them, so the first such lane is used."""
-        groups = (self._watches.find(("GPU", id(lane))).groups for lane in lanes)
-        return next(filter(None, groups), [])
+        watches = (self._watches.get(("GPU", id(lane))) for lane in lanes)
+        return next((watch.groups for watch in watches if watch is not None), [])
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
@@ -261,11 +308,11 @@ class DcgmTelemetry(UsageFromCompanion):
 
     def _close(self, wait: float) -> bool:
         """Closes the connection. `_values` is kept, so that stale values are still stale after a reconnect."""
-        if not self._connection.close(wait, self._watches.close):
+        if not self._connection.close(wait, self._stop_watches):
             return False
         with self._watch_lock:
-            self._watches, self._watched = Watches(self._connection), None
-            self._health = HealthReader()
+            self._watches, self._watched = {}, None
+            self._health, self._health_errors = {}, {}
         return True
 
 

@@ -5,27 +5,33 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import byref, c_uint16
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
-from podgpu.metrics.fields import Blank, Field, value_of, within_unit
-from podgpu.metrics.names import converted, counterpart
+from podgpu.metrics.fields import Blank, Field, fields, value_of, within_unit
+from podgpu.metrics.names import converted
 from podgpu.model import Value
 
 _log = logging.getLogger(__name__)
 _MAX_VALUES = 1024
 """Maximum number of values per call, because a value needs 4 KiB of memory."""
 _NOT_YET_READ = {"no_data", "not_watched"}
+_KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
 _PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
+_BLANKS = (s.INT64_BLANK, s.INT32_BLANK, s.DOUBLE_BLANK)
+_BLANK_VALUES = {blank + offset for blank in _BLANKS for offset in range(2)} | set(range(s.INT64_BLANK + 4, 1 << 63))
+"""Blank and not found; larger 64-bit numbers are reserved."""
+_UNSUPPORTED_VALUES = {blank + offset for blank in _BLANKS for offset in (2, 3)} | {b"<<<NOT_SUPPORTED>>>"}
+"""Not supported and not permitted."""
 T = TypeVar("T")
 
 
@@ -42,82 +48,45 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 # Watches
 
 
-@dataclass(frozen=True, slots=True)
 class Watch:
-    """A set of fields that the host engine reads periodically from a set of entities (GPUs, links, CPUs)."""
+    """Fields that the engine reads periodically from a set of entities (GPUs, links, CPUs).
 
-    entities: tuple[Entity, ...]
-    fields: tuple[Field, ...]
-    keep_seconds: float
-    """How long the engine keeps a sample; 0 means no limit."""
-    interval: float
-    keep_samples: int = 0
-    """How many samples the engine keeps; 0 means no limit."""
+    The engine removes watches when the connection is closed.
+    """
 
-
-@dataclass(slots=True)
-class ActiveWatch:
-    groups: list[int] = field(default_factory=list)
-    """Groups of entities."""
-    field_groups: list[int] = field(default_factory=list)
-    rejected: dict[int, str] = field(default_factory=dict)
-    """Id of a field that the engine does not watch -> reason word."""
-
-
-_INACTIVE = ActiveWatch()
-
-
-class Watches:
-    """The watches of one connection. The engine removes them when the connection is closed."""
-
-    def __init__(self, connection: DcgmConnection) -> None:
+    def __init__(
+        self,
+        connection: DcgmConnection,
+        entities: Sequence[Entity],
+        fields: Sequence[Field],
+        interval: float,
+    ) -> None:
         self._connection = connection
-        self._watches: Mapping[Hashable, Watch] = {}
-        self._active: dict[Hashable, ActiveWatch] = {}
-
-    def update(self, watches: Mapping[Hashable, Watch]) -> None:
-        """Replaces all watches. Adds fields that the engine rejects to `ActiveWatch.rejected`. Raises SourceError."""
-        if watches == self._watches:
-            return
-        self.close()
-        try:
-            for name, watch in watches.items():
-                self._start(watch, self._active.setdefault(name, ActiveWatch()))
-        except SourceError:
-            self.close()
-            raise
-        self._watches = watches
-        self._log_rejected()
-        self._connection.call("dcgmUpdateAllFields", 1)
-
-    def find(self, name: Hashable) -> ActiveWatch:
-        return self._active.get(name, _INACTIVE)
-
-    def close(self) -> None:
-        for active in self._active.values():
-            for field_group in active.field_groups:
-                self._remove_fields(active, field_group)
-            for group in active.groups:
-                with suppress(SourceError):
-                    self._connection.call("dcgmGroupDestroy", group)
-        self._watches, self._active = {}, {}
-
-    def _log_rejected(self) -> None:
-        reasons: dict[str, set[int]] = {}
-        for active in self._active.values():
-            for field_id, reason in active.rejected.items():
-                reasons.setdefault(reason, set()).add(field_id)
-        for reason, ids in sorted(reasons.items()):
-            _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
-
-    def _start(self, watch: Watch, active: ActiveWatch) -> None:
-        for entities in _chunks(watch.entities, s.MAX_ENTITIES):
-            active.groups.append(self._create_group(entities))
+        self._entities = entities
         # Profiling fields are separate, because the profiling module may reject all of them.
-        plain = [f.id for f in watch.fields if f.id not in _PROFILING]
-        profiling = [f.id for f in watch.fields if f.id in _PROFILING]
-        for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
-            self._watch_fields(watch, active, ids)
+        plain = [f.id for f in fields if f.id not in _PROFILING]
+        profiling = [f.id for f in fields if f.id in _PROFILING]
+        self._fields = [*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)]
+        self._options = round(interval * 1_000_000), _KEEP_SECONDS, 0
+        self.groups: list[int] = []
+        """Groups of entities."""
+        self.field_groups: list[int] = []
+        self.rejected: dict[int, str] = {}
+        """Id of a field that the engine does not watch -> reason word."""
+
+    def start(self) -> None:
+        """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
+        self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
+        for ids in self._fields:
+            self._watch_fields(ids)
+
+    def stop(self) -> None:
+        for field_group in self.field_groups:
+            self._remove(field_group)
+        for group in self.groups:
+            with suppress(SourceError):
+                self._connection.call("dcgmGroupDestroy", group)
+        self.groups, self.field_groups = [], []
 
     def _create_group(self, entities: Sequence[Entity]) -> int:
         group = s.Handle()
@@ -131,36 +100,30 @@ class Watches:
                 _log.debug("%s cannot be watched: %s", entity, e)
         return group.value
 
-    def _watch_fields(self, watch: Watch, active: ActiveWatch, ids: Sequence[int]) -> None:
+    def _watch_fields(self, ids: Sequence[int]) -> None:
         """Watches these fields. If the engine rejects the group because of one field, finds that field by bisection."""
+        field_group = s.Handle()
         try:
-            self._watch_group(watch, active, ids)
+            numbers = (c_uint16 * len(ids))(*ids)
+            self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group))
+            for group in self.groups:
+                self._connection.call("dcgmWatchFields", group, field_group, *self._options)
+            self.field_groups.append(field_group.value)
         except (DriverGone, DeviceLost):
             raise
         except SourceError as e:
+            self._remove(field_group.value)
             if e.reason in _NOT_CAUSED_BY_A_FIELD:
                 raise
             if len(ids) == 1:
-                active.rejected[ids[0]] = e.reason
+                self.rejected[ids[0]] = e.reason
                 return
             middle = len(ids) // 2
-            self._watch_fields(watch, active, ids[:middle])
-            self._watch_fields(watch, active, ids[middle:])
+            self._watch_fields(ids[:middle])
+            self._watch_fields(ids[middle:])
 
-    def _watch_group(self, watch: Watch, active: ActiveWatch, ids: Sequence[int]) -> None:
-        group = s.Handle()
-        self._connection.call("dcgmFieldGroupCreate", len(ids), (c_uint16 * len(ids))(*ids), _make_name(), byref(group))
-        options = round(watch.interval * 1_000_000), watch.keep_seconds, watch.keep_samples
-        try:
-            for entities in active.groups:
-                self._connection.call("dcgmWatchFields", entities, group, *options)
-        except SourceError:
-            self._remove_fields(active, group.value)
-            raise
-        active.field_groups.append(group.value)
-
-    def _remove_fields(self, active: ActiveWatch, field_group: int) -> None:
-        for group in active.groups:
+    def _remove(self, field_group: int) -> None:
+        for group in self.groups:
             with suppress(SourceError):
                 self._connection.call("dcgmUnwatchFields", group, field_group)
         with suppress(SourceError):
@@ -256,48 +219,23 @@ def decode(wanted: Field, raw: Any) -> Value:
     """Returns the value. Raises Blank if there is none, and Unsupported or SourceError if DCGM reports an error."""
     if raw.status:
         raise translate(raw.status, wanted.name)
+    value: Any
     match raw.fieldType:
         case s.FieldType.INT | s.FieldType.TIME:
-            return _decode_number(wanted, raw.value.i64, _find_int_blank(raw.value.i64))
+            value = raw.value.i64
         case s.FieldType.DOUBLE:
-            return _decode_number(wanted, raw.value.dbl, _find_double_blank(raw.value.dbl))
+            value = raw.value.dbl
         case s.FieldType.STRING:
-            return _decode_text(wanted, raw.value.str)
-    raise Blank(f"type {raw.fieldType}")
-
-
-def _find_int_blank(number: int) -> int | None:
-    if number >= s.INT64_BLANK:
-        return number - s.INT64_BLANK
-    return number - s.INT32_BLANK if number - s.INT32_BLANK in s.BLANKS else None
-
-
-def _find_double_blank(number: float) -> int | None:
-    """Returns the offset of a special value, else None. Larger numbers are valid, because a counter may be large."""
-    if not math.isfinite(number):
-        return s.BLANK
-    offset = number - s.DOUBLE_BLANK
-    return int(offset) if offset in s.BLANKS else None
-
-
-def _decode_number(wanted: Field, number: int | float, blank: int | None) -> Value:
-    if blank == s.NOT_SUPPORTED:
-        raise Unsupported(f"{wanted.name}: not supported")
-    if blank == s.NOT_PERMITTED:
-        raise Unsupported(f"{wanted.name}: not permitted", "no_permission")
-    if blank is not None:
-        raise Blank(str(number))
-    if isinstance(number, float) and number > s.DOUBLE_BLANK:
-        return within_unit(wanted, number)
-    return value_of(_without_conversion(wanted), number)
-
-
-def _decode_text(wanted: Field, raw: bytes) -> Value:
-    if raw == b"<<<NOT_SUPPORTED>>>":
-        raise Unsupported(f"{wanted.name}: not supported")
-    if raw.startswith(b"<<<") and b">>>" in raw:
-        raise Blank(raw.decode("utf-8", "replace"))
-    return value_of(_without_conversion(wanted), raw)
+            value = raw.value.str
+        case _:
+            raise Blank(f"type {raw.fieldType}")
+    if value in _UNSUPPORTED_VALUES:
+        raise Unsupported(f"{wanted.name}: not supported or not permitted")
+    if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
+        raise Blank(repr(value))
+    if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
+        return within_unit(wanted, value)  # a large counter; `value_of` takes it for a blank
+    return value_of(_without_conversion(wanted), value)
 
 
 @lru_cache(maxsize=2048)
@@ -337,9 +275,8 @@ def substitute_fields(version: Version, wanted: Sequence[Field]) -> FieldSubstit
     read: dict[int, Field] = {}
     for want in wanted:
         first_version = (4, 7) if want.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
-        is_known = want.legacy is None or version >= first_version
-        older, factor = (None if is_known else counterpart(want)) or (want, 1.0)
+        older = want if want.legacy is None or version >= first_version else fields()[want.legacy]
         read[older.id] = older
         if older is not want:
-            substitutes.append((want, older.id, factor))
+            substitutes.append((want, older.id, want.factor))
     return FieldSubstitution(tuple(read.values()), tuple(substitutes))

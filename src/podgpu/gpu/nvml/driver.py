@@ -15,7 +15,6 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.conditions import xid_text
 from podgpu.model import device_key
 from podgpu.workers import DriverLock
 
@@ -199,25 +198,18 @@ _WAIT_MS = 400
 """Maximum duration of a wait for events. A wait costs 0.17 ms of CPU (H200), and the driver is closed after it ends."""
 _MAX_EVENTS = 100_000
 """Maximum number of events that were not drained yet. There may be a thousand per second."""
-XID_LOG_SECONDS = 60.0
-"""The same XID of the same device is logged at most once in this time."""
 
 
 class XidWatcher:
     """Waits for XID errors in its own thread. The reader of each GPU registers it."""
 
-    def __init__(
-        self, driver: NvmlDriver, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, driver: NvmlDriver, wall: Callable[[], float]) -> None:
         self._driver = driver
         self._wall = wall
-        self._clock = clock
         self._event_set: Any = None
         self._uuids: dict[int | None, str] = {}
         self._lock = threading.Lock()
         self._events: list[ErrorEvent] = []
-        self._logged: dict[tuple[str, int], tuple[float, int]] = {}
-        """(device, XID) -> time of the last log line, and number of events since then."""
 
     def start(self) -> None:
         """Starts the thread. Call after opening the driver, within `hold`."""
@@ -278,17 +270,6 @@ class XidWatcher:
         uuid = self._uuids.get(handle_address(data.device), "unknown")  # a lost GPU cannot be queried for its UUID
         key = device_key(uuid, parse_instance_id(data.gpuInstanceId))
         event = ErrorEvent(key, int(data.eventData), self._wall())
-        self._log_event(event)
         with self._lock:
             if len(self._events) < _MAX_EVENTS:
                 self._events.append(event)
-
-    def _log_event(self, event: ErrorEvent) -> None:
-        key, now = (event.device, event.code), self._clock()
-        logged_at, repeats = self._logged.get(key, (float("-inf"), 0))
-        if now - logged_at < XID_LOG_SECONDS:
-            self._logged[key] = (logged_at, repeats + 1)
-            return
-        self._logged[key] = (now, 0)
-        more = f" (repeated {repeats} times since the last log line)" if repeats else ""
-        _log.warning("XID %d on %s: %s%s", event.code, event.device, xid_text(event.code), more)

@@ -2,7 +2,7 @@
 
 All ioctls of podgpu are in this module. Parameters that could harm the kernel are constants. Sizes are defined next to
 their layouts. The only register access is a read. A log is always created with its subdevice and without a notification
-handle. The layouts are from NVIDIA's open kernel modules 515 to 595.
+handle. The layouts are from NVIDIA's open kernel modules 550 to 595.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import mmap
 import os
 import struct
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from podgpu.gpu.nvml.switch_attribution import RECORD, SwitchLogError
@@ -55,39 +54,20 @@ _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
 """Bit 0 is set while the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
 _REFUSED_VALUE: Final = 0xBADF
-_OLDEST_BRANCH: Final = 515
+_OLDEST_BRANCH: Final = 550
+"""Older branches have other layouts."""
+_MEMORY_BYTES: Final = 128
+"""Size of a memory object's parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchLayout:
-    """Differences between driver branches."""
-
-    alloc_status: int
-    """Offset of the status in the response to an allocation."""
-    memory_bytes: int
-    """Size of a memory object's parameters."""
-    drain_seconds: float
-    """Interval of reading the log. Shorter for old branches, which copy the hardware's ring only once per second unless
-    the log is read."""
-
-
-_LAYOUTS: Final = (
-    (550, BranchLayout(alloc_status=28, memory_bytes=128, drain_seconds=2.0)),
-    (535, BranchLayout(alloc_status=28, memory_bytes=120, drain_seconds=0.2)),
-    (_OLDEST_BRANCH, BranchLayout(alloc_status=24, memory_bytes=120, drain_seconds=0.2)),
-)
-
-
-def select_layout(driver_version: str) -> BranchLayout:
-    """Selects the layout for a driver version. Unknown newer branches use the newest layout. Raises SwitchLogError."""
-    major = driver_version.split(".", 1)[0]
-    branch = int(major) if major.isascii() and major.isdigit() else 0
-    for first, layout in _LAYOUTS:
-        if branch >= first:
-            return layout
-    raise SwitchLogError(
-        "old_driver", f"driver {driver_version} has no readable context-switch log; version 515 or later is required"
-    )
+def check_driver(version: str) -> None:
+    """Raises SwitchLogError if the layouts of this module do not fit the driver. Newer branches are expected to fit."""
+    major = version.split(".", 1)[0]
+    if not (major.isascii() and major.isdigit() and int(major) >= _OLDEST_BRANCH):
+        raise SwitchLogError(
+            "old_driver",
+            f"the context-switch log of driver {version} cannot be read; version {_OLDEST_BRANCH} or later is required",
+        )
 
 
 class KernelCalls:
@@ -109,9 +89,8 @@ class KernelCalls:
 class ContextSwitchLog:
     """The open log of one GPU. Not thread-safe. Every method may raise SwitchLogError."""
 
-    def __init__(self, pci_bus_id: str, minor: int, layout: BranchLayout, kernel: KernelCalls | None = None) -> None:
+    def __init__(self, pci_bus_id: str, minor: int, kernel: KernelCalls | None = None) -> None:
         self._kernel = kernel or KernelCalls()
-        self._layout = layout
         self._control_fd = self._device_fd = -1
         self._client = self._handles = 0
         self._maps: list[mmap.mmap] = []
@@ -126,10 +105,6 @@ class ContextSwitchLog:
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
             self._get = self._read_header()[0]
             undo.pop_all()
-
-    @property
-    def drain_seconds(self) -> float:
-        return self._layout.drain_seconds
 
     def drain(self) -> bytes:
         """Returns the records since the last call, oldest first."""
@@ -206,7 +181,7 @@ class ContextSwitchLog:
         return buffer, self._map(header, _HEADER_BYTES), self._map(ring, _RECORDS * RECORD.size)
 
     def _make_memory(self, size: int) -> int:
-        parameters = bytearray(self._layout.memory_bytes)
+        parameters = bytearray(_MEMORY_BYTES)
         struct.pack_into("<II", parameters, 24, _WRITE_BACK, _USER_READ_ONLY)
         struct.pack_into("<Q", parameters, 64, size)
         return self._allocate(self._client, _MEMORY, bytes(parameters))
@@ -226,7 +201,7 @@ class ContextSwitchLog:
         handle = 0xCAFE0000 + self._handles if kind != _CLIENT else 0
         request = bytearray(struct.pack("<IIIIQII", self._client, parent, handle, kind, where, 0, 0))
         self._ioctl(_ALLOC, request)
-        _check(request, self._layout.alloc_status, f"an object of class {kind:#x}")
+        _check(request, 28, f"an object of class {kind:#x}")
         return int(struct.unpack_from("<I", request, 8)[0])
 
     def _control(self, handle: int, command: int, parameters: bytes) -> bytes:

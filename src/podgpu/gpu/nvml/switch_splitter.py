@@ -30,7 +30,7 @@ from podgpu.gpu.nvml.switch_attribution import (
     compute_max_saving,
     estimate_without_samples,
 )
-from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 from podgpu.gpu.source import SwitchStatus
 from podgpu.model import Device, DeviceUsage, ProcessUsage, UsageMethod
 
@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 class SwitchLog(Protocol):
     """Implemented by `ContextSwitchLog` and by the simulated driver."""
 
-    @property
-    def drain_seconds(self) -> float: ...
     def drain(self) -> bytes: ...
     def now(self) -> int: ...
     def is_busy(self) -> bool: ...
@@ -51,6 +49,8 @@ class SwitchLog(Protocol):
 _SAMPLE_SECONDS = 0.06
 """Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, 17 samples per second
 are as accurate as 20."""
+_DRAIN_SECONDS = 2.0
+"""Interval of reading the log. It is full after 3 seconds at 5,000 switches per second."""
 _TICK_SECONDS = 0.001
 """A drain that is due within this time is done immediately."""
 _MAX_UNREAD_SECONDS = 90.0
@@ -150,7 +150,7 @@ class SwitchListener:
                 self._end(SwitchLogError("bug", f"{type(e).__name__}: {e}"))
 
     def _seconds_until_drain(self) -> float:
-        return self._drained_at + self._log.drain_seconds - self._clock()
+        return self._drained_at + _DRAIN_SECONDS - self._clock()
 
     def _sample(self) -> None:
         before = self._wall()
@@ -216,8 +216,9 @@ class Capability:
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """Opens the log of a GPU. Raises SwitchLogError."""
+    check_driver(driver_version)
     minor = (device.index or 0) if device.minor is None else device.minor
-    return ContextSwitchLog(device.pci_bus_id, minor, select_layout(driver_version))
+    return ContextSwitchLog(device.pci_bus_id, minor)
 
 
 def has_sys_admin(proc: Path = Path("/proc/self")) -> bool:

@@ -83,7 +83,7 @@ class NvmlTelemetry:
         self._driver = NvmlDriver(nvml)
         self._count_expected = count_expected
         self._clock = clock
-        self._xids = XidWatcher(self._driver, wall, clock)
+        self._xids = XidWatcher(self._driver, wall)
         self._opening = threading.Lock()
         """Held while the driver is opened or closed."""
         self._is_open = False

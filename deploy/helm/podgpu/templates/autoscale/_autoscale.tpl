@@ -1,9 +1,5 @@
 {{/* What `podgpu autoscale` is started with. */}}
 
-{{- define "podgpu.autoscale.discovers" -}}
-{{- if not .Values.autoscale.prometheus.url -}} true {{- end -}}
-{{- end -}}
-
 {{/* The names of the APIServices that lead here, in a YAML list. */}}
 {{- define "podgpu.autoscale.apiServices" -}}
 {{- if .Values.autoscale.customMetrics.enabled }}
@@ -22,9 +18,9 @@
 
 {{- define "podgpu.autoscale.args" -}}
 {{- $autoscale := .Values.autoscale -}}
-- {{ printf "--probe-address=:%v" $autoscale.probePort | quote }}
+- --probe-address=:9410
 {{- if $autoscale.keda.secretName }}
-- {{ printf "--keda-address=:%v" $autoscale.keda.port | quote }}
+- --keda-address=:9411
 - --keda-cert-file=/etc/podgpu/keda/tls.crt
 - --keda-key-file=/etc/podgpu/keda/tls.key
 - --keda-client-ca-file=/etc/podgpu/keda/ca.crt
@@ -35,7 +31,7 @@
 - --keda-address=none
 {{- end }}
 {{- if $autoscale.customMetrics.enabled }}
-- {{ printf "--api-address=:%v" $autoscale.customMetrics.port | quote }}
+- --api-address=:6443
 {{- if include "podgpu.autoscale.apiSecret" . }}
 - --api-cert-file=/etc/podgpu/api/tls.crt
 - --api-key-file=/etc/podgpu/api/tls.key
@@ -43,36 +39,10 @@
 - {{ printf "--api-service=%s/%s" .Release.Namespace (include "podgpu.component" (list . "autoscale")) | quote }}
 {{- end }}
 {{- end }}
-{{- if include "podgpu.autoscale.discovers" . }}
-- {{ printf "--discover-kubernetes=%s" (include "podgpu.autoscale.selector" .) | quote }}
-{{- include "podgpu.cluster.access" (list "exporter" "/etc/podgpu/exporters" $autoscale.exporterAccess) }}
-{{- else }}
-- {{ printf "--prometheus=%s" $autoscale.prometheus.url | quote }}
-{{- with $autoscale.prometheus.match }}
-- {{ printf "--match=%s" . | quote }}
-{{- end }}
-{{- with $autoscale.prometheus.tenant }}
-- {{ printf "--prometheus-tenant=%s" . | quote }}
-{{- end }}
-{{- include "podgpu.cluster.access" (list "prometheus" "/etc/podgpu/prometheus" $autoscale.prometheus) }}
-{{- end }}
-{{- with $autoscale.interval }}
-- {{ printf "--interval=%s" . | quote }}
-{{- end }}
-{{- with $autoscale.longestWindow }}
-- {{ printf "--longest-window=%s" . | quote }}
-{{- end }}
+{{- include "podgpu.source.args" . }}
 {{- with $autoscale.arguments }}
 {{ include "podgpu.words" . }}
 {{- end }}
-{{- end -}}
-
-{{- define "podgpu.autoscale.selector" -}}
-{{- $discover := .Values.autoscale.discover -}}
-{{- $ours := printf "app.kubernetes.io/name=%s,app.kubernetes.io/instance=%s,app.kubernetes.io/component=exporter" (include "podgpu.name" .) .Release.Name -}}
-{{- $selector := default $ours $discover.selector -}}
-{{- if $discover.allNamespaces -}}{{ printf "/%s" $selector }}
-{{- else -}}{{ printf "%s/%s" (default .Release.Namespace $discover.namespace) $selector }}{{- end -}}
 {{- end -}}
 
 {{/* (list name path secret) of each Secret that is mounted, as YAML. */}}
@@ -84,12 +54,7 @@
 {{- with and $autoscale.customMetrics.enabled (include "podgpu.autoscale.apiSecret" .) }}
 - {name: api, path: /etc/podgpu/api, secret: {{ . }}}
 {{- end }}
-{{- with $autoscale.prometheus.secret.name }}
-- {name: prometheus-access, path: /etc/podgpu/prometheus, secret: {{ . }}}
-{{- end }}
-{{- with $autoscale.exporterAccess.secret.name }}
-- {name: exporter-access, path: /etc/podgpu/exporters, secret: {{ . }}}
-{{- end }}
+{{- include "podgpu.source.secrets" . }}
 {{- end -}}
 
 {{/* What the schema cannot say, and whether an APIService is somebody else's. */}}
@@ -107,17 +72,9 @@
 {{- if and (eq $tls.from "cert-manager") (not $tls.issuerRef.name) -}}
 {{- fail "autoscale.customMetrics.certificate: from cert-manager needs issuerRef.name" -}}
 {{- end -}}
-{{- range $name, $access := dict "prometheus" $autoscale.prometheus "exporterAccess" $autoscale.exporterAccess -}}
-{{- $keys := compact (list $access.secret.tokenKey $access.secret.passwordKey $access.secret.caKey) -}}
-{{- if ne (empty $keys) (empty $access.secret.name) -}}
-{{- fail (printf "autoscale.%s.secret: set both a name and keys (tokenKey, passwordKey, caKey), or none" $name) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (include "podgpu.autoscale.discovers" .) (not .Values.exporter.enabled) (not $autoscale.discover.selector) -}}
-{{- fail "autoscale: there is no source of figures: exporter.enabled is false, and neither autoscale.prometheus.url nor autoscale.discover.selector is set" -}}
-{{- end -}}
+{{- include "podgpu.source.check" . -}}
 {{- range include "podgpu.words" $autoscale.arguments | fromYamlArray -}}
-{{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file|unregister)(=.*)?$" . -}}
+{{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file)(=.*)?$" . -}}
 {{- fail (printf "autoscale.arguments: %s: use its value, which also sets ports, Secrets and permissions" .) -}}
 {{- end -}}
 {{- end -}}

@@ -37,10 +37,7 @@ configMap: ""
 {{- define "podgpu.enrich.args" -}}
 {{- $enrich := .Values.enrich -}}
 - {{ printf "--in=%s" (default "http://127.0.0.1:9400/metrics" $enrich.in) | quote }}
-- {{ printf "--out=/run/textfile/%s" $enrich.textfile.name | quote }}
-{{- with $enrich.interval }}
-- {{ printf "--interval=%s" . | quote }}
-{{- end }}
+- --out=/run/textfile/podgpu.prom
 {{- with $enrich.arguments }}
 {{ include "podgpu.words" . }}
 {{- end }}

@@ -2,9 +2,8 @@
 
 {{/* NAMESPACE:NAME of counters in a ConfigMap: by value, or by dcgm-exporter's variable. */}}
 {{- define "podgpu.exporter.configMapData" -}}
-{{- $named := .Values.exporter.counters.configMap -}}
-{{- if $named.name -}}
-{{- printf "%s:%s" (default .Release.Namespace $named.namespace) $named.name -}}
+{{- if .Values.exporter.counters.configMap -}}
+{{- .Values.exporter.counters.configMap -}}
 {{- else -}}
 {{- range include "podgpu.exporter.extraEnv" . | fromYamlArray -}}
 {{- if and (eq .name "DCGM_EXPORTER_CONFIGMAP_DATA") (ne (.value | default "none") "none") -}}
@@ -76,10 +75,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- with $exporter.dcgmNames }}
 - {name: PODGPU_DCGM_NAMES, value: {{ . | toString | quote }}}
 {{- end }}
-{{- with $exporter.interval }}
-- {name: DCGM_EXPORTER_INTERVAL, value: {{ . | quote }}}
-{{- end }}
-{{- if $exporter.counters.configMap.name }}
+{{- if $exporter.counters.configMap }}
 - {name: DCGM_EXPORTER_CONFIGMAP_DATA, value: {{ include "podgpu.exporter.configMapData" . | quote }}}
 {{- end }}
 {{- if $kubernetes.podLabels.enabled }}
@@ -97,9 +93,6 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if $kubernetes.virtualGpus }}
 - {name: KUBERNETES_VIRTUAL_GPUS, value: "true"}
 {{- end }}
-{{- with $kubernetes.resourceNames }}
-- {name: NVIDIA_RESOURCE_NAMES, value: {{ join "," . | quote }}}
-{{- end }}
 {{- with include "podgpu.exporter.allocation" . }}
 - {name: PODGPU_ALLOCATION, value: {{ . | quote }}}
 {{- end }}
@@ -110,8 +103,8 @@ refused where they are not switched on; and it does not know where podlist.json 
 - {name: PODGPU_HISTORY_DIR, value: /var/lib/podgpu/history}
 {{- end }}
 {{- if $exporter.webConfig.secretName }}
-- {name: DCGM_EXPORTER_WEB_CONFIG_FILE, value: {{ printf "/etc/podgpu/web/%s" $exporter.webConfig.key | quote }}}
-- {name: PODGPU_PROBE_ADDRESS, value: {{ printf ":%v" $exporter.webConfig.probePort | quote }}}
+- {name: DCGM_EXPORTER_WEB_CONFIG_FILE, value: /etc/podgpu/web/web-config.yml}
+- {name: PODGPU_PROBE_ADDRESS, value: {{ printf ":%s" (include "podgpu.probePort" .) | quote }}}
 {{- end }}
 {{- include "podgpu.gpuEnv" . }}
 {{- end -}}
@@ -171,8 +164,8 @@ refused where they are not switched on; and it does not know where podlist.json 
 - {name: podlist, hostPath: {path: {{ . }}, type: Directory}}
 {{- end }}
 {{- if include "podgpu.exporter.readsLogNames" . }}
-- {name: pod-logs, hostPath: {path: {{ .Values.logRoot }}/pods, type: Directory}}
-- {name: container-logs, hostPath: {path: {{ .Values.logRoot }}/containers, type: Directory}}
+- {name: pod-logs, hostPath: {path: /var/log/pods, type: Directory}}
+- {name: container-logs, hostPath: {path: /var/log/containers, type: Directory}}
 {{- end }}
 {{- with $exporter.hpcJobMappingDir }}
 - {name: hpc-jobs, hostPath: {path: {{ . }}, type: Directory}}
@@ -204,9 +197,6 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if and $exporter.counters.csv $exporter.counters.set -}}
 {{- fail "exporter.counters: csv and set both name the counters; keep one of them" -}}
 {{- end -}}
-{{- if and $exporter.counters.configMap.namespace (not $exporter.counters.configMap.name) -}}
-{{- fail "exporter.counters.configMap: namespace without name; set the name of the ConfigMap" -}}
-{{- end -}}
 {{- if not $kubernetes.enabled -}}
 {{- range $name := list "annotations" "podUid" "dra" "virtualGpus" -}}
 {{- if index $kubernetes $name -}}
@@ -224,7 +214,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if and (eq $exporter.usage.from "exact") (ne $uid "0") -}}
 {{- fail (printf "exporter.usage.from is exact, but it would run as uid %s: Kubernetes gives an added capability to uid 0 only. Set exporter.runAsUser to 0" $uid) -}}
 {{- end -}}
-{{- if and $exporter.webConfig.secretName (eq (int $exporter.webConfig.probePort) (int $exporter.port)) -}}
-{{- fail "exporter.webConfig.probePort and exporter.port are the same; probes need a port of their own" -}}
+{{- if and $exporter.webConfig.secretName (eq (include "podgpu.probePort" .) (toString $exporter.port)) -}}
+{{- fail "exporter.port is the port of the probes; choose another one" -}}
 {{- end -}}
 {{- end -}}

@@ -7,7 +7,7 @@
 {{/* It needs no GPU: NVIDIA's runtime must neither give it one nor hide /proc/driver/nvidia, which tells their numbers. */}}
 {{- define "podgpu.hook.env" -}}
 {{- $hook := .Values.hook -}}
-- {name: PODGPU_NRI_SOCKET, value: {{ printf "/var/run/nri/%s" $hook.nri.socketName | quote }}}
+- {name: PODGPU_NRI_SOCKET, value: {{ printf "/var/run/nri/%s" (base $hook.nriSocket) | quote }}}
 - {name: PODGPU_HOOK_LISTEN, value: {{ printf ":%v" $hook.port | quote }}}
 - {name: PODGPU_HOOK_INJECT, value: {{ $hook.inject | quote }}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
@@ -16,7 +16,7 @@
 {{/* What the schema cannot say. */}}
 {{- define "podgpu.hook.check" -}}
 {{- $hook := .Values.hook -}}
-{{- range $flag, $value := dict "--socket" "hook.nri" "--podlist" "hook.podlistDirectory" "--address" "hook.port" "-a" "hook.port" "--inject" "hook.inject" -}}
+{{- range $flag, $value := dict "--socket" "hook.nriSocket" "--podlist" "hook.podlistDirectory" "--address" "hook.port" "-a" "hook.port" "--inject" "hook.inject" -}}
 {{- range $hook.arguments -}}
 {{- if or (eq (toString .) $flag) (hasPrefix (printf "%s=" $flag) (toString .)) -}}
 {{- fail (printf "hook.arguments: %s needs more than a flag; use %s" $flag $value) -}}

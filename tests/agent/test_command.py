@@ -1,4 +1,4 @@
-"""Allocation sources of the command: invalid options, an API server or kubelet that fails, changes while it runs."""
+"""Allocation sources of the command: invalid options, a kubelet that fails, changes while it runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ from tests.web.server import Client
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4", "-c", "100"]
-POD = {
-    "metadata": {"namespace": "ns", "name": "train", "uid": "u-1", "labels": {"team": "vision"}},
-    "spec": {"nodeName": "node-1", "containers": [{"name": "main"}]},
-    "status": {"phase": "Running"},
-}
 HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}
 
 
@@ -110,9 +105,6 @@ def test_a_configmap_is_named_by_namespace_and_name(name: str, capsys: pytest.Ca
     assert f"-m {name!r}: write NAMESPACE:NAME" in complaint([*QUICK, "-m", name], capsys)
 
 
-# The API server fails in the middle of a watch
-
-
 def exposition(agent: Agent) -> str:
     return agent.published.fresh.plain.decode()
 
@@ -120,90 +112,6 @@ def exposition(agent: Agent) -> str:
 def errors(agent: Agent, source: str) -> Mapping[str, int]:
     found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', exposition(agent))
     return {reason: int(count) for reason, count in found}
-
-
-@contextmanager
-def watched_node(folder: Path) -> Iterator[Node]:
-    """A pod whose labels and uid come from the API server, and whose GPU from the kubelet."""
-    arguments = ["-f", "{folder}/counters.csv", "--usage-from=none", "--kubeconfig", "{folder}/kubeconfig"]
-    arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
-    files = {"counters.csv": "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"}
-    described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
-    with node_of(described, folder) as node:
-        node.take_turns()
-        assert SERIES in exposition(node.agent)
-        yield node
-
-
-SERIES = 'team="vision",container="main",namespace="ns",pod="train"} '
-
-
-def say_gone(node: Node) -> None:
-    """Its version is forgotten; the list that follows is answered."""
-    assert node.api_server is not None
-    node.api_server.bookmark()  # a watch that never said a word would be listed anew without being asked for more
-    node.api_server.put("nodes", {"metadata": {"name": "node-1"}})
-    node.api_server.compact()
-    node.api_server.end_watches()
-
-
-def refuse(code: int) -> Callable[[Node], None]:
-    def do(node: Node) -> None:
-        assert node.api_server is not None
-        node.api_server.refusal = (code, "no")
-        node.api_server.cut_watches()
-
-    return do
-
-
-@pytest.mark.parametrize(
-    ("fail", "reason"),
-    [
-        (refuse(401), "unauthorized"),
-        (refuse(403), "forbidden"),
-        (refuse(500), "server_error"),
-        (say_gone, "gone"),
-    ],
-    ids=["401", "403", "500", "410"],
-)
-def test_a_watch_that_fails_takes_no_series(
-    fail: Callable[[Node], None], reason: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with watched_node(folder) as node:
-        (feed,) = node.api.feeds
-        caplog.clear()
-        fail(node)
-        wait_until(lambda: reason in feed.failures, f"the watch failed: {dict(feed.failures)}")
-        for _ in range(3):
-            node.clock.advance(5.0)
-            node.agent.read_allocation()
-            assert SERIES in exposition(node.agent)
-        assert errors(node.agent, "api-server")[reason] >= 1
-        said = [one.getMessage() for one in caplog.records if one.getMessage().startswith("api-server: ")]
-        assert len([line for line in said if line != "api-server: answers again"]) == 1
-        assert node.api_server is not None
-        node.api_server.refusal = None
-        wait_until(lambda: feed.error is None, "the watch stands again")
-        before = errors(node.agent, "api-server")
-        for _ in range(2):  # what failed since the last reading is still told of, once
-            node.agent.read_allocation()
-        assert 'source_up{source="api-server"} 1' in exposition(node.agent)
-        node.agent.read_allocation()
-        assert sum(errors(node.agent, "api-server").values()) - sum(before.values()) <= 1
-        assert SERIES in exposition(node.agent)
-
-
-def test_an_api_server_that_is_gone_for_good_takes_no_series_and_delays_nothing(folder: Path) -> None:
-    with watched_node(folder) as node:
-        assert node.api_server is not None
-        node.api_server.hang()
-        node.api_server.cut_watches()
-        node.clock.advance(600.0)
-        node.agent.read_telemetry()
-        node.agent.read_allocation()
-        assert SERIES in exposition(node.agent)
-        assert 'source_up{source="annotations"} 1' in exposition(node.agent)
-        node.api_server.resume()
 
 
 # The kubelet and podlist.json are ill; the others' series stay

@@ -1,4 +1,4 @@
-"""Builds agents from options: telemetry, allocation sources, counters and labels.
+"""Builds what a node's commands need from the options: telemetry, sources of holders, and the exporter's agent.
 
 DCGM and the simulated driver are imported when they are selected, because few nodes need them.
 """
@@ -9,29 +9,30 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.allocation_turn import ReadIdentities, ReadLiveness
-from podgpu.agent.api_access import ApiAccess, ApiHealth, LabelFilter, open_exposition, open_if_api
-from podgpu.agent.counter_feeds import ReadCounters, choose_counters, counters_in_configmap
-from podgpu.agent.lanes import ConfigFile, SampleRetention
+from podgpu.agent.counter_feeds import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
+from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.gpu.exporter import ExporterTelemetry
+from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
+from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api
 from podgpu.holders.cache import LivenessProbe
 from podgpu.holders.identity import IdentityReader
+from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
-from podgpu.http_client import redact_url
-from podgpu.metrics.names import HOST_LABELS
+from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
+from podgpu.metrics.counters import add_other_names, make_counter
+from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
@@ -53,27 +54,28 @@ def build_exporter_agent(
     options: Options, api: ApiAccess, telemetry: Telemetry | None = None, clock: Clock | None = None
 ) -> Agent:
     """Builds the exporter's agent. Tests pass their own telemetry and clock. Raises UsageError."""
-    names = options["dcgm_names"]
-    counters, read_counters = choose_counters(options, names)
+    names: NameSet = options["dcgm_names"]
+    counters, read_again = choose_counters(options, names)
     selection = parse_selection(options["devices"])
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
     if configmap != "none" and (text := open_if_api("configmap-data", lambda: api.configmap(configmap))):
-        read_counters = counters_in_configmap(configmap, text, names)
-    pod_labels = _make_label_reader(options, api)
-    chosen_label = options["hostname_label"]
+        read_again = counters_in_configmap(configmap, text, names)
+    engine, host_label = options["host_engine"], options["hostname_label"]
+    is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
+    node = node_name(engine.host if is_remote else "")
     settings = Settings(
+        node_name=node,
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
         usage_interval=options["usage_interval"],
-        collections=options.get("config", ConfigFile("")).collections,
+        collections=options.get("config", ConfigFile()).collections,
         counters_may_come=configmap != "none",
-        retention=SampleRetention(options["watch_max_keep_age"], options["watch_max_keep_samples"]),
         selection=selection,
         policy=Policy(
             counters=counters,
-            hostname="" if options["no_hostname"] else _choose_hostname(options),
-            hostname_labels=HOST_LABELS[names] if chosen_label == "auto" else (chosen_label,),
+            hostname="" if options["no_hostname"] else node,
+            hostname_labels=HOST_LABELS[names] if host_label == "auto" else (host_label,),
             old_namespace=options["use_old_namespace"],
             replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
             pod_uid=options["kubernetes_enable_pod_uid"],
@@ -85,35 +87,31 @@ def build_exporter_agent(
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),
     )
-    holders = make_holders(options, api, telemetry)
-    finder = ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None
-    agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, read_counters)
+    pod_labels = _make_label_reader(options, api)  # opens a watch, so it comes before the holders
+    agent = Agent(
+        telemetry,
+        make_holders(options, api, telemetry),
+        settings,
+        clock,
+        pod_labels=pod_labels,
+        read_counters=read_again,
+        containers=ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None,
+    )
     agent.check_selection()
     agent.read_counters()
     return agent
 
 
-def assemble_agent(
-    telemetry: Telemetry,
-    holders: Holders,
-    settings: Settings,
-    finder: ContainerFinder | None,
-    clock: Clock | None = None,
-    pod_labels: Callable[[], PodLabels] = dict,
-    read_counters: ReadCounters | None = None,
-) -> Agent:
-    """Builds an agent from its parts."""
-    return Agent(
-        telemetry,
-        holders.sources,
-        settings,
-        clock,
-        identities=holders.identities,
-        pod_labels=pod_labels,
-        read_counters=read_counters,
-        containers=finder,
-        liveness=holders.liveness,
-    )
+def choose_counters(options: Options, names: NameSet) -> tuple[CounterSpecs, ReadCounters | None]:
+    """Returns the counters of the configuration file, else of `-f`.
+
+    The second value is a function that reads them again, or None if they cannot change.
+    """
+    config: ConfigFile | None = options.get("config")
+    if config is not None and config.counters is not None:
+        rows = (make_counter(c.name, c.type, c.help) for c in config.counters)
+        return add_other_names(tuple(rows), names), None
+    return read_counters(options["collectors"], names)
 
 
 def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
@@ -124,36 +122,16 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
     return dict if pods is None else lambda: label_filter.select(pods.items())
 
 
-def _choose_hostname(options: Options) -> str:
-    """Returns NODE_NAME, else the host of a remote DCGM host engine, else the name of this machine."""
-    engine = options["host_engine"]
-    is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
-    return node_name(engine.host if is_remote else "")
-
-
 # Holders
 
 
-@dataclass(frozen=True)
-class Holders:
-    """Allocation sources, and functions that read the identities and the liveness of containers."""
-
-    sources: list[AllocationSource]
-    identities: ReadIdentities
-    liveness: ReadLiveness | None = None
-
-
-def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Holders:
-    """Builds the allocation sources. Call it after all watches are opened: it also adds a source that
-    reports their health.
-
-    Raises UsageError.
-    """
+def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
+    """Call it after all watches are opened: it also adds a source that reports their health. Raises UsageError."""
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
     probe = LivenessProbe(*_log_directories(options), partial(read_living, options["path_proc"]))
-    return Holders(sources, make_identities(options, api).read, probe.read)
+    return HolderSources(sources, make_identities(options, api).read, probe.read)
 
 
 def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
@@ -173,7 +151,7 @@ def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
     return IdentityReader(*_log_directories(options), pods=api.known_pods)
 
 
-def _log_directories(options: Mapping[str, Any]) -> tuple[str, str]:
+def _log_directories(options: Options) -> tuple[str, str]:
     return os.path.join(options["path_varlog"], "pods"), os.path.join(options["path_varlog"], "containers")
 
 
@@ -195,12 +173,10 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _make_switch_logs(options: Options, **how: Any) -> SwitchLogFactory | None:
-    """Returns None if context switches are not read. A simulated driver passes its own log in `how`."""
+def _make_switch_logs(options: Options) -> SwitchLogFactory | None:
+    """Returns None if context switches are not read."""
     wanted = options.get("usage_from", "samples")
-    if wanted in ("none", "samples") and not how:
-        return None
-    return SwitchLogFactory(wanted, **how)
+    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
@@ -216,10 +192,7 @@ def _open_simulated(argument: str, options: Options) -> Telemetry:
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.gpus)
-    switch_logs = _make_switch_logs(
-        options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
-    )
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=switch_logs)
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:
@@ -237,6 +210,13 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
     if engine is not None and not engine.is_local:  # the GPUs are in another machine
         return DcgmTelemetry(settings)
     return DcgmTelemetry(settings, _open_nvml("", options), _make_pci_counter(options))
+
+
+def open_exposition(place: str, options: Options) -> ExpositionSource:
+    """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
+    # Shorter than the deadline of the turn, because the error of a timeout is more specific.
+    timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
+    return open_exposition_source(place, Access.from_options(options, "exporter", "the exporter"), timeout=timeout)
 
 
 def _open_exporter(argument: str, options: Options) -> Telemetry:

@@ -1,4 +1,4 @@
-"""Opens connections to the API server and to other exporters, as the options require."""
+"""The exporter's watches of the API server: pods, DRA devices, and the ConfigMap with the counters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
 from podgpu.holders.annotations import is_read
-from podgpu.http_client import DEFAULT_TIMEOUT, Access
 from podgpu.kube.config import ApiConfig, load_config
 from podgpu.kube.objects import (
     RESOURCE_VERSIONS,
@@ -32,7 +30,6 @@ _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 CONFIGMAP_KEY = "metrics"  # the key that dcgm-exporter uses
 SYNC_SECONDS = 10.0
 SOON_SECONDS = 0.5  # how long the exporter's start waits for the first answer; a later answer is used when it arrives
-_LARGEST_ANSWER = 16 * 1024 * 1024  # 1,000 pods of 16 KiB; more would not fit into the exporter's memory limit
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -124,9 +121,7 @@ class ApiAccess:
     def _watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
     ) -> Informer[Any]:
-        watcher: Informer[Any] = Informer(
-            self.config, path, params, keep, max_bytes=_LARGEST_ANSWER, find_path=find_path, settings=self._settings
-        )
+        watcher: Informer[Any] = Informer(self.config, path, params, keep, find_path=find_path, settings=self._settings)
         self.feeds.append(watcher)
         return watcher
 
@@ -187,30 +182,3 @@ def label_name(key: str) -> str:
     name = _INVALID.sub("_", key)
     name = f"_{name}" if name[:1].isdigit() else name
     return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves names that begin with two underscores
-
-
-# Other exporters
-
-
-def open_exposition(place: str, options: Mapping[str, Any]) -> ExpositionSource:
-    """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
-    # Shorter than the deadline of the turn, because the error of a timeout is more specific.
-    timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
-    access = access_by(options, "exporter", "the exporter")
-    return open_exposition_source(place, access, timeout=timeout)
-
-
-def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:
-    """Builds HTTP credentials from the options --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError."""
-    access = Access(
-        ca_file=options.get(f"{prefix}_ca_file", ""),
-        insecure=options.get(f"{prefix}_insecure_skip_verify", False),
-        username=options.get(f"{prefix}_username", ""),
-        password_file=options.get(f"{prefix}_password_file", ""),
-        token_file=options.get(f"{prefix}_token_file", ""),
-        headers=tuple((headers or {}).items()),
-        prefix=prefix,
-        server=server,
-    )
-    access.check()
-    return access

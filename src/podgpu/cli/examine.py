@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from podgpu.agent.api_access import ApiAccess, LabelFilter, NoApi
-from podgpu.agent.assemble import Options, make_allocations, open_telemetry
-from podgpu.agent.counter_feeds import choose_counters, counters_in_configmap
+from podgpu.agent.counter_feeds import counters_in_configmap
 from podgpu.agent.lanes import collection_of_fields
+from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.findings import Finding, ok, wrong
 from podgpu.doctor.gpus import SIMULATED, GpuReadings, check_gpus, check_usage, read_gpus
@@ -17,6 +16,7 @@ from podgpu.doctor.host import check_device_files, check_host_name, check_pid_na
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
+from podgpu.holders.api import ApiAccess, LabelFilter, NoApi
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.web.app import load_protection
@@ -61,7 +61,10 @@ class NodeExamination:
             if options["usage_from"] != "none" and whole:
                 findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
             findings += check_watches(self._api.feeds, deadline)
-            findings += check_holders(sources, readings, self._selection, options, self._api, workers, deadline)
+            identities, required = make_identities(options, self._api), options["kubernetes"]
+            findings += check_holders(
+                sources, readings, self._selection, identities, required, self._api, workers, deadline
+            )
             return [*findings, check_host_name(options["no_hostname"])]
         finally:
             workers.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)

@@ -1,0 +1,230 @@
+"""Chooses the exporter of each node and the node of each GPU, and keeps GPUs that disappeared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from podgpu.cluster.alerts import Alert
+from podgpu.cluster.collect import NodeReading, TargetOutcome
+from podgpu.cluster.parts import HeldPart, SlotKey, group_held, is_lost, is_shown
+from podgpu.cluster.settings import ViewSettings
+from podgpu.errors import few_of
+from podgpu.metrics.conditions import LOST
+from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, parts_of
+
+CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew; larger behind, because figures are some seconds old
+_CLOCK_UNSET = 86_400.0  # a larger skew means an unset clock; a wrong time zone is less than a day
+
+
+class NodeEntry(msgspec.Struct, frozen=True, gc=False):
+    """One node: its last state, with data added by the cluster, and when and where the state was read."""
+
+    name: str
+    target: str
+    state: NodeState
+    read_at: float  # monotonic
+    skew_seconds: float = 0.0
+    age_seconds: float | None = None
+    stale: bool = False  # the figures are too old
+    gone: bool = False  # its exporter has not answered for longer than --stale-after
+    notes: tuple[str, ...] = ()
+    held: tuple[HeldPart, ...] = ()
+
+    @property
+    def gpus(self) -> Iterator[DeviceState]:
+        """Yields the GPUs that are shown."""
+        return (gpu for gpu in self.state.devices if is_shown(gpu))
+
+    def held_by_slot(self) -> dict[SlotKey, list[HeldPart]]:
+        return group_held(self.held, lambda part: part.slot_key)
+
+
+def choose_nodes(
+    readings: Iterable[NodeReading],
+    before: Mapping[str, NodeEntry],
+    outcomes: Mapping[str, TargetOutcome],
+    settings: ViewSettings,
+    now: float,
+) -> tuple[list[NodeEntry], list[Alert]]:
+    """Returns one entry per node, without `held`, and alerts about exporters that report the same GPUs.
+
+    If several exporters report a node or a GPU, prefers one that is current and names holders, then the one that was
+    used in the last round.
+    """
+    by_name: dict[str, list[NodeReading]] = defaultdict(list)
+    for reading in readings:
+        if now - reading.read_at <= settings.drop_after or (reading.listed and reading.state.devices):
+            by_name[reading.state.node].append(reading)
+    chosen: dict[str, NodeReading] = {}
+    notes: dict[str, list[str]] = {}
+    alerts = []
+    for name, copies in sorted(by_name.items()):
+        used = before[name].target if name in before else ""
+        copies.sort(key=lambda copy: (*_rank(copy, settings, now), copy.target != used, not _is_own(copy), copy.target))
+        best = chosen[name] = copies[0]
+        notes[name] = [*best.notes, *_describe_failures(copies, outcomes), *_describe_reading(best)]
+        others = {copy.target for copy in copies if not _is_stale(copy, settings, now)} - {best.target}
+        if others:
+            alerts.append(_describe_conflict(name, best.target, others))
+    hidden: dict[str, set[str]] = defaultdict(set)  # name of a node -> UUIDs that are shown on another node
+    for (name, other), uuids in _find_claims(chosen, before, settings, now).items():
+        hidden[other] |= uuids
+        if _is_stale(chosen[other], settings, now) or uuids <= _lost_gpus(chosen[other].state):
+            notes[name].append(f"{few_of(sorted(uuids))} was on {other} before")
+            notes[other].append(f"{few_of(sorted(uuids))} is on {name} now")
+        else:
+            targets = [f"{chosen[other].target} (node {other})"]
+            alerts.append(_describe_conflict(name, chosen[name].target, targets))
+    nodes = []
+    for name, reading in chosen.items():
+        state = _remove_gpus(reading.state, hidden[name])
+        if state.devices or not reading.state.devices:
+            nodes.append(
+                NodeEntry(
+                    name=name,
+                    target=reading.target,
+                    state=state,
+                    read_at=reading.read_at,
+                    skew_seconds=reading.skew_seconds or 0.0,
+                    age_seconds=max(0.0, now - reading.read_at),
+                    stale=_is_stale(reading, settings, now),
+                    gone=now - reading.read_at > settings.stale_after,
+                    notes=tuple(notes[name]),
+                )
+            )
+    return nodes, alerts
+
+
+def _rank(reading: NodeReading, settings: ViewSettings, now: float) -> tuple[bool, bool, bool, bool, bool, float]:
+    """Returns a sort key. The reading with the smallest key is preferred."""
+    stale = _is_stale(reading, settings, now)
+    names_holders = any(slot.holders for gpu in reading.state.devices for slot in (gpu, *gpu.instances))
+    return (
+        stale,
+        reading.listed is False,
+        not reading.state.devices,
+        not reading.named,
+        not names_holders,
+        -reading.read_at if stale else 0.0,
+    )
+
+
+def _is_own(reading: NodeReading) -> bool:
+    return reading.state.producer == "podgpu"
+
+
+def _is_stale(reading: NodeReading, settings: ViewSettings, now: float) -> bool:
+    return reading.state.stale or _clock_is_unset(reading) or now - reading.read_at > settings.stale_after
+
+
+def _clock_is_unset(reading: NodeReading) -> bool:
+    return abs(reading.skew_seconds or 0.0) > _CLOCK_UNSET
+
+
+def _describe_failures(copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]) -> list[str]:
+    failed = (outcomes.get(copy.target) for copy in copies)
+    return [outcome.text for outcome in failed if outcome is not None and outcome.error]
+
+
+def _describe_reading(reading: NodeReading) -> Iterator[str]:
+    skew = reading.skew_seconds or 0.0
+    if reading.listed is False:
+        yield f"{reading.target} is no longer in the list of exporters"
+    if reading.state.stale:
+        yield "its exporter does not serve its figures, because they are too old"
+    if _clock_is_unset(reading):
+        yield "its clock is wrong by more than a day, so its figures are treated as stale; set the node's clock"
+    elif skew > CLOCK_AHEAD:
+        yield f"its clock is {skew:.0f} s ahead"
+    elif skew < -_CLOCK_BEHIND:
+        yield f"its clock is {-skew:.0f} s behind, or its figures are that old"
+
+
+def _describe_conflict(node: str, used: str, others: Collection[str]) -> Alert:
+    text = (
+        f"node {node}: {used} and {few_of(sorted(others))} report the same GPUs: only the figures of {used} are shown;"
+        " stop the other exporter, or leave it out of the sources of the cluster view"
+    )
+    return Alert("warning", text, node)
+
+
+# A GPU that several nodes report
+
+
+def _find_claims(
+    chosen: Mapping[str, NodeReading], before: Mapping[str, NodeEntry], settings: ViewSettings, now: float
+) -> dict[tuple[str, str], set[str]]:
+    """Returns the UUIDs that two nodes report, by the name of the node that shows them and the name of the other."""
+    nodes_of: dict[str, list[str]] = defaultdict(list)
+    for name, reading in chosen.items():
+        for uuid in {gpu.uuid for gpu in reading.state.devices if gpu.uuid}:
+            nodes_of[uuid].append(name)
+    claims: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for uuid, names in nodes_of.items():
+        if len(names) == 1:
+            continue
+
+        def preference(name: str, uuid: str = uuid) -> tuple[object, ...]:
+            stale, *others = _rank(chosen[name], settings, now)
+            shown = before[name].state.devices if name in before else ()
+            had_it = any(gpu.uuid == uuid and not is_lost(gpu) for gpu in shown)
+            return stale, uuid in _lost_gpus(chosen[name].state), *others, not had_it, not _is_own(chosen[name]), name
+
+        names.sort(key=preference)
+        for other in names[1:]:
+            claims[names[0], other].add(uuid)
+    return claims
+
+
+def _lost_gpus(state: NodeState) -> set[str]:
+    return {gpu.uuid for gpu in state.devices if is_lost(gpu)}
+
+
+def _remove_gpus(state: NodeState, uuids: Collection[str]) -> NodeState:
+    if not uuids:
+        return state
+    removed = [gpu for gpu in state.devices if gpu.uuid in uuids]
+    workers = {f"gpu{gpu.index}" for gpu in removed}
+    return replace(
+        state,
+        devices=tuple(gpu for gpu in state.devices if gpu.uuid not in uuids),
+        gpus_lost=max(0, (state.gpus_lost or 0) - sum(map(is_lost, removed))),
+        sources=tuple(s for s in state.sources if s.device not in uuids and s.name not in workers),
+    )
+
+
+# GPUs that disappeared
+
+
+def add_lost_gpus(state: NodeState, earlier: NodeState, reported: Collection[str], wall: float) -> NodeState:
+    """Adds the GPUs that no node reports any more as lost, because dcgm-exporter silently omits lost GPUs."""
+    lost = [_make_lost(gpu, wall) for gpu in earlier.devices if gpu.uuid and gpu.uuid not in reported]
+    if not lost:
+        return state
+    devices = sorted((*state.devices, *lost), key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid))
+    return replace(state, devices=tuple(devices))
+
+
+def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
+    since = next((c.since for c in gpu.conditions if c.name == LOST), round(wall, 3))
+    holders = [Workload(*parts_of(holder)) for slot in (gpu, *gpu.instances) for holder in slot.holders]
+    return DeviceState(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.model,
+        memory_total_bytes=gpu.memory_total_bytes,
+        conditions=(Condition(LOST, since),),
+        last_holders=gpu.last_holders or tuple(holders),
+        instances=tuple(MigInstance(id=i.id, profile=i.profile) for i in gpu.instances),
+    )
+
+
+def hide_missing_gpus(node: NodeEntry, uuids: Collection[str]) -> NodeEntry | None:
+    """Hides GPUs that an operator removed, while they are missing. Returns None if a gone node has no other GPU."""
+    missing = {gpu.uuid for gpu in node.state.devices if gpu.uuid in uuids and (node.gone or is_lost(gpu))}
+    state = _remove_gpus(node.state, missing)
+    return None if node.gone and missing and not state.devices else replace(node, state=state)

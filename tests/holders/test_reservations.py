@@ -1,0 +1,151 @@
+"""KAI Scheduler and Run:ai: the pods of a group hold the GPU of its reservation pod."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podgpu.cluster.collect import NodeReading
+from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.view import make_view
+from podgpu.cluster.waste import make_waste
+from podgpu.holders.merge import merge
+from podgpu.holders.reservations import find_reserved, replace_reservations
+from podgpu.kube.objects import ContainerRecord, PodRecord
+from podgpu.metrics.adapter import node_from_text
+from podgpu.model import Allocation, Assignment, NodeState, Workload
+from tests.cluster.states import state_of
+from tests.holders.devices import gpu, uuid
+from tests.nodes.node import node_of, read_description
+
+NODES = Path(__file__).parents[1] / "nodes"
+NODE = tuple(replace(gpu(number), memory_bytes=40_960 * 2**20) for number in range(3))
+GROUP = "runai-gpu-group"
+UUID = "run.ai/reserve_for_gpu_index"
+
+
+def pod(name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **more: object) -> PodRecord:
+    values = {"containers": (ContainerRecord("main"),), "phase": "Running", "node": "node-1", **more}
+    pairs = {"labels": tuple(labels.items()), "annotations": tuple((annotations or {}).items())}
+    return PodRecord("ml", name, f"u-{name}", **pairs, **values)  # type: ignore[arg-type]
+
+
+def reservation(group: str, number: int | None = None, name: str = "gpu-reservation-1") -> PodRecord:
+    annotations = {} if number is None else {UUID: uuid(number)}
+    return pod(name, {GROUP: group}, annotations, containers=(ContainerRecord("resource-reservation"),))
+
+
+def listed(number: int, name: str = "gpu-reservation-1") -> dict[str, Allocation]:
+    """As the kubelet lists a reservation pod."""
+    holder = Workload("ml", name, "resource-reservation")
+    return {"kubelet": Allocation((Assignment(uuid(number), holder, "kubelet", share=1.0),))}
+
+
+def merged(readings: dict[str, Allocation], *pods: PodRecord) -> Allocation:
+    return merge(replace_reservations(readings, pods, NODE))
+
+
+def shares(allocation: Allocation) -> list[tuple[str, str, str, float | None]]:
+    return [(one.device, one.holder.pod, one.holder.container, one.share) for one in allocation.assignments]
+
+
+HALF = pod("a", {GROUP: "x"}, {"gpu-fraction": "0.5"})
+
+
+def test_the_gpu_of_a_group() -> None:
+    half = [(uuid(1), "a", "main", 0.5)]
+    assert shares(merged(listed(1), reservation("x"), HALF)) == half
+    assert shares(merged(listed(1), reservation("x", 2), HALF)) == half, "the annotation may be outdated"
+    assert shares(merged({}, reservation("x", 1), HALF)) == half, "no source but the API server"
+    assert shares(merged(listed(1), reservation("x"))) == [], "a group without pods"
+    assert shares(merged(listed(1), replace(reservation("x"), phase="Failed"), HALF)) == []
+
+
+@pytest.mark.parametrize(
+    ("annotations", "share"),
+    [
+        ({"gpu-fraction": "5e-1"}, 0.5),
+        ({"gpu-fraction": "0"}, None),
+        ({"gpu-fraction": "nan"}, None),
+        ({"gpu-fraction": "half", "gpu-memory": "4096"}, 0.11),  # 4096 of 40,900 MiB, rounded up as KAI does
+        ({"gpu-memory": "99999999"}, 1.0),
+        ({"gpu-memory": "4Gi"}, None),
+        ({}, None),
+    ],
+)
+def test_shares(annotations: dict[str, str], share: float | None) -> None:
+    (one,) = merged(listed(1), reservation("x"), pod("a", {GROUP: "x"}, annotations)).assignments
+    assert one.share == share, "an unknown share is not 1"
+
+
+def test_the_container_with_the_gpu() -> None:
+    containers = (ContainerRecord("proxy"), ContainerRecord("main", container_id="c"))
+    named = pod("a", {GROUP: "x"}, {"gpu-fraction-container-name": "main"}, containers=containers)
+    (one,) = merged(listed(1), reservation("x"), named).assignments
+    assert one.holder == Workload("ml", "a", "main", "u-a", "c")
+    for finished, count in ((False, 1), (True, 0)):
+        init = (ContainerRecord("warm-up", finished=finished),)
+        starting = pod("a", {GROUP: "x"}, {"gpu-fraction-container-name": "warm-up"}, init_containers=init)
+        assert len(merged(listed(1), reservation("x"), starting).assignments) == count
+
+
+def test_pods_that_hold_nothing() -> None:
+    pods = [replace(HALF, phase="Succeeded"), replace(HALF, phase="Failed"), replace(HALF, node="")]
+    for one in pods:
+        assert merged(listed(1), reservation("x"), one) == Allocation()
+    (pending,) = merged(listed(1), reservation("x"), replace(HALF, phase="Pending")).assignments
+    assert pending.holder.pod == "a"
+
+
+def test_several_gpus_and_groups_that_cannot_be_mapped() -> None:
+    readings = listed(0, "gpu-reservation-0") | {"podlist": listed(1)["kubelet"]}
+    several = pod("a", {f"{GROUP}/{group}": group for group in "xyz"}, {"gpu-fraction": "0.4"})
+    allocation = merged(readings, reservation("x", name="gpu-reservation-0"), reservation("y"), several)
+    assert shares(allocation) == [(uuid(0), "a", "main", 0.4), (uuid(1), "a", "main", 0.4)]
+    assert [(one.reason, one.device_id) for one in allocation.unmapped] == [("unknown_group", "z")]
+    twice = merged(readings, reservation("x", name="gpu-reservation-0"), reservation("x"), HALF)
+    assert (twice.assignments, [one.reason for one in twice.unmapped]) == ((), ["unknown_group"])
+
+
+def test_without_the_api_server_the_gpu_is_reserved() -> None:
+    allocation = merged(listed(1))
+    assert allocation.assignments == ()
+    assert find_reserved(allocation) == {uuid(1)}
+    worker = Allocation((Assignment(uuid(1), Workload(uid="u"), "processes", share=0.25),))
+    by_process = merged(listed(1) | {"processes": worker})
+    assert [(one.holder.uid, one.share) for one in by_process.assignments] == [("u", 0.25)]
+    assert find_reserved(by_process) == frozenset()
+    similar = Allocation((Assignment(uuid(1), Workload("ml", "gpu-reservation-x", "main"), "kubelet"),))
+    assert merged({"kubelet": similar}).assignments != ()
+
+
+# Objects of the scheduler on a simulated API server and kubelet
+
+
+def read_states(scenario: str, folder: Path) -> list[NodeState]:
+    """Returns the node's document, and the same read from its metrics text."""
+    with node_of(read_description(NODES / scenario), folder) as running:
+        running.take_turns()
+        text = running.agent.published.fresh.plain
+        return [running.agent.published.state, *node_from_text(text.decode(), "node-1")]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "allocated", "unknown", "free"), [("kai", 3.1, 0.0, 2.9), ("kai-no-api", 3.0, 2.0, 0.0)]
+)
+def test_the_cluster_view(folder: Path, scenario: str, allocated: float, unknown: float, free: float) -> None:
+    for document in read_states(scenario, folder):
+        reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
+        state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
+        view = make_view(state)
+        totals = view.totals
+        assert (totals.allocated, totals.unknown, totals.free) == (allocated, unknown, free)
+        assert totals.cost_per_hour == pytest.approx(10 * allocated)
+        for device in view.nodes[0].gpus:
+            assert sum(holder.part for holder in device.holders) <= 1
+            assert not any("reservation" in holder.pod for holder in device.holders)
+        assert not any("reservation" in row.namespace for row in view.namespaces)
+        wasted = make_waste("pod", state, (), None, 0.0)
+        assert all(row.pod and "reservation" not in row.pod for row in wasted.rows)
