@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from podgpu.cluster.collect import ClusterReading
@@ -92,6 +93,10 @@ def points_of_a_round(at: float) -> Iterator[Point]:
     yield Point("kube_replicaset_owner", {**controller, **owner}, 1, at)
 
 
+def _as_json(answer: msgspec.Struct | None) -> JSON | None:
+    return None if answer is None else json.loads(msgspec.json.encode(answer))
+
+
 class Reader:
     def __init__(self, url: str) -> None:
         self._url = url
@@ -99,10 +104,10 @@ class Reader:
         self._history = PrometheusHistory(PrometheusServer(url))
 
     def gpu(self, uuid: str, length: str = "1h", instance: str = "") -> JSON | None:
-        return self._runner.run(self._history.gpu(uuid, instance, RANGES[length]))
+        return _as_json(self._runner.run(self._history.gpu(uuid, instance, RANGES[length])))
 
     def pod(self, namespace: str, pod: str, length: str = "1h") -> JSON | None:
-        return self._runner.run(self._history.pod(namespace, pod, RANGES[length]))
+        return _as_json(self._runner.run(self._history.pod(namespace, pod, RANGES[length])))
 
     def sparklines(self) -> JSON:
         return self._runner.run(self._history.sparklines(60))

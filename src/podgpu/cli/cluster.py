@@ -140,8 +140,9 @@ def _prometheus_collector(
     server = _prometheus_server(options)
 
     def make() -> Collector:
-        find_owners = owners.of if owners else None
-        return PrometheusCollector(server, settings, keep_fields=settings.keep_fields, find_owners=find_owners)
+        return PrometheusCollector(
+            server, settings, keep_fields=settings.keep_fields, owners=owners.all if owners else dict
+        )
 
     with _naming_option("--prometheus"):
         make()  # raises errors in the options at start

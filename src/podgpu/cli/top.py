@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
@@ -67,6 +68,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     with quiet_logs(), ExitStack() as at_exit:
         feed = Feed(_open_source(options, at_exit), options["interval"])
         at_exit.callback(feed.close)
+        if options["json"]:
+            print_out(msgspec.json.encode(feed.read().view) + b"\n")
+            return 0
         if options["once"] or not is_interactive():
             return _print_once(feed, controls)
         return _run(feed, controls)

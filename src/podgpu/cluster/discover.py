@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from podgpu.cluster.collect import Pod
+from podgpu.cluster.collect import Owners
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
@@ -109,18 +109,14 @@ class ApiOwners:
             config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
         )
         self._version = -1
-        self._owners: Mapping[Pod, WorkloadOwner] = {}
+        self._owners: Owners = {}
 
-    def all(self) -> Mapping[Pod, WorkloadOwner]:
+    def all(self) -> Owners:
         version = self._pods.version
         if version != self._version:
             self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
             self._version = version
         return self._owners
-
-    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
-        owners = self.all()
-        return {pod: owners[pod] for pod in pods if pod in owners}
 
     def notes(self) -> Sequence[str]:
         error = self._pods.error

@@ -18,7 +18,6 @@ from podgpu.errors import PodgpuError
 SCHEMA_VERSION = 1
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
-MAX_BYTES_IN_MEMORY = 256 * 1024**2
 
 
 class Retention(NamedTuple):
@@ -123,10 +122,10 @@ class HistoryError(PodgpuError):
 class Figures(NamedTuple):
     """Figures of a GPU, or of one holder on a shared GPU. None if unknown."""
 
-    utilization: float | None = None  # 0 to 1
-    memory: float | None = None  # bytes
-    power: float | None = None  # watts
-    temperature: float | None = None  # degrees Celsius
+    utilization_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
 
 
 class Amounts(NamedTuple):
@@ -189,10 +188,10 @@ class HistoryStore:
     Call `append` from one thread; `reader` works in any thread.
     """
 
-    def __init__(self, path: Path | None = None, max_bytes: int | None = None) -> None:
+    def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         """Opens or creates the file. A damaged file is renamed to `*.damaged`, and an empty one is created."""
         self._path = path
-        self._max_bytes = max_bytes or (MAX_BYTES if path else MAX_BYTES_IN_MEMORY)
+        self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
         self._pending_usage: dict[tuple[int, UsageAccount], Amounts] = {}
         self._damage: Exception | None = None
@@ -311,8 +310,7 @@ class HistoryStore:
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
-        if time < self._last_round - FINE:
-            self._delete_after(time)
+        self._last_round = min(self._last_round, time)  # the clock was set back
         if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
@@ -349,14 +347,6 @@ class HistoryStore:
             [(row_id,)] = self._db.execute(upsert, (*row, self._ids_hour)).fetchall()
             self._ids[row] = row_id
         return row_id
-
-    def _delete_after(self, time: int) -> None:
-        """Deletes rows from the future after the wall clock was set back, because they would hide new rows."""
-        _log.warning("the clock was set back: history with later times was deleted")
-        for table in ("sample", "round"):
-            self._db.execute(f"DELETE FROM {table} WHERE time > ?", (time,))
-        self._db.execute("UPDATE span SET started = min(started, ?), ended = min(ended, ?)", (time, time))
-        self._last_round = time
 
     def _roll_up_and_expire(self, time: int) -> None:
         """Aggregates all windows that ended since the last roll-up, then deletes expired rows."""

@@ -148,32 +148,34 @@ class Informer(Store[T]):
 
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:
-            reflecting = asyncio.create_task(self._reflect())
+            client = ApiClient(
+                self._config,
+                deadline=self._settings.request_seconds,
+                verbs=("list", "watch"),
+                metadata_only=self._metadata_only,
+            )
+            reflecting = asyncio.create_task(self._reflect(client))
             await self._stop.wait()
             reflecting.cancel()
+            # Aborts TLS connections before the task ends. Closing them would wait for the server.
+            await client.close()
             with suppress(asyncio.CancelledError):
                 await reflecting
 
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(reflect_until_stopped())
 
-    async def _reflect(self) -> NoReturn:
-        async with ApiClient(
-            self._config,
-            deadline=self._settings.request_seconds,
-            verbs=("list", "watch"),
-            metadata_only=self._metadata_only,
-        ) as client:
-            while True:
-                try:
-                    if not self._resume_version:
-                        await self._list(client)
-                    await self._watch(client)
-                except SourceError as error:
-                    await self._recover(error)
-                except Exception as error:  # noqa: BLE001 - malformed answers raise various types
-                    problem = f"the response for {self._path} cannot be processed ({type(error).__name__}: {error})"
-                    await self._recover(SourceError("bad_answer", problem))
+    async def _reflect(self, client: ApiClient) -> NoReturn:
+        while True:
+            try:
+                if not self._resume_version:
+                    await self._list(client)
+                await self._watch(client)
+            except SourceError as error:
+                await self._recover(error)
+            except Exception as error:  # noqa: BLE001 - malformed answers raise various types
+                problem = f"the response for {self._path} cannot be processed ({type(error).__name__}: {error})"
+                await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
         if not self._resume_version and isinstance(error, ApiError) and error.status in (410, 504):

@@ -24,7 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
     with_attributes,
 )
-from podgpu.model import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
+from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
 
 Values = Mapping[str, Value]
 GPU_UTIL, GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
@@ -39,8 +39,6 @@ _ALSO_OF_DEVICE = frozenset(
 """With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
-_MIB = 1024 * 1024
-_MJ = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +208,10 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | N
     watts = power * usage.power_ratio if isinstance(power, int | float) and usage.power_ratio is not None else None
     return {
         GPU_UTIL: None if ratio is None else round(100 * ratio),
-        FB_USED: None if memory is None else memory // _MIB,
+        FB_USED: None if memory is None else memory // MIB,
         POWER_USAGE: watts,
         TOTAL_ENERGY: usage.energy_mj,
         GPU_UTIL_RATIO: None if ratio is None else round(ratio, 2),
         FB_USED_BYTES: memory,
-        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // _MJ,
+        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // MJ,
     }

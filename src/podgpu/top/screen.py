@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from podgpu.top.details import render_details
 from podgpu.top.feed import Seen
@@ -12,7 +11,6 @@ from podgpu.top.lines import Line, Order, Row, flatten
 from podgpu.top.table import Span, Spans, Table, render_totals
 from podgpu.top.text import count_of, fit, fit_start, format_duration, printable
 
-ORDERS: tuple[Order, ...] = get_args(Order)
 _SORT_KEYS: Mapping[str, Order] = {"g": "gpu", "u": "utilisation", "m": "memory", "p": "power", "i": "idle"}
 _STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 _PAGES = {"page_up": -1, "page_down": 1, " ": 1}

@@ -149,6 +149,9 @@ def _gpu_manager_metrics(agent: Agent) -> Handler:
 
 async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Exposition:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
+    made = published.find_made(name)
+    if made is not None:
+        return made
     exposition: Exposition = await asyncio.to_thread(getattr, published, name)
     return exposition
 
