@@ -37,7 +37,7 @@ def test_figures_holders_and_conditions() -> None:
     recorded.round(gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40), cut, lost(2), gpu(3, uuid=""))
     stored = recorded.read()
     assert stored is not None
-    whole, parent, instance, missing = stored.gpus
+    whole, instance, parent, missing = stored.gpus
     assert stored.time == 1015.0
     assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, None, 300.0, 40))
     (sample,) = whole.holders
