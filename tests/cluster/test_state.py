@@ -245,6 +245,7 @@ HOLDERS = st.builds(
     | st.builds(
         HolderUsage,
         utilization_ratio=st.none() | st.floats(0, 1),
+        memory_used_bytes=st.none() | st.integers(0, 100),
         processes=st.none() | st.integers(0, 2),
         idle_since=st.none() | st.floats(0, WALL),
     ),

@@ -8,7 +8,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, SlotKey, divide_gpu, slot_utilization
+from podgpu.cluster.parts import HeldPart, SlotKey, divide_gpu, slot_memory, slot_utilization
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.waste import GroupBy, ReadWaste, WasteAnswer, make_waste
 from podgpu.history.queries import read_usage, read_usage_start
@@ -58,19 +58,23 @@ class RoundReader:
         return HistoryRound(self._wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
-        """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes."""
-        held = node.held_by_slot()
+        """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes.
+
+        The holders of a node that is gone are not known any more.
+        """
+        held = {} if node.gone else node.held_by_slot()
         for gpu in node.gpus:
             for instance, _ in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
                 parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
-                own_figures = self._with_figures and (len(parts) > 1 or any(map(_differs, parts)))
+                has_figures = self._with_figures and not node.stale
+                own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),
                     node=node.name,
                     gpu_index=gpu.index,
-                    figures=_figures(gpu, instance) if self._with_figures and not node.stale else None,
+                    figures=_figures(gpu, instance) if has_figures else None,
                     holders=[self._read_holder(part, node, state, own_figures) for part in parts],
                     conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
                 )
@@ -115,12 +119,9 @@ def _growth(now: int | None, before: int | None) -> int:
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     slot = instance or gpu
-    used = slot.memory_used_bytes
-    if used is None and slot.usage is not None:
-        used = slot.usage.memory_used_bytes
     power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
     temperature = None if instance is not None else gpu.temperature_celsius
-    figures = Figures(slot_utilization(slot), used, power, temperature)
+    figures = Figures(slot_utilization(slot), slot_memory(slot), power, temperature)
     return None if figures == Figures() else figures
 
 
