@@ -53,9 +53,31 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
         server.remove("endpointslices", "two", "elsewhere")
         eventually(lambda: found.urls() == ())
         assert "no Service with the labels app.kubernetes.io/name=podgpu has an endpoint" in found.notes()
-    asked = server.requests[0]
-    assert asked.path == "/apis/discovery.k8s.io/v1/endpointslices"
-    assert asked.query["labelSelector"] == "app.kubernetes.io/name=podgpu"
+    selectors = {request.path: request.query["labelSelector"] for request in server.requests}
+    assert selectors["/apis/discovery.k8s.io/v1/endpointslices"] == "app.kubernetes.io/name=podgpu"
+
+
+def test_a_hand_made_slice_without_the_services_labels(server: SimulatedApiServer, config: ApiConfig) -> None:
+    """It has only the label kubernetes.io/service-name. A slice of another Service of this name is left out."""
+    service = {"metadata": {"name": "exporters", "namespace": "monitoring", "labels": LABELS}}
+    own = endpoint_slice(endpoint("10.0.0.7"), name="by-hand", service="exporters")
+    other = labelled(own, "other", "elsewhere") | {"endpoints": [endpoint("10.9.9.9")]}
+    other["metadata"]["labels"] = {"kubernetes.io/service-name": "exporters"}
+    server.put("services", service)
+    server.put("endpointslices", own, other, labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    with targets(config) as found:
+        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics", "http://10.0.0.7:9400/metrics"))
+        assert found.notes() == ()
+        server.remove("services", "exporters", "monitoring")
+        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
+
+
+def test_without_access_to_services_the_labels_of_slices_count(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.forbidden_paths = frozenset({"/api/v1/services"})
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    with targets(config) as found:
+        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
+        assert found.notes() == ()
 
 
 def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:

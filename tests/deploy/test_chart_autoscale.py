@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.render import NAMESPACE
-from tests.deploy.chart import VARIANTS, container, objects, of_kind, pod, the
+from tests.deploy.chart import VARIANTS, container, of_kind, pod, the
 
 CUSTOM = ["v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io"]
 PLAIN, ALL = VARIANTS["autoscale"], VARIANTS["autoscale with all"]
@@ -33,24 +33,6 @@ def test_somebody_is_always_there_to_answer() -> None:
     assert the("PodDisruptionBudget", PLAIN, "autoscale")["spec"]["maxUnavailable"] == 1
     spread = [one["topologyKey"] for one in pod(PLAIN, "autoscale")["topologySpreadConstraints"]]
     assert spread == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-
-
-def test_the_apiservices_go_first_when_it_is_uninstalled() -> None:
-    hooks = [one for one in objects(ALL) if "helm.sh/hook" in one["metadata"].get("annotations", {})]
-    assert {one["metadata"]["annotations"]["helm.sh/hook"] for one in hooks} == {"pre-delete"}
-    assert {one["kind"] for one in hooks} == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
-    (job,) = [one for one in hooks if one["kind"] == "Job"]
-    spec = job["spec"]["template"]["spec"]
-    (run,) = spec["containers"]
-    for key in ("tolerations", "nodeSelector", "affinity"):
-        assert spec[key] == pod(ALL, "autoscale")[key]
-    assert run["args"] == ["--unregister", f"--api-service={NAMESPACE}/podgpu-autoscale"]
-    (rule,) = rules(ALL, "autoscale-uninstall")
-    assert (rule["resourceNames"], rule["verbs"]) == (CUSTOM, ["get", "delete"])
-    assert (
-        job["metadata"]["annotations"]["helm.sh/hook-weight"]
-        > hooks[0]["metadata"]["annotations"]["helm.sh/hook-weight"]
-    )
 
 
 def test_only_keda_reaches_kedas_listener() -> None:

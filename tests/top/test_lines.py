@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from podgpu.agent.usage_turn import RunningProcess
 from podgpu.cluster.view import ConditionView
 from podgpu.model import Workload
-from podgpu.top.lines import Line, Order, arrange, flatten, make_lines
+from podgpu.top.lines import Line, arrange, flatten, make_lines
 from tests.top.scene import BATCH, GIB, LOST, NOW, SERVER, TRAINER, gpu, holder, instance, lines_of, node, view
 
 EXCLUSIVE = gpu(
@@ -132,13 +132,6 @@ def test_a_tree_is_sorted_by_its_largest_value() -> None:
         "2 -",
     ]
     assert shape(arrange(ALL, "idle"))[:3] == ["1 2 holders", "  serving/chat/engine", "  batch/embed/worker"]
-
-
-@pytest.mark.parametrize("order", ["gpu", "utilisation"])
-def test_broken_gpus_are_first(order: Order) -> None:
-    hot = ConditionView(condition="thermal", says="hot", do="")
-    found = arrange(lines_of(EXCLUSIVE, gpu(4, conditions=[hot]), gpu(5, conditions=[LOST])), order)
-    assert [line.number for line in found] == ["5", "4", "0"]
 
 
 def test_a_condition_of_the_whole_node_is_shown_once() -> None:

@@ -10,7 +10,17 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
-from podgpu.model import Assignment, Device, DeviceUsage, HolderUsage, NamespaceUsage, SlotUsage, SourceStatus, Workload
+from podgpu.model import (
+    NS,
+    Assignment,
+    Device,
+    DeviceUsage,
+    HolderUsage,
+    NamespaceUsage,
+    SlotUsage,
+    SourceStatus,
+    Workload,
+)
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import Ledger
@@ -19,7 +29,6 @@ from podgpu.workers import ErrorCounts, Result, Workers
 
 SOURCE = "usage"
 SWITCHES = "switches"
-_NS = 1_000_000_000
 
 Results = Mapping[str, Result[UsageAnswer]]
 
@@ -96,7 +105,7 @@ class UsageTurn:
         for reason in owners.unknown.values():
             self._errors.add(SOURCE, reason)
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
-        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
+        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
         self._ledger.charge(make_turns(telemetry.devices, usages, assignments, owners), elapsed)
         reported = {source.device for source in telemetry.sources if not source.up}

@@ -122,8 +122,8 @@ class PrometheusCollector:
         for what, error in failures:
             if what in required:
                 raise error
-        result = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
-        nodes = [self._make_reading(target, now, monotonic) for target in result.states]
+        targets, errors = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
+        nodes = [self._make_reading(target, now, monotonic) for target in targets]
         self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
@@ -133,7 +133,7 @@ class PrometheusCollector:
                 await work
             except SourceError as error:
                 failures.append((what, error))
-        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(result.errors.items())[:3])]
+        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
         self._reading = replace(
             self._reading,
             owners={**self._other_owners(), **self._owners.known},

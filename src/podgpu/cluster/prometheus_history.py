@@ -29,7 +29,7 @@ from podgpu.metrics.adapter import POD_LABEL_VARIANTS, LabelMap, PodName, read_w
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
-from podgpu.model import Workload
+from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
@@ -37,7 +37,6 @@ _MAX_GAP_SECONDS = 300  # a holder or a condition continues over shorter gaps, i
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
-_MIB = 1024 * 1024
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
 _KEYS = (*_UUIDS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
@@ -192,7 +191,7 @@ class _RangeReader:
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
             "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
-            "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {_MIB} or {memory}",
+            "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }

@@ -32,6 +32,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Scope, UsedMean, mean_by_scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
+    NS,
     Condition,
     DeviceState,
     Holder,
@@ -45,7 +46,6 @@ from podgpu.model import (
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 _SAME_READING = 1e-6
-_NS = 1_000_000_000
 _NO_USAGE = HolderUsage()
 
 
@@ -267,7 +267,7 @@ class _IdleTimes:
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
         """Returns the idle seconds before the first reading, so that a restart of podgpu does not reset them to 0."""
-        counted = None if usage.idle_ns is None else usage.idle_ns / _NS
+        counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
         observed = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from msgspec import structs
 
-from podgpu.model import HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
+from podgpu.model import NS, HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
 from podgpu.usage.attribution import (
     SHARE_UNITS,
     DeviceTurn,
@@ -29,7 +29,6 @@ from podgpu.usage.attribution import (
 
 MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
-_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class Account:
             idle_ns=counters.idle_ns,
             energy_mj=counters.energy_mj,
             power_ratio=self.power_ratio,
-            idle_since=at - streak_ns / _NS if streak_ns else None,
+            idle_since=at - streak_ns / NS if streak_ns else None,
         )
 
 
