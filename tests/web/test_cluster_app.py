@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import pytest
+
 from podgpu.cluster.collect import ClusterReading, TargetOutcome
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.record import cluster_recorder, cluster_waste
