@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from podgpu.errors import SourceError
+from podgpu.errors import DriverGone, SourceError
+from podgpu.gpu.nvml.driver import NvmlDriver
 from podgpu.metrics.fields import field_named, fields
 from tests.gpu.nvml_bench import DCP, NvmlBench
+from tests.simulated import FaultyNvml
 
 
 @pytest.fixture
@@ -129,3 +131,27 @@ def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: NvmlBench) -> N
     answer = bench.read(fields=everything)
     assert len(answer.readings[0].values) > 150
     assert not answer.errors
+
+
+def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
+    nvml = FaultyNvml("1xH100")
+    driver = NvmlDriver(nvml)
+    driver.open()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with driver.hold():
+            inside.set()
+            leave.wait(30)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    assert inside.wait(30)
+    assert not driver.close(0.01)
+    assert nvml.calls["nvmlShutdown"] == 0, "never while a call is in flight"
+    leave.set()
+    holder.join(30)
+    assert driver.close(1.0)
+    assert nvml.calls["nvmlShutdown"] == 1
+    with pytest.raises(DriverGone), driver.hold():
+        pass
