@@ -37,7 +37,7 @@ from podgpu.metrics.render import Policy
 from podgpu.model import WorkloadOwner
 from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts, find_pod_owner
 from podgpu.usage.containers import ContainerFinder
-from podgpu.web.app import Listener, Several, run
+from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import PageSources, application
 from podgpu.web.node_page import node_recorder, node_waste
@@ -88,7 +88,6 @@ def run_demo(
             len(exporters)
         ) as pool:  # in parallel, because each waits a second between its first two readings
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
-        services = Several([part for each in exporters for part in (each.agent, each.recorder)])
         targets: list[str] = []
         cluster = Cluster(
             lambda: ScrapeCollector(
@@ -107,11 +106,12 @@ def run_demo(
             ),
         ]
         script = [] if calm else acts(nodes)
+        director = Director(Play(script), lambda act: click.echo(f"demo: {act.message}"))
+        parts = [part for each in exporters for part in (each.agent, each.recorder)]
+        services: list[Service] = [*parts, cluster, recorder, director]
 
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
-            for service in (cluster, recorder, Director(Play(script), lambda act: click.echo(f"demo: {act.message}"))):
-                services.add(service)
             _print_overview(bound, exporters[0].agent, script)
 
         run(services, listeners, on_listening)
