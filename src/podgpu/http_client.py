@@ -2,8 +2,8 @@
 
 - `HttpClient(url, access)` sends requests to one server: `await client.get(session, "/api/v1/node")` returns the body,
   `client.get_blocking(...)` does the same in a thread without an event loop. All errors are SourceErrors.
-- `open_session`, `read_body` and `explain_errors` are for callers with their own credentials, such as the Kubernetes
-  client.
+- `open_session`, `send_request`, `read_body` and `explain_errors` are for callers with their own credentials, such as
+  the Kubernetes client.
 
 Redirects are not followed, because they could send credentials elsewhere. Messages contain no secrets.
 """
@@ -14,8 +14,8 @@ import asyncio
 import base64
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -186,6 +186,23 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
+@asynccontextmanager
+async def send_request(
+    session: aiohttp.ClientSession, method: str, url: str | URL, **options: Any
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Sends a request and yields the response. Aborts the connection if its body was not read completely.
+
+    Closing a TLS connection would wait for the peer, and the event loop may end before: the socket would stay open.
+    """
+    response = await session.request(method, url, allow_redirects=False, **options)
+    try:
+        yield response
+    finally:
+        if response.connection is not None and response.connection.transport is not None:
+            response.connection.transport.abort()
+        response.close()
+
+
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str, reason: str = "too_large") -> bytes:
     """Reads and decompresses the body. Raises SourceError if it is too large. `shown` is the URL for messages."""
     chunks, size = [], 0
@@ -253,14 +270,14 @@ class HttpClient:
         headers = self._access.make_headers() | {"Accept": accept}
         if self._login is not None:
             headers["Authorization"] = self._login
-        async with session.request(
+        async with send_request(
+            session,
             method,
             url,
             params=form if method == "GET" else None,
             data=None if method == "GET" else form,
             headers=headers,
             ssl=self._access.tls_context() if url.scheme == "https" else True,
-            allow_redirects=False,
         ) as response:
             body = await read_body(response, self._max_bytes, self.shown)
         reason = "".join(letter for letter in (response.reason or "")[:100] if letter.isprintable())

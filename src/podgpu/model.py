@@ -16,6 +16,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+NS = 1_000_000_000  # nanoseconds per second
+MJ = 1000  # millijoules per joule
+MIB = 1024 * 1024
 SCHEMA = 1  # incremented when a member changes its meaning, but not for new members, which decoders ignore
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]

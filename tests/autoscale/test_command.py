@@ -56,7 +56,6 @@ def _logging_as_it_was() -> Iterator[None]:
         ([*SCRAPE, "--longest-window", "24h", "--interval", "1s"], "--longest-window"),
         ([*SCRAPE, "--kubeconfig", "/nowhere"], "/nowhere"),
         ([*SCRAPE, "--probe-address", "9410"], "must be HOST:PORT"),
-        (["--unregister"], "--api-service"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -1,11 +1,10 @@
-"""Findings of `podgpu doctor --autoscale`, and what --unregister removes."""
+"""Findings of `podgpu doctor --autoscale`."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from podgpu.autoscale.certificates import ServiceName, remove_api_service
 from podgpu.doctor.autoscale import examine_autoscaling
 from podgpu.doctor.findings import Finding, Level
 from tests.autoscale.api_double import ApiDouble, api_service
@@ -106,15 +105,3 @@ def test_triggers_are_checked() -> None:
     text = texts(findings, Level.WRONG)
     assert "did you mean window?" in text
     assert "metricType: Value" in text
-
-
-def test_unregister_removes_ours_and_leaves_others() -> None:
-    api = ApiDouble(services={V2: api_service(), V1: api_service("monitoring", "prometheus-adapter")})
-
-    async def run() -> list[str]:
-        async with api.running() as client:
-            served = ServiceName("podgpu", "podgpu-autoscale")
-            return [await remove_api_service(client, name, served) for name in (V2, V1, "none")]
-
-    assert asyncio.run(run()) == ["removed", "points to another Service and was not changed", "does not exist"]
-    assert api.removed == [V2]

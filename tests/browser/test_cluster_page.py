@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.web.sockets import Address
-from tests.browser.chromium import Tab, opened, visited
+from tests.browser.chromium import DRAWN, Tab, opened, visited, went
 from tests.browser.pictures import Showing, gpu, held, node, picture, three_nodes
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
@@ -179,6 +179,30 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
     tab.wait_for("!document.querySelector('.pod-title')", "all GPUs again")
     tab.press("/")
     assert tab.evaluate(f"{focused}.id") == "q"
+
+
+def test_escape_returns_to_where_one_came_from(tab: Tab, page: str) -> None:
+    visited(tab, page, "#q=rerank")
+    for view in ("#view=waste", "#pod=serving/rerank", "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=6h"):
+        went(tab, view)
+    went(tab, "#gpu=GPU-gpu-a-02-0005-4c5e-9d3f-000000000000&range=24h")
+    for view in ("#pod=serving/rerank", "#view=waste", "#q=rerank"):
+        tab.press("Escape")
+        tab.wait_for(f"location.hash === '{view}'", view)
+        tab.evaluate(DRAWN)
+
+
+def test_keys_are_shown(tab: Tab, page: str) -> None:
+    visited(tab, page, "#pod=serving/rerank")
+    tab.press("?")
+    tab.wait_for("document.querySelector('#help').open")
+    tab.press("Escape")
+    tab.wait_for("!document.querySelector('#help').open")
+    assert tab.evaluate("location.hash") == "#pod=serving/rerank", "only the help was closed"
+    tab.click("#help-open")
+    tab.wait_for("document.querySelector('#help').open")
+    tab.click("#help button")
+    tab.wait_for("!document.querySelector('#help').open")
 
 
 def test_light_and_dark(tab: Tab, url: str) -> None:

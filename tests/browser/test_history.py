@@ -70,9 +70,6 @@ def test_a_gpu_has_a_view_of_its_own(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
 
 
-# -- a pod's view ----------------------------------------------------------------------------------------------------
-
-
 # -- other records ---------------------------------------------------------------------------------------------------
 
 
@@ -111,58 +108,3 @@ def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> No
     assert tab.evaluate("document.images.length") == 0
     assert name in tab.text(".lane-name")
     assert name in tab.text(".marks")
-
-
-# -- a page that stays open ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.fault(
-    "The page is open for a day while nodes come and go", "It keeps nothing of what is gone, and its memory is bounded"
-)
-def test_a_page_open_for_a_day_keeps_nothing_of_what_is_gone(tab: Tab, url: str, shown: Showing) -> None:
-    """A day of pictures at ten times the speed at which it asks, each with other nodes, GPUs and pods."""
-    opened(tab, url)
-    sizes, kept = [], []
-    for part in range(4):
-        kept.append(tab.evaluate(f"({_FEED})({part * 400}, 400)"))
-        tab.call("HeapProfiler.collectGarbage")
-        sizes.append(tab.call("Runtime.getHeapUsage")["usedSize"])
-    assert max(sizes[1:]) < sizes[0] + 300_000, sizes
-    for rings, tiles, sections in kept:
-        assert rings <= 120 * 8 * 3, "of the last two minutes by the line's own steps, and no more"
-        assert rings <= kept[0][0] * 1.1, kept
-        assert (tiles, sections) == (8, 2), "those of the last picture"
-
-
-_FEED = """async (first, turns) => {
-  const load = (name) => import(new URL(`page/${name}.js`, location));
-  const {devicesOf} = await load('devices');
-  const {totalsOf} = await load('totals');
-  const {History} = await load('history');
-  const {Tiles} = await load('tiles');
-  const {HeatMap} = await load('heatmap');
-  const {Card} = await load('card');
-  window.kept ??= (() => {
-    const history = new History();
-    const context = {history, now: () => 1e9, interval: () => 5, prices: () => '', currency: () => undefined};
-    const tiles = new Tiles(context);
-    const map = new HeatMap(context, new Card(context));
-    document.querySelector('main').append(tiles.element, map.element);
-    return {history, tiles, map};
-  })();
-  const {history, tiles, map} = window.kept;
-  for (let turn = first; turn < first + turns; turn += 1) {
-    const gpu = (node, i) => ({uuid: `GPU-${node}-${i}`, index: i, model: 'H100', utilization_ratio: (turn % 7) / 7,
-      holders: [{namespace: 'a', pod: `pod-${turn}-${i}`}, {namespace: 'a', pod: `other-${turn}`}]});
-    const nodes = Array.from({length: 2}, (_, n) => `node-${Math.floor(turn / 3)}-${n}`)
-      .map((name) => ({name, gpus: Array.from({length: 4}, (_, i) => gpu(name, i))}));
-    const devices = devicesOf({nodes}, 1e9);
-    history.add(1e9 + turn * 54, devices);
-    totalsOf(devices, false);
-    const named = new Map(nodes.map((node) => [node.name, node]));
-    tiles.show(devices, named, true, true);
-    map.show(devices, named, true, {width: 1400, top: 0});
-    if (turn % 50 === 0) await new Promise((done) => setTimeout(done));
-  }
-  return [history.rings.size, tiles.tiles.size, tiles.sections.size];
-}"""

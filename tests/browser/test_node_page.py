@@ -20,6 +20,7 @@ from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
+from tests.browser.test_states import SHARED
 from tests.nodes.node import Description, node_of
 from tests.simulated import FaultyNvml
 from tests.web.server import running
@@ -39,7 +40,7 @@ def agent() -> Iterator[Agent]:
         names = IdentityReader(str(folder / "pods"), str(folder / "containers"))
         policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
         agent = Agent(
-            NvmlTelemetry(driver, "simulated", count_expected=lambda: 9),
+            NvmlTelemetry(driver, "simulated", count_expected=lambda: 9, sees_processes=True),
             HolderSources([KubeletAllocation(str(folder / "kubelet.sock"))], names.read),
             Settings(interval=30.0, policy=policy),  # nobody turns it: a picture must last until it was looked at
             containers=ContainerFinder(str(folder / "proc")),
@@ -76,6 +77,19 @@ def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, page: str) -> None:
     assert "GiB" in first
     assert "W" in first
     assert tab.texts(".total-value")[0] == "9"
+
+
+def test_parts_and_whole_are_of_the_same_time(tab: Tab, page: str, agent: Agent) -> None:
+    visited(tab, page)
+    for _ in range(6):
+        tab.evaluate("new Promise(done => setTimeout(done, 300))")
+        agent.read_telemetry()
+        agent.read_usage()
+        tab.look_again()
+        taken_at = agent.published.state.taken_at
+        tab.wait_for(f"fetch('api/v1/view').then(r => r.json()).then(v => v.taken_at >= {taken_at})")
+        (shared, _) = tab.evaluate(SHARED)
+        assert 0 < sum(shared[1:]) <= shared[0], shared
 
 
 def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, page: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.cluster.view import ConditionView
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, mig, node, picture, three_nodes
 
@@ -63,3 +64,53 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     assert told[1:] == ["Free", "Nobody is known to hold it", "Nobody is known to hold it"]
     tab.choose("state", "unknown")
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 1", "the one that is held")
+
+
+def test_an_error_of_the_page_is_said_until_the_figures_are_shown(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    shown.more = lambda view: {**view, "nodes": [{"name": "n1", "gpus": 7}]}
+    shown.picture = three_nodes(1)
+    tab.look_again()
+    tab.wait_for("document.querySelector('#status').dataset.state === 'failed'", "the page says that it has an error")
+    for _ in range(2):  # also if the server has nothing new
+        tab.look_again()
+        tab.evaluate("new Promise(done => setTimeout(done, 200))")
+        assert tab.text("#status-text").startswith("Page error (")
+        assert "reload the page" in tab.text("#status-text")
+    shown.more, shown.picture = None, three_nodes(2)
+    tab.look_again()
+    tab.wait_for("document.querySelector('#status').dataset.state === 'live'", "the next figures are shown")
+    tab.evaluate("0")
+    assert tab.errors.pop(0).startswith("console: ")
+    tab.errors.clear()
+
+
+def test_times_that_are_no_date_are_not_known(tab: Tab, url: str, shown: Showing) -> None:
+    lost = ConditionView(condition="lost", since=1e308, says="it is lost", do="")
+    shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.5, conditions=[lost])]))
+    uuid = shown.picture.nodes[0].gpus[0].uuid
+    xids = [{"xid": 79, "says": "GPU has fallen off the bus", "at": 1e308}]
+    shown.records = lambda path, query: {"xids": xids} if path.startswith("gpus/") else None
+    opened(tab, url, f"#gpu={uuid}")
+    tab.wait_for("document.querySelector('.known .mark-when')?.textContent === '\u2013'", "the XID without a time")
+    assert "GPU has fallen off the bus" in tab.text(".known")
+
+
+SHARED = """[...document.querySelectorAll('main .tile[data-key]')].map(tile => [tile, ...tile.querySelectorAll('.row')])
+  .filter(([, ...rows]) => rows.length > 1).map(([tile, ...rows]) => [tile.querySelector('.tile-ratio'),
+    ...rows.map(row => row.querySelector('.row-figure'))].map(figure => parseInt(figure.innerText) || 0))"""
+"""Of each shared GPU: the whole and the parts that its tile shows, in per cent."""
+
+
+def test_the_holders_of_a_shared_gpu_never_show_more_than_the_gpu(tab: Tab, url: str, shown: Showing) -> None:
+    loads = [(0.215, 0.225), (0.005, 0.435), (0.146, 0.147, 0.148), (0.335, 0.335, 0.33), (0.125,) * 8]
+    gpus = [
+        gpu(number, "n1", utilization=sum(ratios), holders=[held("a", f"p{n}", "c", r) for n, r in enumerate(ratios)])
+        for number, ratios in enumerate(loads)
+    ]
+    shown.picture = picture(node("n1", gpus))
+    opened(tab, url)
+    figures = tab.evaluate(SHARED)
+    assert [whole for whole, *_ in figures] == [44, 44, 44, 100, 100]
+    for whole, *parts in figures:
+        assert sum(parts) <= whole <= sum(parts) + 1, figures

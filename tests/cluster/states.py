@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from podgpu.cluster.bills import BillTotals
-from podgpu.cluster.collect import ClusterReading, NodeReading, Scope
+from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
+from podgpu.cluster.used import Scope
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState

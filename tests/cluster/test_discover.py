@@ -53,9 +53,31 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
         server.remove("endpointslices", "two", "elsewhere")
         eventually(lambda: found.urls() == ())
         assert "no Service with the labels app.kubernetes.io/name=podgpu has an endpoint" in found.notes()
-    asked = server.requests[0]
-    assert asked.path == "/apis/discovery.k8s.io/v1/endpointslices"
-    assert asked.query["labelSelector"] == "app.kubernetes.io/name=podgpu"
+    selectors = {request.path: request.query["labelSelector"] for request in server.requests}
+    assert selectors["/apis/discovery.k8s.io/v1/endpointslices"] == "app.kubernetes.io/name=podgpu"
+
+
+def test_a_hand_made_slice_without_the_services_labels(server: SimulatedApiServer, config: ApiConfig) -> None:
+    """It has only the label kubernetes.io/service-name. A slice of another Service of this name is left out."""
+    service = {"metadata": {"name": "exporters", "namespace": "monitoring", "labels": LABELS}}
+    own = endpoint_slice(endpoint("10.0.0.7"), name="by-hand", service="exporters")
+    other = labelled(own, "other", "elsewhere") | {"endpoints": [endpoint("10.9.9.9")]}
+    other["metadata"]["labels"] = {"kubernetes.io/service-name": "exporters"}
+    server.put("services", service)
+    server.put("endpointslices", own, other, labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    with targets(config) as found:
+        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics", "http://10.0.0.7:9400/metrics"))
+        assert found.notes() == ()
+        server.remove("services", "exporters", "monitoring")
+        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
+
+
+def test_without_access_to_services_the_labels_of_slices_count(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.forbidden_paths = frozenset({"/api/v1/services"})
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    with targets(config) as found:
+        eventually(lambda: found.urls() == ("http://10.0.0.1:9400/metrics",))
+        assert found.notes() == ()
 
 
 def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
@@ -116,7 +138,6 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
         assert owners.wait_synced(30)
         assert owners.all() == {("n", "p"): WorkloadOwner("Job", "train")}
         assert owners.all() is owners.all()
-        assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): WorkloadOwner("Job", "train")}
         server.remove("pods", "p", "n")
         eventually(lambda: owners.all() == {})
         assert owners.notes() == ()
@@ -127,44 +148,6 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     accepted = [request.headers["Accept"] for request in server.requests]
     assert "as=PartialObjectMetadataList;" in accepted[0]
     assert any("as=PartialObjectMetadata;" in accept for accept in accepted[1:])
-
-
-def named(name: str) -> dict[str, Any]:
-    body = owned_pod(owner("Job", "train"))
-    return body | {"metadata": body["metadata"] | {"name": name}}
-
-
-def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("pods", *(named(f"p-{n}") for n in range(7)))
-    owners = ApiOwners(config, HURRY, page_size=3)
-    try:
-        assert owners.wait_synced(30)
-        assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
-        server.put("pods", named("later"))
-        eventually(lambda: ("n", "later") in owners.all())
-    finally:
-        owners.close()
-    lists = [request.query for request in server.requests if not request.watches]
-    assert [query["limit"] for query in lists] == ["3", "3", "3"]
-    assert ["continue" in query for query in lists] == [False, True, True]
-    assert not any("resourceVersion" in query for query in lists), "a server's cache would give all of it at once"
-
-
-@pytest.mark.fault(
-    "The API server expires a list of pods between two of its pages (410)",
-    "The list begins anew, at once; no owner is missing",
-)
-@pytest.mark.parametrize("times", [1, 5])
-def test_a_list_whose_pages_expire_begins_anew(server: SimulatedApiServer, config: ApiConfig, times: int) -> None:
-    server.put("pods", *(named(f"p-{n}") for n in range(7)))
-    server.forget_pages = times
-    owners = ApiOwners(config, HURRY, page_size=3)
-    try:
-        assert owners.wait_synced(30)
-        assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
-        eventually(lambda: owners.notes() == ())
-    finally:
-        owners.close()
 
 
 # A roll-out

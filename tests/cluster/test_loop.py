@@ -72,7 +72,7 @@ def test_before_the_first_round_there_is_an_exposition_about_itself() -> None:
     cluster = Cluster(Script, SETTINGS, clock=Time().clock)
     assert "podgpu_cluster_build_info" in exposition_of(cluster)
     assert "avg_GPU_utilization" not in exposition_of(cluster)
-    assert not cluster.published.state.has_fresh_nodes
+    assert not cluster.has_results
     assert cluster.page().view.nodes == []
 
 
@@ -87,22 +87,6 @@ def test_a_round_is_published_at_its_end() -> None:
     time.now += 1.0
     assert not cluster.turns
     assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, "the loop hangs"
-
-
-def test_what_a_long_round_has_found_is_published_meanwhile() -> None:
-    cluster = Cluster(Script, SETTINGS, clock=Time().clock, look_seconds=0.01)
-    script = Script(tell(ClusterReading((node("a", 100.0),))))
-
-    async def play() -> None:
-        script.go_on = asyncio.Event()
-        round_ = asyncio.create_task(cluster.round(script))
-        while not cluster.published.state.nodes:
-            await asyncio.sleep(0.005)
-        assert not round_.done()
-        script.go_on.set()
-        await round_
-
-    asyncio.run(asyncio.wait_for(play(), 10))
 
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

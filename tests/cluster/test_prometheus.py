@@ -35,13 +35,10 @@ class Rounds:
         self.clock = FakeClock()
         server = PrometheusServer(**{"url": double.url, **options})  # type: ignore[arg-type]
         self._runner = asyncio.Runner()
-        self.collector = PrometheusCollector(
-            server, SETTINGS, clock=Clock(self.clock.monotonic), find_owners=self._find_owners
-        )
         self.owners: dict[tuple[str, str], WorkloadOwner] = {}
-
-    def _find_owners(self, pods: frozenset[tuple[str, str]]) -> dict[tuple[str, str], WorkloadOwner]:
-        return {pod: owner for pod, owner in self.owners.items() if pod in pods}
+        self.collector = PrometheusCollector(
+            server, SETTINGS, clock=Clock(self.clock.monotonic), owners=lambda: self.owners
+        )
 
     def run(self, after: float = 0.0) -> ClusterReading:
         self.clock.advance(after)
@@ -194,7 +191,7 @@ def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
     double.put("kube_replicaset_owner", 1, replicaset="train-7d9c", owner_kind="Deployment", owner_name="train",
                **controller)  # fmt: skip
     double.put("kube_pod_owner", 1, pod="train-1", owner_kind="<none>", owner_name="<none>", **controller)
-    rounds.owners = {("research", f"train-{n}"): WorkloadOwner("Job", "api") for n in range(5)}
+    rounds.owners = {("research", f"train-{n}"): WorkloadOwner("Job", "api") for n in range(2)}
     expected = {
         ("research", "train-0"): WorkloadOwner("Deployment", "train"),
         ("research", "train-1"): WorkloadOwner("Job", "api"),

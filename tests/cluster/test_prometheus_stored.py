@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from podgpu.cluster.collect import ClusterReading
@@ -92,6 +93,10 @@ def points_of_a_round(at: float) -> Iterator[Point]:
     yield Point("kube_replicaset_owner", {**controller, **owner}, 1, at)
 
 
+def _as_json(answer: msgspec.Struct | None) -> JSON | None:
+    return None if answer is None else json.loads(msgspec.json.encode(answer))
+
+
 class Reader:
     def __init__(self, url: str) -> None:
         self._url = url
@@ -99,10 +104,10 @@ class Reader:
         self._history = PrometheusHistory(PrometheusServer(url))
 
     def gpu(self, uuid: str, length: str = "1h", instance: str = "") -> JSON | None:
-        return self._runner.run(self._history.gpu(uuid, instance, RANGES[length]))
+        return _as_json(self._runner.run(self._history.gpu(uuid, instance, RANGES[length])))
 
     def pod(self, namespace: str, pod: str, length: str = "1h") -> JSON | None:
-        return self._runner.run(self._history.pod(namespace, pod, RANGES[length]))
+        return _as_json(self._runner.run(self._history.pod(namespace, pod, RANGES[length])))
 
     def sparklines(self) -> JSON:
         return self._runner.run(self._history.sparklines(60))
@@ -257,6 +262,26 @@ def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
     assert at(of(shared | head, "utilization_ratio"), 1200) == pytest.approx(0.3)
     assert at(of(shared | head, "memory_used_bytes"), 1200) == 300 * MIB
     assert set(of(shared | head, "power_watts").values()) == {None}
+
+
+@needs("prometheus", "promtool")
+def test_an_ended_pod_has_the_figures_and_conditions_until_its_end(tmp_path: Path) -> None:
+    """A step of 5 minutes covers the end of the pod. Without stale markers, Prometheus would look back further."""
+    now = time.time() // 15 * 15
+    stored = []
+    for ago in range(3000, 0, -15):
+        held = ago > 1950
+        stored.append(Point("DCGM_FI_DEV_GPU_UTIL", PODGPU | (HELD if held else {}), 99 if held else 0, now - ago))
+        stored.append(Point("podgpu_device_health", {**PODGPU, "condition": "xid"}, 0 if held else 1, now - ago))
+    stored.sort(key=lambda point: (point.name, sorted(point.labels.items()), point.at))
+    with prometheus(tmp_path, stored, options=["--query.lookback-delta=14s"]) as url:
+        reader = Reader(url)
+        answer = reader.pod("research", "train", "24h")
+        reader.close()
+    assert answer is not None
+    (device,) = answer["devices"]
+    assert {value for value in device["series"]["utilization_ratio"] if value is not None} == {0.99}
+    assert answer["marks"] == []
 
 
 def test_a_mig_instance(reader: Reader) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from deploy.render import NAMESPACE
-from tests.deploy.chart import VARIANTS, container, objects, of_kind, pod, the
+from tests.deploy.chart import VARIANTS, of_kind, pod, the
 
 CUSTOM = ["v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io"]
 PLAIN, ALL = VARIANTS["autoscale"], VARIANTS["autoscale with all"]
@@ -35,24 +33,6 @@ def test_somebody_is_always_there_to_answer() -> None:
     assert spread == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
-def test_the_apiservices_go_first_when_it_is_uninstalled() -> None:
-    hooks = [one for one in objects(ALL) if "helm.sh/hook" in one["metadata"].get("annotations", {})]
-    assert {one["metadata"]["annotations"]["helm.sh/hook"] for one in hooks} == {"pre-delete"}
-    assert {one["kind"] for one in hooks} == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
-    (job,) = [one for one in hooks if one["kind"] == "Job"]
-    spec = job["spec"]["template"]["spec"]
-    (run,) = spec["containers"]
-    for key in ("tolerations", "nodeSelector", "affinity"):
-        assert spec[key] == pod(ALL, "autoscale")[key]
-    assert run["args"] == ["--unregister", f"--api-service={NAMESPACE}/podgpu-autoscale"]
-    (rule,) = rules(ALL, "autoscale-uninstall")
-    assert (rule["resourceNames"], rule["verbs"]) == (CUSTOM, ["get", "delete"])
-    assert (
-        job["metadata"]["annotations"]["helm.sh/hook-weight"]
-        > hooks[0]["metadata"]["annotations"]["helm.sh/hook-weight"]
-    )
-
-
 def test_only_keda_reaches_kedas_listener() -> None:
     values = {"autoscale": {"enabled": True, "keda": {"secretName": "keda-server"}}}
     spec = the("NetworkPolicy", values, "autoscale")["spec"]
@@ -69,11 +49,6 @@ def test_it_may_patch_its_own_apiservices_and_nothing_else() -> None:
     pods, apiservices = rules(PLAIN, "podgpu-autoscale")
     assert pods == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     assert (apiservices["resourceNames"], apiservices["verbs"]) == (CUSTOM, ["get", "patch"])
-
-
-@pytest.mark.parametrize("variant", ["autoscale with a given certificate", "autoscale with cert-manager"])
-def test_with_a_given_certificate_it_may_change_nothing(variant: str) -> None:
-    assert [rule["resources"] for rule in rules(VARIANTS[variant], "podgpu-autoscale")] == [["pods"]]
 
 
 def test_the_apis_own_roles_come_with_the_api() -> None:
@@ -107,10 +82,3 @@ def test_an_apiservice_leads_to_the_service_and_knows_its_authority() -> None:
     }
     assert annotations == {f"{NAMESPACE}/{certificate['metadata']['name']}"}
     assert certificate["spec"]["dnsNames"] == [f"podgpu-autoscale.{NAMESPACE}.svc"]
-
-
-def test_kedas_listener_has_certificates_or_is_off() -> None:
-    assert "--keda-address=none" in container(PLAIN, "autoscale")["args"]
-    arguments = container(ALL, "autoscale")["args"]
-    assert {"--keda-address=:9411", "--keda-client-ca-file=/etc/podgpu/keda/ca.crt"} <= set(arguments)
-    assert "--keda-client-name=keda-operator" in arguments

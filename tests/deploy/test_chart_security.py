@@ -123,9 +123,9 @@ def test_one_configmap_may_be_read_where_it_is(variant: str, namespace: str, nam
 @pytest.mark.parametrize(
     ("variant", "expected"),
     [
-        ("cluster", {"Role": [["endpointslices"]]}),
+        ("cluster", {"Role": [["endpointslices"], ["services"]]}),
         ("cluster by Prometheus", {}),
-        ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["pods"]]}),
+        ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["services"], ["pods"]]}),
     ],
 )
 def test_the_cluster_reads_endpoints_where_its_exporters_are(variant: str, expected: dict[str, Any]) -> None:

@@ -200,7 +200,6 @@ def test_the_exposition_comes_out_under_our_own_labels() -> None:
         ("<html>\n", "not_prometheus"),
         ("a one\n", "malformed"),
         ("# TYPE a thing\n", "malformed"),
-        ('a{gpu="0",UUID="GPU-1"} 1\na{gpu="0",UUID="GPU-1"} 2\n', "duplicate_series"),
         ("# nothing\n", "no_gpu"),
     ],
 )

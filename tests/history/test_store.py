@@ -59,9 +59,9 @@ def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: 
         history = read_gpu(db, "GPU-1", START, START + 60)
         assert read_gpu(db, "GPU-2", START, START + 60) is None
     assert history is not None
-    assert (history.node, history.gpu_index, history.figures.start, history.figures.step) == ("node-1", 0, START, 15)
-    assert history.figures.values["utilization"] == [0.0, None, None, 0.25]
-    assert history.figures.values["memory"] == [80 << 30, 80 << 30, None, 80 << 30]
+    assert (history.node, history.index, history.from_, history.step_seconds) == ("node-1", 0, START, 15)
+    assert history.series["utilization_ratio"] == [0.0, None, None, 0.25]
+    assert history.series["memory_used_bytes"] == [80 << 30, 80 << 30, None, 80 << 30]
 
 
 def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistoryStore) -> None:
@@ -72,10 +72,10 @@ def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistorySto
         day, week = (read_gpu(db, "GPU-1", end - length, end) for length in (DAY, 7 * DAY))
     assert day is not None
     assert week is not None
-    known = [value for value in day.figures.values["utilization"] if value is not None]
+    known = [value for value in day.series["utilization_ratio"] if value is not None]
     assert known == pytest.approx([0.3] * 36 + [0.2])  # the last minute is not rolled up yet
-    assert len(week.figures.values["power"]) <= MAX_POINTS
-    assert week.figures.values["power"][-1] == 412.5
+    assert len(week.series["power_watts"]) <= MAX_POINTS
+    assert week.series["power_watts"][-1] == 412.5
 
 
 def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: HistoryStore) -> None:
@@ -87,13 +87,25 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
     with store.reader() as db:
         [llm] = read_pod(db, "research", "llm-0", START, START + 60)
         [notebook] = read_pod(db, "research", "notebook", START, START + 60)
-    assert llm.figures.values["utilization"] == [None, 0.1, None, None]
-    assert notebook.figures.values["utilization"] == [0.5, None, None, None]
-    assert [(span.kind, span.name, span.pod, span.started, span.ended) for span in llm.spans] == [
-        ("holder", "jupyter", "notebook", START, START + 30),
-        ("holder", "main", "llm-0", START + 15, START + 30),
-        ("condition", "xid", "", START + 30, START + 45),
+    assert llm.series["utilization_ratio"] == [None, 0.1, None, None]
+    assert notebook.series["utilization_ratio"] == [0.5, None, None, None]
+    assert [(span.container, span.pod, span.from_, span.to) for span in llm.holders] == [
+        ("jupyter", "notebook", START, START + 30),
+        ("main", "llm-0", START + 15, START + 30),
     ]
+    assert [(mark.condition, mark.at, mark.until) for mark in llm.marks] == [("xid", START + 30, START + 45)]
+
+
+def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
+    for at in range(START, START + 3 * COARSE, 15):
+        held = at < START + COARSE // 2
+        store.append(make_round(at, *([HolderSample(LLM)] if held else []), utilization=0.99 if held else 0.0))
+    with store.reader() as db:
+        [llm] = read_pod(db, "research", "llm-0", START - DAY, START + COARSE)
+        gpu = read_gpu(db, "GPU-1", START - DAY, START + COARSE)
+    assert [value for value in llm.series["utilization_ratio"] if value is not None] == [0.99]
+    assert gpu is not None
+    assert gpu.series["utilization_ratio"][-1] == pytest.approx(0.495)
 
 
 def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
@@ -178,7 +190,7 @@ def test_a_pod_that_ended_while_podgpu_was_down_ends_with_the_last_round(path: P
         with store.reader() as db:
             [history] = read_pod(db, "research", "llm-0", START, START + HOUR)
         store.close()
-    assert history.spans[0].ended == START + 15
+    assert history.holders[0].to == START + 15
 
 
 def test_a_second_process_is_refused(path: Path) -> None:
@@ -263,13 +275,14 @@ def test_in_memory_history_has_the_last_day() -> None:
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     store.close()
     assert history is not None
-    assert None not in history.figures.values["utilization"]
+    assert None not in history.series["utilization_ratio"]
 
 
-def test_clock_set_back_drops_the_future(store: HistoryStore) -> None:
+def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: HistoryStore) -> None:
     store.append(make_round(START + HOUR, HolderSample(LLM)))
-    store.append(make_round(START, utilization=0.25))
+    store.append(make_round(START + 15, utilization=0.25))
+    store.append(make_round(START + HOUR, utilization=0.75))
     with store.reader() as db:
         history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
     assert history is not None
-    assert [value for value in history.figures.values["utilization"] if value is not None] == [0.25]
+    assert [value for value in history.series["utilization_ratio"] if value is not None] == [0.25, 0.75]

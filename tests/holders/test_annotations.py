@@ -89,7 +89,7 @@ def shares(*pods: PodRecord) -> list[tuple[str, str, float | None]]:
     return [(one.device, one.holder.container, one.share) for one in read(*pods).assignments]
 
 
-def granted(one: PodRecord) -> list[tuple[str | None, str | int]]:
+def granted(one: PodRecord) -> list[tuple[str, str | int]]:
     return [(grant.container, grant.device) for grant in read_grants(one)]
 
 
@@ -123,7 +123,7 @@ def test_finished_and_unbound_pods_hold_nothing() -> None:
 def test_the_first_format_with_grants_counts() -> None:
     both = {HAMI: f"{A},NVIDIA,1,1:;", HAMI_1: f"{B},NVIDIA,1,1:;"}
     assert granted(pod({**both, KOORDINATOR: '{"rdma": [{"minor": 0}]}'})) == [("main", A)]
-    assert granted(pod({**both, KOORDINATOR: '{"gpu": [{"minor": 1}]}'})) == [(None, 1)]
+    assert granted(pod({**both, KOORDINATOR: '{"gpu": [{"minor": 1}]}'})) == [("main", 1)]
     assert granted(pod({})) == []
 
 
@@ -146,7 +146,7 @@ def test_koordinator_shares(resources: object, share: float | None) -> None:
 
 def test_koordinator_minors() -> None:
     assert shares(pod(koordinator({"minor": 0}))) == [(B, "main", None)]
-    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [(None, 3), (None, B)]
+    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [("main", 3), ("main", B)]
 
 
 def test_a_grant_to_the_pod_is_split_between_the_containers_that_request_gpus() -> None:
@@ -286,18 +286,19 @@ def test_vcuda_requests_do_not_depend_on_the_annotations() -> None:
     ],
 )
 def test_bad_annotations(key: str, text: str, message: str) -> None:
-    error = failure(lambda: read_grants(pod({key: text, **ASSIGNED})), key, "ml/a", message)
+    error = failure(lambda: read_grants(pod({key: text, **ASSIGNED})), "ml/a", message)
     assert isinstance(error, BadAnnotation)
-    assert (error.reason, error.key) == ("bad_annotation", key)
+    assert error.reason == "bad_annotation"
+    assert key.startswith(error.key)
 
 
 @pytest.mark.parametrize(
     ("mig", "message"),
     [
         ([mig_entry(), {}], "containerIndex"),
-        ([mig_entry(containerIndex=9)], "device 0 of container 9 is not in"),
-        ([mig_entry(gpuUUID=B)], "differs from"),
-        ([mig_entry(), mig_entry()], "differs from"),
+        ([mig_entry(containerIndex=9)], "names device 0 of container 9"),
+        ([mig_entry(gpuUUID=B)], "names another GPU"),
+        ([mig_entry(), mig_entry()], "names another GPU"),
     ],
 )
 def test_bad_mig_annotations(mig: object, message: str) -> None:
@@ -354,9 +355,9 @@ def test_any_text_is_a_grant_or_a_bad_annotation(annotations: dict[str, str], co
     one = pod(
         {**annotations, **ASSIGNED}, {f"c{n}": GPU for n in range(containers)}, {f"i{n}": {} for n in range(init)}
     )
-    names = {None, *(c.name for c in (*one.init_containers, *one.containers))}
-    for read_format in FORMATS:
-        with suppress(BadAnnotation):
+    names = {"", *(c.name for c in one.all_containers)}
+    for read_format in FORMATS.values():
+        with suppress(ValueError, RecursionError):
             grants = read_format(one)
             assert all(grant.share is None or 0 < grant.share <= 1 for grant in grants)
             assert {grant.container for grant in grants} <= names

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.holders.checkpoint import CheckpointAllocation, parse_checkpoint
-from podgpu.holders.kubelet import decode_list, parse_assignments
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.simulate.kubelet import SimulatedPod, list_answer
 from tests.holders.devices import failure, gpu, mig_uuid, uuid
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"
@@ -40,9 +38,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-def read(path: Path, content: bytes, names: frozenset[str] = frozenset()) -> Allocation:
+def read(path: Path, content: bytes) -> Allocation:
     path.write_bytes(content)
-    return CheckpointAllocation(str(path), names).assignments(NODE)
+    return CheckpointAllocation(str(path)).assignments(NODE)
 
 
 def test_the_real_checkpoint() -> None:
@@ -73,21 +71,6 @@ def test_the_real_checkpoint() -> None:
 def test_device_ids_by_numa_node_or_not(path: Path, ids: object) -> None:
     allocation = read(path, checkpoint([pod_entry("a", ids)]))
     assert [(one.device, one.share) for one in allocation.assignments] == [(uuid(0), 1.0), (uuid(1), 1.0)]
-
-
-@pytest.mark.parametrize("names", [frozenset(), frozenset({"example.com/x"})])
-@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "example.com/x", ""])
-@pytest.mark.parametrize("text", [uuid(3), uuid(9), "all", "vf0", "tencent.com/vcuda-core-3"])
-def test_the_same_ids_count_as_for_the_kubelets_socket(
-    path: Path, resource: str, text: str, names: frozenset[str]
-) -> None:
-    pod = SimulatedPod("ns", "pod", {"main": {resource: [text]}})
-    by_socket = parse_assignments(decode_list(list_answer([pod])), NODE, names)
-    by_file = read(path, checkpoint([pod_entry("pod", [text], resource)]), names)
-    assert [one.device for one in by_file.assignments] == [one.device for one in by_socket.assignments]
-    assert [(one.reason, one.device_id) for one in by_file.unmapped] == [
-        (one.reason, one.device_id) for one in by_socket.unmapped
-    ]
 
 
 @pytest.mark.parametrize(

@@ -105,13 +105,6 @@ def test_a_claimed_mig_device() -> None:
     )
 
 
-def test_repeated_cdi_names_add_no_holder() -> None:
-    pods = [pod("a", claim("two", "gpu-0", "gpu-1")), pod("b", claim("one", "gpu-2"))]
-    listed = decode_list(list_answer(pods)).pod_resources[0].containers[0].dynamic_resources[0].claim_resources
-    assert [len(one.cdi_devices) for one in listed] == [1, 2]
-    assert pods_by_device(held(*pods)) == [(uuid(0), "a"), (uuid(1), "a"), (uuid(2), "b")]
-
-
 def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
     shared = claim("shared", "gpu-0")
     duo = SimulatedPod("team", "duo", {"main": {}, "side": {}, "idle": {}}, {"main": [shared], "side": [shared]})

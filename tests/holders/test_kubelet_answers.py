@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from pathlib import Path
 
@@ -112,38 +111,6 @@ def test_unrecognised_ids_of_gpu_resources_are_reported(resource: str) -> None:
     assert allocation.unmapped == (
         Unmapped("kubelet", "unrecognised_id", "card-one", resource, Workload("ns", "pod", "main")),
     )
-
-
-whole_ids = [uuid(0), uuid(6) + "::0", uuid(6) + "::10", uuid(6) + "::9", uuid(9), "nvidia1", "all", "tegra"]
-instance_ids = [mig_uuid("b"), mig_uuid("c"), "nvidia7/gi11/vgpu0"]
-device_ids = st.sampled_from([*whole_ids, *instance_ids, "vf0", ""])
-entries = st.tuples(
-    st.sampled_from(["ns-a", "ns-b"]),
-    st.sampled_from(["pod-a", "pod-b"]),
-    st.sampled_from(["main", "sidecar"]),
-    st.sampled_from(["nvidia.com/gpu", "nvidia.com/gpu.shared", "example.com/x"]),
-    device_ids,
-)
-
-
-def answer_of(listed: list[tuple[str, str, str, str, str]]) -> bytes:
-    return list_answer(
-        SimulatedPod(namespace, pod, {container: {resource: [device_id]}})
-        for namespace, pod, container, resource, device_id in listed
-    )
-
-
-@given(st.lists(entries, max_size=20), st.randoms(use_true_random=False))
-def test_the_kubelets_order_does_not_matter(
-    listed: list[tuple[str, str, str, str, str]], chance: random.Random
-) -> None:
-    shuffled, nodes = list(listed), list(NODE)
-    chance.shuffle(shuffled)
-    chance.shuffle(nodes)
-    allocation = parse_assignments(decode_list(answer_of(listed)), NODE)
-    assert parse_assignments(decode_list(answer_of(shuffled)), nodes) == allocation
-    pairs = [(one.device, one.holder) for one in allocation.assignments]
-    assert len(pairs) == len(set(pairs))
 
 
 @given(st.binary(max_size=200) | st.tuples(st.integers(0, len(LIST) - 1), st.binary(max_size=3)))

@@ -25,6 +25,7 @@ KINDS = {
     "pods": "Pod",
     "configmaps": "ConfigMap",
     "nodes": "Node",
+    "services": "Service",
     "endpointslices": "EndpointSlice",
     "resourceslices": "ResourceSlice",
     "resourceclaims": "ResourceClaim",
@@ -55,7 +56,7 @@ class Selection:
     namespace: str
     name: str
     fields: tuple[tuple[str, str], ...]
-    labels: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...]  # keys and values; values are separated by commas
 
     def takes(self, resource: str, item: Object | None) -> bool:
         if item is None or resource != self.resource:
@@ -64,7 +65,7 @@ class Selection:
         if self.namespace and metadata.get("namespace") != self.namespace:
             return False
         labels = metadata.get("labels") or {}
-        return all(labels.get(name) == value for name, value in self.labels) and all(
+        return all(labels.get(name) in values.split(",") for name, values in self.labels) and all(
             _read_field(item, path) == value for path, value in self.fields
         )
 
@@ -94,11 +95,11 @@ def _parse_selection(path: str, query: Mapping[str, str], versions: Iterable[str
 
 
 def _parse_terms(selector: str) -> Iterable[tuple[str, str]]:
-    for term in filter(None, selector.split(",")):
-        name, equals, value = term.partition("=")
-        if not equals or not name or set(term) & set("()! "):
+    for term in filter(None, re.split(r",(?![^(]*\))", selector)):
+        match = re.fullmatch(r"([^=()! ]+)(?:==?([^=()! ]*)| in \(([^()! ]*)\))", term)
+        if match is None:
             raise ValueError(f"unable to parse requirement: {term!r}")
-        yield name, value.removeprefix("=")
+        yield match[1], match[2] if match[3] is None else match[3]
 
 
 def _read_field(item: Object, path: str) -> str:
@@ -177,7 +178,6 @@ class SimulatedApiServer:
         self.version = 100
         self._oldest = 0
         self._objects: dict[Key, Object] = {}
-        self._cache: tuple[int, dict[Key, Object]] | None = None
         self._history: list[Change] = []
         self._tls = tls
         self._port = 0
@@ -258,15 +258,6 @@ class SimulatedApiServer:
 
         self._do(compact)
 
-    def freeze_cache(self) -> None:
-        """From now on a list of version 0 returns the objects as they are now."""
-        self._cache = self.version, copy.deepcopy(self._objects)
-
-    def rewind(self, version: int) -> None:
-        """Continues from an older version, as after etcd was restored from a backup."""
-        self.version, self._oldest = version, 0
-        self._history.clear()
-
     def hang(self) -> None:
         """Accepts requests and answers none until `resume`."""
         self._do(self._answering.clear)
@@ -345,13 +336,8 @@ class SimulatedApiServer:
     async def _list(self, request: web.Request, selection: Selection) -> web.StreamResponse:
         if self.raw_answer is not None:
             return await self._write_raw(request, self.raw_answer)
-        wanted = request.query.get("resourceVersion", "")
-        version, objects = self.version, self._objects
-        if wanted == "0" and self._cache is not None:
-            version, objects = self._cache
-        if wanted.isdigit() and int(wanted) > version:
-            return _status(504, f"Timeout: Too large resource version: {wanted}, current: {version}")
-        chosen = (item for key, item in sorted(objects.items()) if selection.takes(key[0], item))
+        version = self.version
+        chosen = (item for key, item in sorted(self._objects.items()) if selection.takes(key[0], item))
         items = [_in_version(item, selection.version) for item in chosen]
         metadata = {"resourceVersion": str(version)}
         if limit := int(request.query.get("limit", "0")):

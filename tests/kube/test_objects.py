@@ -220,8 +220,10 @@ def endpoint(address: str, uid: str = "", ready: bool | None = True, **more: Any
     return {"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node-a"} | target | more
 
 
-def endpoint_slice(*endpoints: dict[str, Any], ports: Any = None, name: str = "s-1", **more: Any) -> dict[str, Any]:
-    labels = {"kubernetes.io/service-name": "podgpu"}
+def endpoint_slice(
+    *endpoints: dict[str, Any], ports: Any = None, name: str = "s-1", service: str = "podgpu", **more: Any
+) -> dict[str, Any]:
+    labels = {"kubernetes.io/service-name": service}
     listed = [{"name": "metrics", "port": 9400, "protocol": "TCP"}] if ports is None else ports
     metadata = {"name": name, "namespace": "monitoring", "labels": labels}
     return {"metadata": metadata, "addressType": "IPv4", "endpoints": list(endpoints), "ports": listed} | more

@@ -131,35 +131,6 @@ def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: Ma
     assert len(lists(server)) == 2
 
 
-def test_time_does_not_run_backwards(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    watcher = watch()
-    wait_watching(server, watcher)
-    server.freeze_cache()
-    server.put("pods", pod("a"))
-    eventually(lambda: watcher.items() == ("a",))
-    seen, version = str(server.version), watcher.version
-    server.send(b"nonsense\n")
-    wait_watching(server, watcher, 2)
-    assert watcher.items() == ("a",)
-    assert watcher.version == version  # the late list was never shown
-    asked = lists(server)[-1].query
-    assert (asked["resourceVersion"], asked["resourceVersionMatch"]) == (seen, "NotOlderThan")
-
-
-def test_after_a_restored_backup_etcd_is_believed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.put("pods", pod("a"))
-    watcher = watch()
-    wait_watching(server, watcher)
-    server.rewind(50)
-    server.holds_back = True
-    server.put("pods", pod("b"))
-    server.send(b"nonsense\n")
-    eventually(lambda: len(watches(server)) >= 2 and watcher.error is None)
-    assert set(watcher.items()) == {"a", "b"}
-    assert "resourceVersion" not in lists(server)[-1].query
-    assert watches(server)[-1].query["resourceVersion"] == "51"
-
-
 @pytest.mark.parametrize(
     "garbage",
     [

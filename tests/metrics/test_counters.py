@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
-from podgpu.metrics.fields import fields
 from podgpu.metrics.names import NameSet, renames
 
 HERE = Path(__file__).parent
@@ -139,7 +138,6 @@ def test_help_and_type_are_those_of_dcgm_exporter(short: str, fixture: str, not_
 # --dcgm-names
 
 SETS: tuple[NameSet, ...] = ("4.8", "4.9", "both")
-ALL_NAMES = sorted(name for field in fields().values() if field.type in ("int", "float") for name in field.names)
 
 
 def named_rows(text: str, names: NameSet) -> list[tuple[str, int, str, str]]:
@@ -186,13 +184,3 @@ def test_both_adds_the_other_name(row: str, other: tuple[str, int, str, str]) ->
         f"DCGM_FI_DEV_{row.partition(',')[0]}",
         (f"DCGM_FI_DEV_{other[0]}", *other[1:]),
     ]
-
-
-@given(st.lists(st.sampled_from(ALL_NAMES), min_size=1, max_size=20), st.sampled_from(SETS))
-def test_no_name_comes_twice_and_none_is_lost(names: list[str], chosen: NameSet) -> None:
-    text = "".join(f"{name},gauge,x\n" for name in names)
-    found = parse_counters(text, "my.csv", chosen)
-    assert len({c.name for c in found}) == len(found)
-    written = {c.name for c in parse_counters(text, "my.csv")}
-    assert written <= {c.name for c in found}
-    assert chosen == "both" or written == {c.name for c in found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import string
 import urllib.request
 from pathlib import Path
@@ -21,7 +20,6 @@ from podgpu.metrics.encode import (
     Labels,
     Sample,
     encode,
-    format_float,
     to_openmetrics,
 )
 from podgpu.metrics.parse import parse_text
@@ -42,22 +40,6 @@ OF_PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
-
-
-def test_dcgm_families_look_like_dcgm_exporters() -> None:
-    labels = Labels([("gpu", "0"), ("UUID", "GPU-1")])
-    family = Family("DCGM_X", "gauge", "Help.", (Sample(labels, 0.5), Sample(labels, 46)), dcgm_numbers=True)
-    assert encode([family, Family("empty", "gauge", "h", ())]) == (
-        b"# HELP DCGM_X Help.\n# TYPE DCGM_X gauge\n"
-        b'DCGM_X{gpu="0",UUID="GPU-1"} 0.500000\nDCGM_X{gpu="0",UUID="GPU-1"} 46\n'
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.1, "0.1"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (1e300, "1e+300")]
-)
-def test_floats(value: float, text: str) -> None:
-    assert format_float(value) == text
 
 
 @given(
@@ -121,13 +103,6 @@ def test_types_and_units() -> None:
         "x_total": ("unknown", ""),
         "x": ("gauge", ""),
     }
-
-
-def test_help_and_empty_text() -> None:
-    help_text = 'a "quoted" word, a \\ and\na second line'
-    (family,) = openmetrics(family_of("x", "gauge", help_text)).values()
-    assert family.documentation == help_text
-    assert to_openmetrics(b"") == b"# EOF\n"
 
 
 @pytest.mark.parametrize(

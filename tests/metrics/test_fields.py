@@ -14,13 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.metrics.fields import (
-    CONVERSIONS,
     Blank,
     Field,
     NvmlCall,
     field_named,
     fields,
-    nearest_names,
     value_of,
 )
 
@@ -39,20 +37,6 @@ def test_calls_exist_in_pynvml() -> None:
     for name, call in calls.items():
         assert callable(getattr(pynvml, call.function, None)), name
         assert all(hasattr(pynvml, a) for a in call.arguments if isinstance(a, str)), name
-
-
-def test_conversions_levels_and_types_are_known() -> None:
-    assert {f.convert for f in ALL} <= set(CONVERSIONS)
-    assert {f.type for f in ALL} <= {"int", "float", "text", "blob", "time"}
-    assert all(f.recipe is None for f in ALL if f.type in ("blob", "time"))
-
-
-def test_a_field_has_several_names() -> None:
-    names = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "dcgm_gpu_temp"
-    assert [field_named(name) for name in names] == [fields()[150]] * 3
-    assert field_named("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS") == fields()[112]
-    assert nearest_names("DCGM_FI_DEV_GPU_TEMPP") == ["DCGM_FI_DEV_GPU_TEMP"]
-    assert nearest_names("dcgm_fi_dev_power_usage") == ["DCGM_FI_DEV_POWER_USAGE"]
 
 
 # Conversion of values

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.metrics.mig import billed_name, parent_and_part, part_of_gpu, slices_of_gpu, slices_of_profile
 from podgpu.simulate.models import MODELS, GpuModel
@@ -23,10 +21,3 @@ def test_profiles_are_parts_of_their_gpu(model: GpuModel) -> None:
 def test_profiles_without_a_number_have_no_size(profile: str) -> None:
     assert slices_of_profile(profile) is None
     assert part_of_gpu("NVIDIA A30", profile) is None
-
-
-@given(st.text(), st.text())
-def test_no_instance_is_larger_than_a_gpu(model: str, profile: str) -> None:
-    part = part_of_gpu(model, profile)
-    assert part is None or 0 < part <= 1
-    parent_and_part(billed_name(model, profile))

@@ -6,7 +6,7 @@ import pytest
 
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import fields
-from podgpu.metrics.names import Rename, meaning, names_of, rename_of, renames, successors
+from podgpu.metrics.names import Rename, meaning, names_of, rename_of, renames
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
@@ -76,10 +76,3 @@ def test_what_a_printed_number_means(name: str, printed: float, field_id: int, v
     found = meaning(name)
     assert found is not None
     assert (found.field.id, found.value(printed)) == (field_id, value)
-
-
-def test_both_units_of_a_value_are_read_alike() -> None:
-    assert len(successors()) == 48
-    for old, new in successors().items():
-        assert new.level == fields()[old].level
-        assert (new.recipe is None) == (fields()[old].recipe is None)

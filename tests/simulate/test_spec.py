@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.simulate.models import MAX_GPUS, parse_spec
-from tests.simulated import FaultyNvml
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.models import MAX_GPUS, MODELS, GpuModel, parse_profiles, parse_spec
+from podgpu.simulate.node import place_loads, tenants
 
 
 @pytest.mark.parametrize(
@@ -71,8 +77,41 @@ def test_garbage_is_refused_and_nothing_else(text: str) -> None:
         assert 0 < len(parse_spec(text)) <= MAX_GPUS
 
 
+def layouts(model: GpuModel) -> Iterator[list[str]]:
+    """Yields every combination of MIG profiles that fits the model."""
+    names = [profile.name for profile in model.profiles]
+    for count in range(1, model.compute_slices + 1):
+        for layout in combinations_with_replacement(names, count):
+            with contextlib.suppress(UsageError):
+                parse_profiles(model, layout)
+                yield list(layout)
+
+
+@pytest.mark.parametrize("key", [key for key, model in MODELS.items() if model.profiles])
+def test_every_layout_that_fits_has_its_pods(key: str) -> None:
+    for layout in layouts(MODELS[key]):
+        driver = SimulatedNvml(f"1x{key}/{'+'.join(layout)}")
+        place_loads(driver, tenants(driver))
+        instances = driver.gpus[0].instances
+        assert [instance.profile.name for instance in instances] == layout
+        assert len({instance.gi_id for instance in instances}) == len(layout)
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "instances"), [("7x1g.5gb", 0, 7), ("4x1g.10gb", 0, 4), ("8x1g.5gb", 2, 0), ("2x4g.20gb", 2, 0)]
+)
+def test_the_exporter_simulates_an_a100(spec: str, code: int, instances: int) -> None:
+    arguments = ["exporter", "--telemetry", f"simulated:1xA100/{spec}", "--kubernetes=false", "--once"]
+    done = subprocess.run([sys.executable, "-m", "podgpu", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    shown = re.findall(r'^DCGM_FI_DEV_FB_USED{.*GPU_I_ID="(\d+)"', done.stdout, re.MULTILINE)
+    assert len(set(shown)) == instances
+    assert ("does not fit NVIDIA A100-SXM4-40GB: 8 of 7 compute slices" in done.stderr) is (code == 2)
+    assert "Traceback" not in done.stderr
+
+
 def test_every_node_has_gpus_of_its_own() -> None:
-    nodes = [FaultyNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")]
+    nodes = [SimulatedNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")]
     uuids = [[g.uuid for g in n.gpus] + [i.uuid for g in n.gpus for i in g.instances] for n in nodes]
     assert uuids[1] == uuids[3], "the same each time"
     assert len({uuid for of_node in uuids[:3] for uuid in of_node}) == 3 * 6

@@ -11,6 +11,7 @@ import pytest
 
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
+from podgpu.cluster.view import decode_view
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
@@ -76,6 +77,13 @@ def test_sort_and_filter(node: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert len(numbers) == 3
     assert numbers == sorted(numbers, reverse=True)
     assert "jupyter-ada" in once(capsys, *node, "--sort", "idle")[1]
+
+
+def test_json(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--json", *node]) == 0
+    shown = decode_view(capsys.readouterr().out.encode())
+    assert shown.totals.gpus == 9
+    assert {holder.pod for gpu in shown.nodes[0].gpus for holder in gpu.holders} >= {"embed-0", "ocr-0"}
 
 
 def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from podgpu.agent.usage_turn import RunningProcess
 from podgpu.cluster.view import ConditionView
 from podgpu.model import Workload
-from podgpu.top.lines import Line, Order, arrange, flatten, make_lines
+from podgpu.top.lines import Line, arrange, flatten, make_lines
 from tests.top.scene import BATCH, GIB, LOST, NOW, SERVER, TRAINER, gpu, holder, instance, lines_of, node, view
 
+ALL_PODS = (TRAINER, SERVER, BATCH)
 EXCLUSIVE = gpu(
     0,
     holder(TRAINER, processes=1, use="used"),
@@ -114,6 +115,19 @@ def test_figures_that_are_not_current_are_not_shown(name: str) -> None:
     assert line.severity == {"stale": "", "thermal": "warn"}.get(name, "bad")
 
 
+def test_holders_never_show_more_than_their_gpu() -> None:
+    for ratios in ((0.215, 0.225), (0.146, 0.147, 0.148), (0.335, 0.335, 0.33)):
+        (line,) = lines_of(
+            gpu(
+                0,
+                *(holder(who, utilization_ratio=r) for who, r in zip(ALL_PODS, ratios, strict=False)),
+                utilization_ratio=sum(ratios),
+            )
+        )
+        shown = [round(100 * (inner.utilization or 0.0)) for inner in line.beneath]
+        assert sum(shown) <= round(100 * sum(ratios)) <= sum(shown) + 1
+
+
 def test_a_lost_gpu_names_its_last_holders() -> None:
     (line,) = lines_of(gpu(1, absent=True, last_holders=[BATCH], conditions=[LOST]))
     assert line.remark == "last held by batch/embed/worker"
@@ -132,13 +146,6 @@ def test_a_tree_is_sorted_by_its_largest_value() -> None:
         "2 -",
     ]
     assert shape(arrange(ALL, "idle"))[:3] == ["1 2 holders", "  serving/chat/engine", "  batch/embed/worker"]
-
-
-@pytest.mark.parametrize("order", ["gpu", "utilisation"])
-def test_broken_gpus_are_first(order: Order) -> None:
-    hot = ConditionView(condition="thermal", says="hot", do="")
-    found = arrange(lines_of(EXCLUSIVE, gpu(4, conditions=[hot]), gpu(5, conditions=[LOST])), order)
-    assert [line.number for line in found] == ["5", "4", "0"]
 
 
 def test_a_condition_of_the_whole_node_is_shown_once() -> None:

@@ -1,4 +1,4 @@
-"""Bytes to keys, keys to controls, controls to a screen."""
+"""Bytes to keys, and keys to a screen."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from podgpu.cluster.alerts import Alert
 from podgpu.cluster.view import GpuDetails, XidView
 from podgpu.errors import SourceError
 from podgpu.top.feed import FetchedDetails, Seen
-from podgpu.top.lines import arrange
-from podgpu.top.screen import Controls, Frame, Scene, Viewport, draw
-from podgpu.top.table import Spans, Table, as_text
+from podgpu.top.screen import Screen
+from podgpu.top.table import Spans, as_text
 from podgpu.top.terminal import decode_keys
 from tests.top import scene
 from tests.top.scene import LOST, gpu, holder
-
-# Keys
 
 
 @pytest.mark.parametrize(
@@ -40,170 +37,153 @@ def test_keys(data: bytes, keys: list[str]) -> None:
     assert decode_keys(data) == keys
 
 
-# Controls
-
-
-ROWS = [("n", f"GPU-{number}", "", "") for number in range(100)]
-
-
-def press(*keys: str, controls: Controls | None = None, lines: int = 100, details: int = 0) -> Controls:
-    controls = controls or Controls()
-    for key in keys:
-        controls = controls.press(key, Viewport(ROWS[:lines], 10, details))
-    return controls
-
-
-@pytest.mark.parametrize(
-    ("key", "order"), [("g", "gpu"), ("u", "utilisation"), ("m", "memory"), ("p", "power"), ("i", "idle")]
-)
-def test_sorting_moves_to_the_top(key: str, order: str) -> None:
-    assert press("down", key) == Controls(order)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("keys", "cursor", "scroll"),
-    [
-        (("down", "j", "down"), 3, 0),
-        (("down", "k", "up"), 0, 0),
-        (("down",) * 12, 12, 3),
-        ((*("down",) * 12, "up"), 11, 3),
-        (("end",), 99, 90),
-        (("end", "home"), 0, 0),
-        (("page_down", " "), 20, 11),
-        (("page_down", "page_up", "page_up"), 0, 0),
-    ],
-)
-def test_the_list_scrolls_with_the_cursor(keys: tuple[str, ...], cursor: int, scroll: int) -> None:
-    moved = press(*keys)
-    assert (moved.cursor, moved.scroll, moved.selected) == (cursor, scroll, ROWS[cursor])
-
-
-def test_the_cursor_follows_its_row() -> None:
-    selected = press("down", "down")
-    first = ("n", "GPU-new", "", "")
-    assert selected.clamp(Viewport([first, *ROWS], 10)).cursor == 3
-    assert selected.clamp(Viewport([*ROWS[:2], *ROWS[3:]], 10)).cursor == 2
-    assert selected.clamp(Viewport([], 10)).cursor == 0
-    assert Controls().clamp(Viewport([first, *ROWS], 10)).cursor == 0
-
-
-def test_details_are_opened_scrolled_and_closed() -> None:
-    opened = press("down", "enter", "down", "page_down", details=25)
-    assert (opened.detailed, opened.cursor, opened.details_scroll) == (True, 1, 11)
-    assert press("end", controls=opened, details=25).details_scroll == 15
-    for key in ("enter", "escape"):
-        closed = press(key, controls=opened)
-        assert (closed.detailed, closed.cursor, closed.details_scroll) == (False, 1, 0)
-
-
-def test_typing_a_filter() -> None:
-    typed = press("/", "q", "u", "x", "backspace", "up", "\x01")
-    assert (typed.wanted, typed.typing, typed.ended) == ("qu", True, False)
-    kept = press("enter", controls=typed)
-    assert (kept.wanted, kept.typing, kept.detailed) == ("qu", False, False)
-    assert press("escape", controls=kept) == press("escape", controls=typed) == Controls()
-
-
-def test_quit_and_help() -> None:
-    assert press("q").ended
-    assert press("h").helping
-    assert press("?").helping
-    assert press("h", "u") == Controls()
-    assert press("h", "q").ended
-
-
-KEYS = ["up", "down", "/", "q", "a", "escape", "enter", "h", "end", " ", "i", "page_up", "home", "j"]
-
-
-@given(st.lists(st.sampled_from(KEYS)), st.integers(0, 12))
-def test_any_keys(keys: list[str], lines: int) -> None:
-    controls = press(*keys, lines=lines, details=12)
-    assert 0 <= controls.cursor <= max(0, lines - 1)
-    assert controls.scroll <= controls.cursor < controls.scroll + 10
-    assert 0 <= controls.scroll <= max(0, lines - 10)
-    assert 0 <= controls.details_scroll <= 2
-
-
-# Screens
-
-
 def seen(count: int = 30, error: SourceError | None = None, notes: tuple[str, ...] = (), **more: Any) -> Seen:
     gpus = [gpu(number, holder(), model="NVIDIA L4", **more) for number in range(count)]
     return replace(scene.seen(*gpus, notes=list(notes)), error=error)
 
 
-def frame(what: Seen, controls: Controls | None = None, size: tuple[int, int] = (80, 12)) -> Frame:
-    controls = controls or Controls()
-    table = Table(arrange(what.lines, controls.order, controls.wanted), controls.order, size[0])
-    return draw(Scene(what, table, "name", 112.0, size), controls)
+class Terminal:
+    """A screen of 12 lines: title, totals, header, 8 lines of the table, keys."""
 
+    def __init__(self, shown: Seen, size: tuple[int, int] = (80, 12), **options: Any) -> None:
+        self.screen = Screen("name", **options)
+        self.seen, self.size = shown, size
+        self.draw()
 
-def texts(of: Frame) -> list[str]:
-    return [as_text(line) for line in of.lines]
+    def draw(self) -> None:
+        self.lines: list[Spans] = self.screen.draw(self.seen, self.size, 112.0)
+        self.texts = [as_text(line) for line in self.lines]
 
+    def press(self, *keys: str) -> Terminal:
+        for key in keys:
+            self.screen.press(key)
+            self.draw()
+        return self
 
-def styles(spans: Spans) -> set[str]:
-    return {style.split()[0] for _, style in spans if style}
+    @property
+    def body(self) -> list[str]:
+        return self.texts[3:11]
+
+    @property
+    def cursor(self) -> int | None:
+        """Number of the GPU at the cursor."""
+        rows = [as_text(line) for line in self.lines if any(style.startswith("cursor") for _, style in line)]
+        return int(rows[0].split()[0]) if rows else None
 
 
 def test_title_header_body_and_keys() -> None:
-    shown = texts(frame(seen(30)))
+    shown = Terminal(seen(30)).texts
     assert shown[0] == "podgpu top  n  30 GPUs, 1 holder, by GPU"
     assert shown[2].startswith("GPU MODEL")
     assert shown[3].startswith("0 ")
     assert shown[-1].endswith("8/30")
-    assert texts(frame(seen(30), Controls(scroll=5, cursor=7)))[3].startswith("5 ")
 
 
-def test_the_cursor_is_visible() -> None:
-    rows = frame(seen(3), Controls(cursor=1)).lines[3:6]
-    assert ["cursor" in styles(row) for row in rows] == [False, True, False]
+@pytest.mark.parametrize(
+    ("keys", "cursor", "first"),
+    [
+        (("down", "j", "down"), 3, 0),
+        (("down", "k", "up"), 0, 0),
+        (("down",) * 12, 12, 5),
+        ((*("down",) * 12, "up"), 11, 5),
+        (("end",), 29, 22),
+        (("end", "home"), 0, 0),
+        (("page_down", " "), 16, 9),
+        (("page_down", "page_up", "page_up"), 0, 0),
+    ],
+)
+def test_the_list_scrolls_with_the_cursor(keys: tuple[str, ...], cursor: int, first: int) -> None:
+    terminal = Terminal(seen()).press(*keys)
+    assert (terminal.cursor, int(terminal.body[0].split()[0])) == (cursor, first)
+
+
+def test_the_cursor_follows_its_row() -> None:
+    terminal = Terminal(seen(5)).press("down", "down")
+    broken = gpu(4, holder(), conditions=[LOST])
+    terminal.seen = scene.seen(*(gpu(number, holder()) for number in range(4)), broken)
+    terminal.draw()
+    assert (terminal.cursor, terminal.body[0][0]) == (2, "4")
+    terminal.seen = seen(2)
+    terminal.draw()
+    assert terminal.cursor == 1, "its GPU is gone"
+
+
+@pytest.mark.parametrize(("key", "title"), [("u", "utilisation"), ("m", "memory"), ("p", "power"), ("i", "idle time")])
+def test_sorting_moves_to_the_top(key: str, title: str) -> None:
+    terminal = Terminal(seen()).press("down", key)
+    assert terminal.texts[0].endswith(f"by {title}")
+    assert terminal.cursor == 0
+    assert terminal.press("g").texts[0].endswith("by GPU")
+
+
+def test_typing_a_filter() -> None:
+    terminal = Terminal(seen(3)).press("/", "q", "u", "x", "backspace", "up", "\x01")
+    assert (terminal.texts[-1], terminal.screen.ended) == ("filter: qu_", False)
+    assert terminal.body[0] == "no line matches the filter"
+    assert terminal.press("enter").texts[-1].startswith("filter: qu (Esc clears)")
+    assert terminal.press("escape").body[0].startswith("0 ")
+    assert Terminal(seen(3), wanted="train").body[2].startswith("2 ")
+
+
+def test_quit_and_help() -> None:
+    assert Terminal(seen(3)).press("q").screen.ended
+    for key in ("h", "?"):
+        terminal = Terminal(seen(3)).press(key)
+        assert terminal.body[0].startswith("q ")
+        assert terminal.press("u").body[0].startswith("0 ")
+    assert Terminal(seen(3)).press("h", "q").screen.ended
 
 
 def test_details_of_the_selected_gpu() -> None:
-    assert frame(seen(3)).selected == ""
     details = GpuDetails(xids=[XidView(xid=79, says="GPU has fallen off the bus")])
-    what = replace(seen(9), fetched=FetchedDetails("GPU-2", details))
-    drawn = frame(what, Controls(cursor=2, detailed=True), size=(80, 24))
-    assert drawn.selected == "GPU-2"
-    shown = texts(drawn)
-    assert shown[3].startswith("GPU 2  L4  on n  GPU-2")
-    assert {"held by research/train/main", "XID 79: GPU has fallen off the bus"} <= set(shown)
+    terminal = Terminal(replace(seen(9), fetched=FetchedDetails("GPU-2", details)))
+    terminal.press("down", "down")
+    assert terminal.screen.detailed_uuid == ""
+    terminal.press("enter")
+    assert terminal.screen.detailed_uuid == "GPU-2"
+    assert terminal.body[0].startswith("GPU 2  L4  on n  GPU-2")
+    assert {"held by research/train/main", "XID 79: GPU has fallen off the bus"} <= set(terminal.body)
+    for key in ("escape", "enter"):
+        assert terminal.press(key, "enter", key).cursor == 2
+        assert terminal.screen.detailed_uuid == ""
+        terminal.press("enter")
+
+
+def test_details_scroll() -> None:
+    terminal = Terminal(seen(1, conditions=[LOST] * 5)).press("enter")
+    first = terminal.body
+    assert terminal.press("down").body[:-1] == first[1:]
+    assert terminal.press("end", "page_up", "home").body == first
 
 
 def test_broken_gpus_are_first_and_red() -> None:
     broken = scene.seen(gpu(0, holder()), gpu(7, holder(), conditions=[LOST], absent=True))
-    for controls in (Controls(), Controls(order="utilisation"), Controls(wanted="broken")):
-        drawn = frame(broken, controls)
-        assert texts(drawn)[3].startswith("7 ")
-        assert texts(drawn)[4] == "  ! lost for 1m40s: GPU 1 has fallen off the bus"
-        assert styles(drawn.lines[4]) == {"bad"}
+    for options in ({}, {"order": "utilisation"}, {"wanted": "broken"}):
+        drawn = Terminal(broken, **options)
+        assert drawn.body[0].startswith("7 ")
+        assert drawn.body[1] == "  ! lost for 1m40s: GPU 1 has fallen off the bus"
+        assert {style for _, style in drawn.lines[4]} == {"bad"}
 
 
 def test_an_error_is_shown_with_the_age_of_the_figures() -> None:
-    shown = texts(frame(seen(3, SourceError("x", "http://n: nothing listens there"))))
+    shown = Terminal(seen(3, SourceError("x", "http://n: nothing listens there"))).texts
     assert shown[-2] == "http://n: nothing listens there; the figures are 12s old"
     assert shown[3].startswith("0 ")
-    assert texts(frame(seen(3, SourceError("x", "long " * 50))))[-2].endswith("the figures are 12s old")
+    assert Terminal(seen(3, SourceError("x", "long " * 50))).texts[-2].endswith("the figures are 12s old")
 
 
 def test_notes() -> None:
-    assert texts(frame(seen(3, notes=("kubelet: not there",))))[-2] == "kubelet: not there"
+    assert Terminal(seen(3, notes=("kubelet: not there",))).texts[-2] == "kubelet: not there"
     alerts = [Alert("warning", "of a GPU", "n", "GPU-0"), Alert("broken", "serious", "n")]
     notes = ["of a GPU", *(f"note {number}" for number in range(5)), "serious"]
-    shown = texts(frame(scene.seen(gpu(0), notes=notes, alerts=alerts)))
+    shown = Terminal(scene.seen(gpu(0), notes=notes, alerts=alerts)).texts
     assert shown[-4:-1] == ["serious", "note 0", "4 more notes: run podgpu top --once to see them"]
 
 
-def test_filter_and_help() -> None:
-    assert texts(frame(seen(3), Controls(wanted="zzz")))[3] == "no line matches the filter"
-    assert texts(frame(seen(3), Controls(wanted="zz", typing=True)))[-1] == "filter: zz_"
-    assert texts(frame(seen(3), Controls(wanted="zz")))[-1].startswith("filter: zz (Esc clears)")
-    assert texts(frame(seen(3), Controls(helping=True)))[3].startswith("q ")
+KEYS = ["up", "down", "/", "a", "escape", "enter", "h", "end", " ", "i", "page_up", "home", "j"]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 3), (20, 5), (80, 24), (300, 100)])
-def test_any_size(size: tuple[int, int]) -> None:
-    for controls in (Controls(), Controls(helping=True), Controls(typing=True), Controls(detailed=True)):
-        shown = frame(seen(4, SourceError("x", "wrong"), conditions=[LOST]), controls, size).lines
-        assert len(shown) == max(size[1], 5)
+@given(st.lists(st.sampled_from(KEYS)), st.integers(0, 12), st.sampled_from([(1, 1), (5, 3), (20, 5), (80, 24)]))
+def test_any_keys_and_size(keys: list[str], gpus: int, size: tuple[int, int]) -> None:
+    terminal = Terminal(seen(gpus, SourceError("x", "wrong"), conditions=[LOST]), size).press(*keys)
+    assert len(terminal.lines) == max(size[1], 5)

@@ -30,16 +30,6 @@ def test_a_podgpu_exporter_is_read_by_its_view() -> None:
     assert set(server.paths) == {"/api/v1/view"}
 
 
-@pytest.mark.parametrize("answers", [{}, {"/api/v1/view": view()}, {"/api/v1/view": {"api": "other"}}])
-def test_without_a_view_of_gpus_the_metrics_are_read(answers: dict[str, object]) -> None:
-    with podgpu_server({"/metrics": EXPOSITION, **answers}) as server:
-        source = ExporterSource(server.url)
-        assert len(gpus_of(source.read()[0])) == 2
-        assert source.read_history(60) is None
-        source.read()
-    assert server.paths == ["/api/v1/view", "/metrics"] * 2
-
-
 def test_a_cluster_without_podgpus_view_is_an_error() -> None:
     with serving(answer(b"{}")) as server, pytest.raises(SourceError, match="is it the address of podgpu cluster"):
         ClusterSource(server.address).read()
@@ -62,14 +52,6 @@ def test_bad_histories(body: bytes) -> None:
 
 
 # Other exporters
-
-
-def test_a_dcgm_exporter_is_asked_for_a_view_only_once() -> None:
-    with podgpu_server({"/metrics": DCGM % 3}) as server:
-        source = ExporterSource(server.address)
-        source.read()
-        source.read()
-    assert server.paths == ["/api/v1/view", "/metrics", "/metrics"]
 
 
 def test_idle_holders_and_lost_gpus_of_a_dcgm_exporter_are_found_from_reading_to_reading() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from podgpu.cluster.parts import Totals, Use
@@ -16,15 +14,12 @@ from podgpu.top.table import Table, as_text, render_totals
 from podgpu.top.text import (
     NO_DATA,
     draw_sparkline,
-    fit,
     fit_holder,
-    fit_start,
     format_duration,
     format_idle,
     format_span,
-    printable,
 )
-from tests.top.scene import GIB, LOST, NOW, gpu, holder, lines_of, node, view
+from tests.top.scene import GIB, NOW, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
 PODS = (
@@ -102,11 +97,6 @@ def test_never_wider_than_the_terminal(nodes: int) -> None:
         assert all(cell_len(line) <= max(width, 20) for line in texts(table(width, nodes))), width
 
 
-def test_conditions_are_written_across_the_columns() -> None:
-    rows = texts(Table(lines_of(gpu(1, conditions=[LOST])), "gpu", 60))
-    assert rows[2] == "  ! lost for 1m40s: GPU 1 has fallen off the bus"
-
-
 def test_names_cannot_contain_control_sequences() -> None:
     bad = holder(Workload("ns", "p\x1b[2J\n\u202e", "c"))
     rows = texts(Table(lines_of(gpu(0, bad, model="M\x07")), "gpu"))
@@ -126,15 +116,6 @@ def test_a_holder_loses_container_then_namespace_then_the_middle_of_the_pod() ->
         "train-bert-large-worker-11-kq8vl",
         "train-bert…-11-kq8vl",
     ]
-
-
-@given(st.text(), st.text(min_size=1, max_size=20), st.integers(1, 40))
-def test_fitted_texts_have_their_width(text: str, pod: str, width: int) -> None:
-    clean = printable(text)
-    assert clean.isprintable()
-    for fitted in (fit(clean, width), fit_start(clean, width), fit(clean, width, right=True)):
-        assert cell_len(fitted) == width
-    assert cell_len(fit_holder(Workload(text, pod, text), width)) == width
 
 
 @pytest.mark.parametrize(
@@ -183,11 +164,3 @@ def test_totals() -> None:
     free = Totals(gpus=1, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=1.0, broken=0)
     line = as_text(render_totals(free, "", 200))
     assert line == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"
-
-
-@pytest.mark.parametrize("width", [10, 60, 80, 100])
-def test_narrow_totals(width: int) -> None:
-    line = as_text(render_totals(TOTALS, "EUR", width))
-    if width >= 60:
-        assert cell_len(line) <= width
-        assert all(word in line for word in ("1 idle", "1 broken", "110 W", "1.60 EUR/h"))

@@ -19,7 +19,7 @@ import pytest
 
 from podgpu.cluster.view import GpuDetails, XidView
 from tests.top.scene import LOST, gpu, holder, node, view
-from tests.top.servers import EXPOSITION, HTML, RawServer, answer, history, podgpu_server, serving, unused_url
+from tests.top.servers import EXPOSITION, RawServer, answer, history, podgpu_server, serving, unused_url
 
 PATIENCE = 90.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -137,21 +137,6 @@ def test_signals_restore_the_terminal(session: Session, number: signal.Signals) 
     assert b"Traceback" not in session.output
 
 
-def test_keys(session: Session) -> None:
-    session.press("u")
-    session.until(b"by utilisation")
-    session.press("h")
-    session.until(b"sort by idle time")
-    session.press("h")
-    session.until(b"two-slices")
-    session.press("/nothing-like-this")
-    session.until(b"no line matches the filter")
-    session.press("\x1b")
-    session.until(b"two-slices")
-    session.press("q")
-    assert session.wait() == 0
-
-
 def test_another_size(session: Session) -> None:
     assert b"MODEL" in session.output
     session.output = b""
@@ -175,19 +160,6 @@ def test_ctrl_z(session: Session) -> None:
     session.press("q")
     assert session.wait() == 0
     session.assert_restored()
-
-
-def test_the_table_stays_when_the_source_fails(session: Session, server: RawServer) -> None:
-    session.output = b""
-    server.reply = answer(HTML)
-    shown = session.until(b"is a web page")
-    session.until(lambda output: re.search(rb"figures are \d+s old", output))
-    assert b"two-slices" in shown
-    server.reply = answer(EXPOSITION)
-    session.output = b""
-    session.until(lambda output: b"q quit" in output and b"web page" not in output.rpartition(b"podgpu top")[2])
-    session.press("q")
-    assert session.wait() == 0
 
 
 def test_an_error_at_the_start_is_one_line() -> None:

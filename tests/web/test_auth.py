@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.web.exporter_app import application, gpu_manager_application
-from podgpu.web.protection import LoginChecker, Protection, TokenBucket, parse_basic
+from podgpu.web.protection import LoginChecker, Protection, TokenBucket
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
 from tests.web.server import LOOPBACK, RELEASE, Client, running
@@ -205,11 +205,3 @@ def test_wrong_logins_do_not_delay_a_known_one() -> None:
 
     asyncio.run(check())
     assert threading.get_ident() not in compare.threads
-
-
-@given(st.text(), st.text())
-def test_basic_header_round_trip(user: str, password: str) -> None:
-    login = f"{user.replace(':', '')}:{password}".encode("utf-8", "replace")
-    assert parse_basic(f"basic {base64.b64encode(login).decode()}") == tuple(login.split(b":", 1))
-    parse_basic(user)
-    parse_basic(f"Basic {user}")

@@ -90,16 +90,6 @@ def test_many_silent_clients(folder: Path) -> None:
         assert process.log.count("closing those that have been idle longest") == 1
 
 
-def test_large_headers_and_garbage_are_refused(client: Client) -> None:
-    headers = [REQUEST[:-2] + header for header in (b"X: " + b"a" * 10_000 + b"\r\n", b"X: a\r\n" * 200)]
-    garbage = [b"\x16\x03\x01\x02\x00\x01\x00", b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
-    for first in headers + garbage:
-        with connections(client, 1, first) as (opened,):
-            assert b"400" in opened.recv(65536)
-            assert is_closed(opened)
-    assert client.ask("/").status == 200
-
-
 async def large(_request: web.Request) -> web.Response:
     return web.Response(body=bytes(8 << 20))
 

@@ -88,10 +88,10 @@ class Away:
     async def sparklines(self, points: int) -> JSON:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> None:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
+    async def pod(self, namespace: str, pod: str, seconds: int) -> None:
         raise SourceError("timeout", "http://prometheus:9090: no whole answer within 10 s")
 
 

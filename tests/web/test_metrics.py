@@ -44,14 +44,6 @@ def test_accept_encoding(header: str, accepted: bool) -> None:
     assert accepts_gzip(header) is accepted
 
 
-def test_head(node: Node, client: Client) -> None:
-    node.take_turns()
-    get, head = client.ask("/metrics"), client.ask("/metrics", "HEAD")
-    assert (head.status, head.body) == (200, b"")
-    assert head.headers["Content-Length"] == get.headers["Content-Length"]
-    assert head.headers["Content-Type"] == CONTENT_TYPE
-
-
 def test_scrapes_do_not_call_the_driver_or_the_kubelet(node: Node, client: Client) -> None:
     node.take_turns()
     before = driver_calls(node), list(node.kubelet.calls)

@@ -52,18 +52,3 @@ def test_live_but_not_ready_without_a_driver(folder: Path) -> None:
         assert health.status == 200
         for answer in (ready, health):
             assert "nvml: driver_not_loaded: no NVIDIA driver is loaded on this node" in answer.text
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nothing", 404),
-        ("GET", "/metrics/", 404),
-        ("GET", "/-/release", 405),
-        ("POST", "/metrics", 405),
-        ("DELETE", "/", 405),
-    ],
-)
-def test_unknown_paths(node: Node, client: Client, method: str, path: str, status: int) -> None:
-    assert client.ask(path, method).status == status
-    assert node.driver.calls["nvmlShutdown"] == 0

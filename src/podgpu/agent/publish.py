@@ -304,6 +304,10 @@ class Published:
     def _render_process(self) -> tuple[Family, ...]:
         return process_families(self._policy.process_metrics) if self._policy.process_metrics else ()
 
+    def find_made(self, name: str) -> Exposition | None:
+        """Returns a text if it has been made already."""
+        return self._made.get(name)
+
     def _make_once(self, name: str, make: Callable[[], T]) -> T:
         with self._lock:
             if name not in self._made:

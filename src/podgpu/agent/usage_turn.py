@@ -14,6 +14,7 @@ from podgpu.holders.merge import LAST_RESORT
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.model import (
+    NS,
     Device,
     DeviceUsage,
     HolderUsage,
@@ -32,7 +33,6 @@ from podgpu.workers import ErrorCounts, Result, Workers
 SOURCE = "usage"
 SWITCHES = "switches"
 _KUBELET = "kubelet"  # the only source that lists every container of the node
-_NS = 1_000_000_000
 
 Results = Mapping[str, Result[UsageAnswer]]
 
@@ -110,7 +110,7 @@ class UsageTurn:
         for reason in owners.unknown.values():
             self._errors.add(SOURCE, reason)
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
-        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
+        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
         turns = make_turns(telemetry.devices, usages, result.allocation.assignments, owners)
         self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))

@@ -162,17 +162,3 @@ class CaBundleUpdater:
             await self.client.submit("PATCH", f"{_PATH}{name}", patch, _MERGE_PATCH)
             _log.info("added podgpu's certificate to the APIService %s", name)
         self._faults.recover(name)
-
-
-async def remove_api_service(client: ApiClient, name: str, service: ServiceName) -> str:
-    """Deletes the APIService if it points to our Service. Returns the result as text. Raises SourceError."""
-    try:
-        api_service = await client.get(f"{_PATH}{name}")
-    except ApiError as error:
-        if error.reason == "not_found":
-            return "does not exist"
-        raise
-    if not service.serves(api_service):
-        return "points to another Service and was not changed"
-    await client.submit("DELETE", f"{_PATH}{name}", {"kind": "DeleteOptions", "apiVersion": "v1"})
-    return "removed"

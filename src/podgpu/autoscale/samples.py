@@ -17,7 +17,7 @@ from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import used_value
-from podgpu.model import HolderUsage, Slot, WorkloadKey
+from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 
 SampleKey = tuple[str, str]
 """Namespace and name of a pod. The name is empty for a namespace, and both are empty for the cluster."""
@@ -27,7 +27,6 @@ _MAX_BUSY = 1.5  # maximum plausible busy ratio; above 1, because counters may b
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
 _MIN_SECONDS = 0.5  # minimum time between two different readings
-_NS = 1_000_000_000
 
 
 class RoundSamples(NamedTuple):
@@ -84,7 +83,7 @@ class UsageRates:
             rate = before
         else:
             seconds = rate.at - before.at
-            busy = _growth(before.busy_ns, rate.busy_ns, _NS * seconds)
+            busy = _growth(before.busy_ns, rate.busy_ns, NS * seconds)
             watts = _growth(before.energy_mj, rate.energy_mj, 1000 * seconds)
             rate = rate._replace(
                 busy=None if busy is None or busy > _MAX_BUSY else min(1.0, busy),
@@ -100,7 +99,7 @@ class UsageRates:
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate, usage: HolderUsage) -> float | None:
         """Counts only time that the counters report as idle. A gauge of 0 does not show what ran between scrapes."""
-        busy, idle = _growth(before.busy_ns, rate.busy_ns, _NS), _growth(before.idle_ns, rate.idle_ns, _NS)
+        busy, idle = _growth(before.busy_ns, rate.busy_ns, NS), _growth(before.idle_ns, rate.idle_ns, NS)
         if busy is None or idle is None:
             return _count_first_idle(rate, usage)
         if busy > 0:
@@ -115,7 +114,7 @@ def _count_first_idle(rate: _UsageRate, usage: HolderUsage) -> float | None:
         return None
     if rate.exporter_id and usage.idle_since is not None:
         return max(0.0, rate.at - usage.idle_since)
-    return rate.idle_ns / _NS if rate.busy_ns == 0 else 0.0
+    return rate.idle_ns / NS if rate.busy_ns == 0 else 0.0
 
 
 def _growth(before: int | None, now: int | None, scale: float) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue, remove_api_service
+from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaTls
 from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, make_api_tls, parse_front_proxy
@@ -24,7 +23,7 @@ from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig, is_loopback, require_config
 from podgpu.kube.reflector import Informer
@@ -49,10 +48,6 @@ _log = logging.getLogger("podgpu")
         "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
         "serve the custom metrics API of the Service podgpu-autoscale, with a certificate created by podgpu",
     ),
-    (
-        "podgpu autoscale --unregister --api-service podgpu/podgpu-autoscale",
-        "remove podgpu's APIServices before uninstalling it",
-    ),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -62,9 +57,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     configure_logging(options["log_format"], options["debug"])
     probe_address = parse_address(options["probe_address"], PROBE_OPTION)
-    if options["unregister"]:
-        unregister(options)
-        return
     settings = _make_settings(options, *choose_ages(ctx, options))
     check_backend(ctx, options)
     _run(options, settings, probe_address)
@@ -95,7 +87,7 @@ def _run(options: Mapping[str, Any], settings: ViewSettings, probe_address: Addr
     with ExitStack() as stack:
         make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
         server = make_server(options, settings, make_collector, stack)
-        run(server.cluster, server.listeners(probe_address))
+        run([server.cluster], server.listeners(probe_address))
 
 
 def make_server(
@@ -185,21 +177,6 @@ def _make_api(
 
     tls = make_api_tls(certificate, key, require_proxy)
     return ApiListener(MetricsApi(store, require_proxy), address, tls, find_proxy, updater)
-
-
-def unregister(options: Mapping[str, Any]) -> None:
-    """Removes podgpu's APIServices, but not those of other Services. Raises StartError."""
-    service, config = _parse_service(options["api_service"]), require_config(options["kubeconfig"])
-
-    async def remove_all() -> None:
-        async with ApiClient(config) as client:
-            for name in API_SERVICES:
-                _log.info("APIService %s: %s", name, await remove_api_service(client, name, service))
-
-    try:
-        asyncio.run(remove_all())
-    except SourceError as error:
-        raise StartError(f"{error}; remove them with: kubectl delete apiservice {' '.join(API_SERVICES)}") from error
 
 
 def _parse_service(text: str) -> ServiceName:

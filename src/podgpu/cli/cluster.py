@@ -27,7 +27,7 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, Several, load_protection, run
+from podgpu.web.app import PROBE_OPTION, load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
 from podgpu.web.sockets import Address, parse_address
 
@@ -90,7 +90,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         listeners = cluster_listeners(
             cluster, address, probe_address, protection, history, waste, options["web_enable_lifecycle"]
         )
-        run(Several([cluster, recorder]), listeners, _announce)
+        run([cluster, recorder], listeners, _announce)
 
 
 def _announce(bound: Sequence[Address]) -> None:
@@ -140,8 +140,9 @@ def _prometheus_collector(
     server = _prometheus_server(options)
 
     def make() -> Collector:
-        find_owners = owners.of if owners else None
-        return PrometheusCollector(server, settings, keep_fields=settings.keep_fields, find_owners=find_owners)
+        return PrometheusCollector(
+            server, settings, keep_fields=settings.keep_fields, owners=owners.all if owners else dict
+        )
 
     with _naming_option("--prometheus"):
         make()  # raises errors in the options at start

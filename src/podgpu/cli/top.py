@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
@@ -22,8 +23,8 @@ from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
 from podgpu.metrics.render import Policy
 from podgpu.top.feed import Feed
-from podgpu.top.lines import arrange
-from podgpu.top.screen import Controls
+from podgpu.top.lines import Order, arrange
+from podgpu.top.screen import Screen
 from podgpu.top.source import ClusterSource, ExporterSource, LocalSource, Source
 from podgpu.top.table import Table, as_text, render_totals
 from podgpu.usage.containers import ContainerFinder
@@ -63,13 +64,15 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         _reject_local_options(ctx, options)
     elif not is_set(ctx, "kubernetes"):
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
-    controls = Controls(options["sort"], options["filter"])
     with quiet_logs(), ExitStack() as at_exit:
         feed = Feed(_open_source(options, at_exit), options["interval"])
         at_exit.callback(feed.close)
+        if options["json"]:
+            print_out(msgspec.json.encode(feed.read().view) + b"\n")
+            return 0
         if options["once"] or not is_interactive():
-            return _print_once(feed, controls)
-        return _run(feed, controls)
+            return _print_once(feed, options["sort"], options["filter"])
+        return _run(feed, Screen(feed.name, options["sort"], options["filter"]))
 
 
 def _reject_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -110,20 +113,20 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
     return LocalSource(agent, options["processes"], options["interval"])
 
 
-def _run(feed: Feed, controls: Controls) -> int:
+def _run(feed: Feed, screen: Screen) -> int:
     from podgpu.top.live import show_live  # imports rich's console, which is needed only on a terminal
 
     feed.read()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the encoding may not contain all letters of a name
-    return show_live(feed, controls, wants_colour(), sys.stdin.fileno(), sys.stdout)
+    return show_live(feed, screen, wants_colour(), sys.stdin.fileno(), sys.stdout)
 
 
-def _print_once(feed: Feed, controls: Controls) -> int:
+def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     seen = feed.read()
     size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
-    lines = arrange(seen.lines, controls.order, controls.wanted)
-    table = Table(lines, controls.order, size.columns if size else None)
+    lines = arrange(seen.lines, order, wanted)
+    table = Table(lines, order, size.columns if size else None)
     printed = [table.header(), *table.body]
     if size:  # the totals are not printed for scripts
         printed.append(render_totals(seen.view.totals, seen.view.currency, size.columns))
@@ -133,8 +136,8 @@ def _print_once(feed: Feed, controls: Controls) -> int:
         Painter(sys.stdout, colour=True).print(printed, size)
     else:
         print_out("".join(f"{as_text(line)}\n" for line in printed))
-    if controls.wanted and not lines:
-        click.echo(f"podgpu: no line contains {controls.wanted!r} (--filter)", err=True)
+    if wanted and not lines:
+        click.echo(f"podgpu: no line contains {wanted!r} (--filter)", err=True)
     for note in seen.notes:
         click.echo(f"podgpu: {one_line(note)}", err=True)
     return 0

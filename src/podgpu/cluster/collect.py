@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from podgpu.metrics.adapter import PodName
 from podgpu.model import NodeState, WorkloadOwner
 
-Pod = tuple[str, str]  # namespace, name
-
-
-class Scope(NamedTuple):
-    """The group of devices that a mean covers: a cluster, namespace, node, model or owner. Unused members are empty."""
-
-    scope: str
-    namespace: str = ""
-    node: str = ""
-    model: str = ""
-    owner_kind: str = ""
-    owner_name: str = ""
+Owners = Mapping[PodName, WorkloadOwner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +52,8 @@ class ClusterReading:
     outcomes: tuple[TargetOutcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (target, reason) -> failures since the start
     notes: tuple[str, ...] = ()  # warnings that belong to no node
-    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
-    idle_for: Mapping[tuple[str, str], float] = field(
-        default_factory=dict
-    )  # (UUID, MIG instance) -> minimum idle seconds
+    owners: Owners = field(default_factory=dict)
+    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (UUID, MIG instance) -> idle seconds
 
 
 class Collector(Protocol):
@@ -73,7 +61,7 @@ class Collector(Protocol):
         """Reads all targets once, within deadlines. `reading()` reports failures; only a bug raises an exception."""
 
     def reading(self) -> ClusterReading:
-        """Returns the current results. May be called while a round runs."""
+        """Returns the results of the last round."""
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from podgpu.cluster.collect import Pod
+from podgpu.cluster.collect import Owners
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
     PODS_PATH,
+    SERVICE_LABEL,
     EndpointSliceRecord,
     PodOwner,
     endpoint_slices_path,
     merge_urls,
     parse_endpoint_slice,
     parse_owner,
+    services_path,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import WorkloadOwner
@@ -64,63 +66,90 @@ class KubernetesTargets:
         settings: ReflectorSettings | None = None,
     ) -> None:
         """`https` enables TLS for all ports, not only for those declared as https."""
+        self._config = config
         self._selector = selector
-        self._slices: Informer[EndpointSliceRecord] = Informer(
+        self._https = https
+        self._settings = settings
+        self._services: Informer[tuple[str, str]] = Informer(
             config,
-            endpoint_slices_path(selector.namespace),
+            services_path(selector.namespace),
             {"labelSelector": selector.labels},
-            lambda body: parse_endpoint_slice(body, https),
+            lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
             settings=settings,
+            metadata_only=True,
         )
-        self._version = -1
+        self._labelled = self._watch_slices(selector.labels)
+        self._unlabelled: Informer[EndpointSliceRecord] | None = None
+        """Slices of Services that have no slice with the labels of the selector."""
+        self._unlabelled_names: tuple[str, ...] = ()
+        self._slices: tuple[EndpointSliceRecord, ...] = ()
         self._urls: tuple[str, ...] = ()
 
+    def _watch_slices(self, selector: str) -> Informer[EndpointSliceRecord]:
+        return Informer(
+            self._config,
+            endpoint_slices_path(self._selector.namespace),
+            {"labelSelector": selector},
+            lambda body: parse_endpoint_slice(body, self._https),
+            settings=self._settings,
+        )
+
     def wait_synced(self, timeout: float) -> bool:
-        return self._slices.wait_synced(timeout)
+        return self._labelled.wait_synced(timeout)
 
     def urls(self) -> Sequence[str]:
-        version = self._slices.version
-        if version != self._version:
-            self._urls, self._version = merge_urls(self._slices.items()), version
+        slices = self._find_slices()
+        if slices != self._slices:
+            self._slices, self._urls = slices, merge_urls(slices)
         return self._urls
 
+    def _find_slices(self) -> tuple[EndpointSliceRecord, ...]:
+        labelled = self._labelled.items()
+        if not self._labelled.synced or not self._services.synced:
+            return labelled
+        missing = set(self._services.items()) - {record.service for record in labelled}
+        names = tuple(sorted({name for _, name in missing}))
+        if names != self._unlabelled_names:
+            if self._unlabelled is not None:
+                self._unlabelled.close()
+            self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})") if names else None
+            self._unlabelled_names = names
+        others = self._unlabelled.items() if self._unlabelled is not None else ()
+        return (*labelled, *(record for record in others if record.service in missing))
+
     def notes(self) -> Sequence[str]:
-        error = self._slices.error
-        problems = tuple(dict.fromkeys(record.problem for record in self._slices.items() if record.problem))
+        error, urls = self._labelled.error, self.urls()
+        problems = tuple(dict.fromkeys(record.problem for record in self._slices if record.problem))
         if error is not None:
             return (f"the list of exporters may be out of date: {error}", *problems)
-        if not self._slices.synced:
+        if not self._labelled.synced:
             return ("the API server has not yet returned the list of exporters",)
-        if not self.urls() and not problems:
+        if not urls and not problems:
             return (f"no Service with the labels {self._selector} has an endpoint",)
         return problems
 
     def close(self) -> None:
-        self._slices.close()
+        for informer in (self._services, self._labelled, self._unlabelled):
+            if informer is not None:
+                informer.close()
 
 
 class ApiOwners:
     """Owners of all pods, for clusters without kube-state-metrics or Prometheus."""
 
-    def __init__(
-        self, config: ApiConfig, settings: ReflectorSettings | None = None, page_size: int = _PODS_PER_PAGE
-    ) -> None:
+    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
         self._pods: Informer[PodOwner] = Informer(
-            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
+            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=_PODS_PER_PAGE
         )
         self._version = -1
-        self._owners: Mapping[Pod, WorkloadOwner] = {}
+        self._owners: Owners = {}
 
-    def all(self) -> Mapping[Pod, WorkloadOwner]:
+    def all(self) -> Owners:
         version = self._pods.version
         if version != self._version:
             self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
             self._version = version
         return self._owners
-
-    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
-        owners = self.all()
-        return {pod: owners[pod] for pod in pods if pod in owners}
 
     def notes(self) -> Sequence[str]:
         error = self._pods.error

@@ -16,18 +16,17 @@ from typing import Literal
 
 from podgpu.clock import Clock, FaultLog
 from podgpu.cluster.bills import BillLedger, BillTotals
-from podgpu.cluster.collect import ClusterReading, Collector, Scope
+from podgpu.cluster.collect import ClusterReading, Collector
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.parts import is_lost
 from podgpu.cluster.prices import ReadPrices, no_prices
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.cluster.used import RollingAverage
+from podgpu.cluster.used import RollingAverage, Scope
 from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
 from podgpu.metrics.encode import Exposition, encode
 
-LOOK_SECONDS = 1.0  # interval of publishing partial results, so that a dead node does not delay the others
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
 _MAX_LOG_LINES = 10  # per round, because a rack that loses power has many nodes
@@ -80,7 +79,6 @@ class Cluster:
         prices: ReadPrices = no_prices,
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
-        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """If `on_round` is set, it receives the state of every round, and bills and texts are not computed."""
         self.settings = settings
@@ -92,7 +90,6 @@ class Cluster:
         self._make_collector = make_collector
         self._prices = prices
         self._on_round = on_round
-        self._look_seconds = look_seconds
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
         self._bills = BillLedger()
@@ -109,22 +106,14 @@ class Cluster:
     # Rounds
 
     async def round(self, collector: Collector) -> None:
-        """Runs one round. Publishes partial results while it runs, and the full results at its end."""
+        """Runs one round and publishes its results."""
         self._collecting = collector, asyncio.get_running_loop()
-        running = asyncio.create_task(collector.run_round())
-        try:
-            while not running.done():
-                await asyncio.wait({running}, timeout=self._look_seconds)
-                if not running.done():
-                    self._publish(collector.reading(), whole_round=False)
-            running.result()
-        finally:
-            running.cancel()
-        self._publish(collector.reading(), whole_round=True)
+        await collector.run_round()
+        self._publish(collector.reading())
         self._changes.report(self.published.state)
         self._round_at = self.clock.monotonic()
 
-    def _publish(self, reading: ClusterReading, whole_round: bool) -> None:
+    def _publish(self, reading: ClusterReading) -> None:
         now, wall = self.clock.monotonic(), self.clock.wall()
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
@@ -135,15 +124,13 @@ class Cluster:
         self._previous = state
         self._removed_gpus -= {uuid for uuid in removed if self._look_up(state, uuid) == "present"}
         if self._on_round is not None:
-            if whole_round:
-                self._on_round(state)
+            self._on_round(state)
             self.published = PublishedState(state)
             return
         if self._counting_since is None:
             self._counting_since = now
         self._bills.update(state, reading.nodes, now)
-        if whole_round:
-            self._rolling.add(now, self.settings, state.used)
+        self._rolling.add(now, self.settings, state.used)
         since = self._counting_since + state.clock_offset
         self.published = PublishedState(state, self._rolling.means(), self._bills.totals(), since)
 
@@ -226,6 +213,10 @@ class Cluster:
     def turns(self) -> bool:
         """Returns True while rounds complete in time."""
         return self.clock.monotonic() - self._round_at <= self.late_after
+
+    @property
+    def has_results(self) -> bool:
+        return self._previous is not None
 
     @property
     def late_after(self) -> float:

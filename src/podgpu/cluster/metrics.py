@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from podgpu import __version__
 from podgpu.cluster.bills import BillTotals
-from podgpu.cluster.collect import Scope
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
 from podgpu.cluster.settings import duration_text
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import CLUSTER
+from podgpu.cluster.used import CLUSTER, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
@@ -145,13 +144,7 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
-    names = {
-        "namespace": ("namespace",),
-        "node": ("node",),
-        "model": ("model",),
-        "owner": ("namespace", "owner_kind", "owner_name"),
-    }.get(scope.scope, ())
-    return Labels((*more, ("scope", scope.scope), *((name, getattr(scope, name)) for name in names)))
+    return Labels((*more, *((name, value) for name, value in zip(Scope._fields, scope, strict=True) if value)))
 
 
 # Idle holders

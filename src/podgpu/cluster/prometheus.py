@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
@@ -29,6 +29,7 @@ from podgpu.metrics.adapter import (
     POD_LABEL_VARIANTS,
     REPLICA_LABELS,
     TARGET_LABELS,
+    PodName,
     TargetState,
     nodes_from_vectors,
 )
@@ -51,7 +52,6 @@ _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
 _NO_SAMPLES = "Prometheus has no recent samples of this node: check that its exporter runs and is scraped"
-FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, WorkloadOwner]]
 
 
 class PrometheusCollector:
@@ -63,10 +63,10 @@ class PrometheusCollector:
         settings: ViewSettings,
         *,
         keep_fields: frozenset[str] = frozenset(),
-        find_owners: FindOwners | None = None,
+        owners: Callable[[], Owners] = dict,
         clock: Clock | None = None,
     ) -> None:
-        """`find_owners` returns owners of pods that kube-state-metrics does not report. Raises UsageError."""
+        """`owners` returns the owners of pods that kube-state-metrics does not report. Raises UsageError."""
         self._match = server.match
         self._node_labels = server.node_labels
         self._client = PrometheusClient(server)
@@ -74,7 +74,8 @@ class PrometheusCollector:
         self._keep_fields = keep_fields
         self._clock = clock or Clock()
         self._idle = IdleDevices(self._client, self._match, settings.idle_after)
-        self._owners = PodOwners(self._client, self._match, find_owners)
+        self._owners = PodOwners(self._client, self._match)
+        self._other_owners = owners
         self._errors: Counter[tuple[str, str]] = Counter()
         self._reading = ClusterReading()
 
@@ -121,8 +122,8 @@ class PrometheusCollector:
         for what, error in failures:
             if what in required:
                 raise error
-        result = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
-        nodes = [self._make_reading(target, now, monotonic) for target in result.states]
+        targets, errors = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
+        nodes = [self._make_reading(target, now, monotonic) for target in targets]
         self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
@@ -132,10 +133,10 @@ class PrometheusCollector:
                 await work
             except SourceError as error:
                 failures.append((what, error))
-        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(result.errors.items())[:3])]
+        notes = [*self._client.notes, *(f"{name}: {why}" for name, why in sorted(errors.items())[:3])]
         self._reading = replace(
             self._reading,
-            owners=self._owners.all(),
+            owners={**self._other_owners(), **self._owners.known},
             idle_for=self._idle.seconds(now),
             notes=(*notes, *self._describe_gaps(failures)),
         )
@@ -310,28 +311,26 @@ def idle_query(match: str, window: float) -> str:
 class PodOwners:
     """Reads `kube_pod_owner` and `kube_replicaset_owner` of kube-state-metrics. A pod's owner never changes."""
 
-    def __init__(self, client: PrometheusClient, match: str, find_owners: FindOwners | None) -> None:
+    def __init__(self, client: PrometheusClient, match: str) -> None:
         self._client = client
         self._match = match
-        self._find_owners = find_owners
-        self._pods: frozenset[Pod] = frozenset()
-        self._known: dict[Pod, WorkloadOwner] = {}
-        self._queried_at: dict[Pod, float] = {}
+        self.known: dict[PodName, WorkloadOwner] = {}
+        self._queried_at: dict[PodName, float] = {}
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
         slots = (slot for node in nodes for device in node.state.devices for slot in (device, *device.instances))
-        self._pods = frozenset((h.namespace, h.pod) for slot in slots for h in slot.holders if h.pod)
-        self._known = {pod: owner for pod, owner in self._known.items() if pod in self._pods}
+        pods = {(h.namespace, h.pod) for slot in slots for h in slot.holders if h.pod}
+        self.known = {pod: owner for pod, owner in self.known.items() if pod in pods}
         self._queried_at = {
-            pod: at for pod, at in self._queried_at.items() if pod in self._pods and now - at < _OWNER_RETRY_SECONDS
+            pod: at for pod, at in self._queried_at.items() if pod in pods and now - at < _OWNER_RETRY_SECONDS
         }
-        missing = sorted(self._pods - self._known.keys() - self._queried_at.keys())[:_PODS_PER_QUERY]
+        missing = sorted(pods - self.known.keys() - self._queried_at.keys())[:_PODS_PER_QUERY]
         if missing:
             owners = await self._query_owners(missing)
             self._queried_at |= dict.fromkeys(missing, now)
-            self._known |= {pod: owner for pod, owner in owners.items() if pod in self._pods}
+            self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 
-    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, WorkloadOwner]:
+    async def _query_owners(self, pods: Sequence[PodName]) -> dict[PodName, WorkloadOwner]:
         labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
         names = {pod for _, pod in pods}
         series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
@@ -350,14 +349,10 @@ class PodOwners:
     def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
         return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
 
-    def all(self) -> dict[Pod, WorkloadOwner]:
-        missing = self._pods - self._known.keys()
-        return {**(self._find_owners(missing) if self._find_owners and missing else {}), **self._known}
 
-
-def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, WorkloadOwner]:
+def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
     """Returns owners by namespace and name. If there are several, uses the first in alphabetical order."""
-    owners: dict[Pod, WorkloadOwner] = {}
+    owners: dict[PodName, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
         owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, HOLDER_LABELS, POWER, TEMPERATURE, UTIL
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSeries, by, one_of, quote, select
@@ -15,19 +15,21 @@ from podgpu.history.answers import (
     JSON,
     MAX_POINTS,
     GpuHistory,
-    Series,
-    Span,
-    gpu_json,
-    pod_json,
+    HolderSpan,
+    Mark,
+    PodHistory,
+    make_pod_history,
+    round_series,
     sparkline_window,
     sparklines_json,
     utilization_byte,
 )
+from podgpu.history.store import Figures
 from podgpu.metrics.adapter import POD_LABEL_VARIANTS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
-from podgpu.model import Workload
+from podgpu.model import MIB, Workload
 
 CACHE_SECONDS = 15.0
 _FINE, _COARSE = 15, 300  # steps in seconds, as in the SQLite store
@@ -35,12 +37,11 @@ _MAX_GAP_SECONDS = 300  # a holder or a condition continues over shorter gaps, i
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
-_MIB = 1024 * 1024
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
-_FIGURES = ("utilization", "memory", "power", "temperature")
 _KEYS = (*_UUIDS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
+T = TypeVar("T")
 Device = tuple[str, str]  # UUID, MIG instance
 Values = list[float | None]  # one per step
 
@@ -84,19 +85,19 @@ class PrometheusHistory:
         PrometheusClient(server)
         self._server = server
         self._clock = clock
-        self._cache: dict[tuple[object, ...], tuple[float, JSON | None]] = {}
+        self._cache: dict[tuple[object, ...], tuple[float, Any]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def sparklines(self, points: int) -> JSON:
-        return await self._read_cached(self._read_sparklines, points) or {}
+        return await self._read_cached(self._read_sparklines, points)
 
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await self._read_cached(self._read_gpu, (uuid, instance), seconds)
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
+    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
         return await self._read_cached(self._read_pod, (namespace, pod), seconds)
 
-    async def _read_cached(self, read: Callable[..., Awaitable[JSON | None]], *arguments: object) -> JSON | None:
+    async def _read_cached(self, read: Callable[..., Awaitable[T]], *arguments: object) -> T:
         key = read.__name__, *arguments
         async with self._slots:
             now = self._clock()
@@ -107,32 +108,33 @@ class PrometheusHistory:
                     self._cache[key] = now, await read(client, *arguments)
                 finally:
                     await client.close()
-            return self._cache[key][1]
+            answer: T = self._cache[key][1]
+            return answer
 
     async def _read_sparklines(self, client: PrometheusClient, points: int) -> JSON:
         window = Window(*sparkline_window(points, await client.query_time()))
         reader = _RangeReader(client, window, self._server)
         lines = {}
-        for labels, values in await reader.read(reader.figures()["utilization"]):
+        for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
             uuid, instance = _read_device(labels)
             if uuid:
                 ratios = (_check_ratio(value) for value in window.align(values))
                 lines[f"{uuid}/{instance}" if instance else uuid] = bytes(map(utilization_byte, ratios))
         return sparklines_json(window.start, window.step, lines, window.steps)
 
-    async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> JSON | None:
+    async def _read_gpu(self, client: PrometheusClient, device: Device, seconds: int) -> GpuHistory | None:
         reader = await self._make_reader(client, seconds)
         devices = await reader.read_devices([device[0]])
-        return gpu_json(devices[device].make_history(devices[device].figures)) if device in devices else None
+        return devices[device].make_history(devices[device].figures) if device in devices else None
 
-    async def _read_pod(self, client: PrometheusClient, pod: PodName, seconds: int) -> JSON | None:
+    async def _read_pod(self, client: PrometheusClient, pod: PodName, seconds: int) -> PodHistory | None:
         reader = await self._make_reader(client, seconds)
         uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
-        devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD]) if uuids else {}
+        devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD], pod) if uuids else {}
         histories = [device.history_of_pod(pod) for device in devices.values()]
         held = [history for history in histories if history is not None]
-        held.sort(key=lambda history: (history.node, history.gpu_index or 0, history.uuid, history.instance))
-        return pod_json(*pod, held)
+        held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
+        return make_pod_history(*pod, held)
 
     async def _make_reader(self, client: PrometheusClient, seconds: int) -> _RangeReader:
         step = _FINE if seconds <= MAX_POINTS * _FINE else _COARSE * -(-seconds // (_COARSE * MAX_POINTS))
@@ -155,15 +157,18 @@ class _RangeReader:
         window = self._window
         return await self._client.query_range(query, window.start + window.step, window.end, window.step)
 
-    async def read_devices(self, uuids: Sequence[str]) -> dict[Device, _DeviceLines]:
-        """Raises SourceError."""
+    async def read_devices(self, uuids: Sequence[str], pod: PodName | None = None) -> dict[Device, _DeviceLines]:
+        """With `pod`, reads the figures and conditions only of the time in which the pod held the devices.
+
+        Raises SourceError.
+        """
         queries = {
             "own_pods": self._own_pods(uuids),
             "held": self._held(uuids),
-            "health": self._health(uuids),
-            "utilization of holders": self._of_holders("podgpu_container_gpu_utilization_ratio", uuids),
-            "memory of holders": self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids),
-            **self.figures(uuids),
+            "health": self._health(uuids, pod),
+            "utilization_ratio of holders": self._of_holders("podgpu_container_gpu_utilization_ratio", uuids),
+            "memory_used_bytes of holders": self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids),
+            **self.figures(uuids, pod),
         }
         results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
         own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add their names to series
@@ -181,23 +186,29 @@ class _RangeReader:
 
     # PromQL
 
-    def figures(self, uuids: Sequence[str] = ()) -> dict[str, str]:
+    def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
         """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
-            "utilization": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
-            "memory": f"({self._field(FB_USED, uuids)}) * {_MIB} or {memory}",
-            "power": self._field(POWER, uuids),
-            "temperature": self._field(TEMPERATURE, uuids),
+            "utilization_ratio": f"({self._field(UTIL, uuids)}) / 100 or {self._field(GR_ENGINE, uuids)}",
+            "memory_used_bytes": f"({self._field(FB_USED, uuids)}) * {MIB} or {memory}",
+            "power_watts": self._field(POWER, uuids),
+            "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
-        return {name: self._over_steps("avg", query) for name, query in queries.items()}
+        return {name: self._over_steps("avg", self._while_held(query, pod)) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
+        return self._over_steps("max", self._held_by(pod))
+
+    def _held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
         )
-        return self._over_steps("max", f"group {by(*_KEYS)} ({series})")
+        return f"group {by(*_KEYS)} ({series})"
+
+    def _while_held(self, query: str, pod: PodName | None) -> str:
+        return f"({query}) and on ({', '.join(_KEYS)}) ({self._held_by(pod)})" if pod else query
 
     def _held(self, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *HOLDER_LABELS)
@@ -212,9 +223,9 @@ class _RangeReader:
         labels = by(*_KEYS, "job", "instance", *HOLDER_LABELS)
         return self._over_steps("avg", f"max {labels} ({self._select((name,), uuids)})")
 
-    def _health(self, uuids: Sequence[str]) -> str:
+    def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return self._over_steps("max", f"max {by(*_KEYS, 'condition')} ({series})")
+        return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
         """Returns a query in the unit of dcgm-exporter 4.8. GPU fields repeated on MIG instances count for the GPU."""
@@ -259,7 +270,7 @@ class _DeviceLines:
         """Adds the result of the query `what`."""
         steps = {number for number, value in enumerate(values) if value is not None}
         figure = what.removesuffix(" of holders")
-        if figure == "utilization":
+        if figure == "utilization_ratio":
             values = [_check_ratio(value) for value in values]
         if what == "held":
             named = [(place, labels[name]) for place, name in enumerate(node_labels) if labels.get(name)]
@@ -285,7 +296,7 @@ class _DeviceLines:
         shared = {step for holder, steps in self.holders.items() if holder not in own for step in steps}
         if not held:
             return None
-        figures: dict[str, Values] = {name: [None] * self.window.steps for name in _FIGURES}
+        figures: dict[str, Values] = {name: [None] * self.window.steps for name in Figures._fields}
         for name, values in figures.items():
             lines = [line for holder in own if (line := self.holder_figures.get((holder, name))) is not None]
             device = self.figures.get(name)
@@ -293,22 +304,35 @@ class _DeviceLines:
                 parts = [part for line in lines if (part := line[step]) is not None]
                 if parts:
                     values[step] = sum(parts)
-                elif device is not None and (step not in shared or name == "temperature"):
+                elif device is not None and (step not in shared or name == "temperature_celsius"):
                     values[step] = device[step]
         return self.make_history(figures)
 
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps
-        series = Series(self.window.start, self.window.step, {name: figures.get(name, unknown) for name in _FIGURES})
-        spans = [
-            Span("holder", *run, h.container, "", h.namespace, h.pod, h.job, h.uid, h.container_id)
+        holders = [
+            HolderSpan(*run, h.container, h.namespace, h.pod, h.job, h.uid, h.container_id)
             for h, steps in self.holders.items()
             for run in self.window.find_runs(steps)
         ]
-        for name, steps in self.conditions.items():
-            message = words_for(name)[0] if name in conditions() else name
-            spans += [Span("condition", *run, name, message) for run in self.window.find_runs(steps)]
-        return GpuHistory(*self.device, self.node[1], self.index, series, sorted(spans, key=lambda span: span.started))
+        marks = [
+            Mark(*run, name, words_for(name)[0] if name in conditions() else name)
+            for name, steps in self.conditions.items()
+            for run in self.window.find_runs(steps)
+        ]
+        uuid, instance = self.device
+        return GpuHistory(
+            uuid=uuid,
+            instance=instance,
+            node=self.node[1],
+            index=self.index,
+            from_=self.window.start,
+            to=self.window.end,
+            step_seconds=self.window.step,
+            series=round_series({name: figures.get(name, unknown) for name in Figures._fields}),
+            holders=sorted(holders, key=lambda span: span.from_),
+            marks=sorted(marks, key=lambda mark: mark.at),
+        )
 
 
 def _read_device(labels: LabelMap) -> Device:

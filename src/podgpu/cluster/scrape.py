@@ -10,7 +10,7 @@ import logging
 import re
 import resource
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -19,12 +19,12 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
-from podgpu.model import DeviceState, MigInstance, NodeState, WorkloadOwner, decode_node
+from podgpu.model import DeviceState, MigInstance, NodeState, decode_node
 
 _CONCURRENCY = 256  # more than usually fail together, because each failed target waits for its timeout
 _ROUNDS_UNTIL_PROBE = 40  # then JSON is requested again from a target that returned text
@@ -170,7 +170,7 @@ class ScrapeCollector:
         keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
         drop_after: float = 300.0,
-        owners: Callable[[], Mapping[Pod, WorkloadOwner]] = dict,
+        owners: Callable[[], Owners] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
@@ -196,8 +196,7 @@ class ScrapeCollector:
         self._update_targets()
         session = self._open_session()
         async with asyncio.TaskGroup() as group:
-            # Failing targets are read last, so that their timeouts do not delay the others.
-            for target in sorted(self._targets.values(), key=lambda t: t.outcome is not None and bool(t.outcome.error)):
+            for target in self._targets.values():
                 group.create_task(self._read_target(target, session))
 
     def _update_targets(self) -> None:
@@ -206,15 +205,12 @@ class ScrapeCollector:
         for url in urls:
             if url not in self._targets:
                 try:
-                    target = self._removed.pop(url, None) or ScrapeTarget(url, self._access, self._timeout)
+                    removed = self._removed.pop(url, None)
+                    self._targets[url] = removed or ScrapeTarget(url, self._access, self._timeout)
                 except UsageError as error:
                     problems.append(str(error))
-                    continue
-                target.readings = tuple(replace(reading, listed=True) for reading in target.readings)
-                self._targets[url] = target
         for url in self._targets.keys() - urls.keys():
             self._removed[url] = target = self._targets.pop(url)
-            target.readings = tuple(replace(reading, listed=False) for reading in target.readings)
             target.outcome = None
             for key in [key for key in self._errors if key[0] == target.name]:
                 del self._errors[key]
@@ -262,8 +258,9 @@ class ScrapeCollector:
 
     def reading(self) -> ClusterReading:
         targets = self._targets.values()
+        removed = [replace(reading, listed=False) for target in self._removed.values() for reading in target.readings]
         return ClusterReading(
-            nodes=tuple(reading for t in (*targets, *self._removed.values()) for reading in t.readings),
+            nodes=(*(reading for target in targets for reading in target.readings), *removed),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors=dict(self._errors),
             notes=(*self._source.notes(), *self._bad_targets, *self._notes()),

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from podgpu.cluster.alerts import Alert, describe_node, sort_alerts
-from podgpu.cluster.collect import ClusterReading, Pod, Scope, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, Owners, TargetOutcome
 from podgpu.cluster.nodes import CLOCK_AHEAD, NodeEntry, add_lost_gpus, choose_nodes, hide_missing_gpus
 from podgpu.cluster.parts import (
     HeldPart,
@@ -29,9 +29,10 @@ from podgpu.cluster.parts import (
 )
 from podgpu.cluster.prices import NO_PRICES, Prices, describe_unpriced
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.used import UsedMean, mean_by_scope
+from podgpu.cluster.used import CLUSTER, Scope, UsedMean, mean_by_scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
+    NS,
     Condition,
     DeviceState,
     Holder,
@@ -40,13 +41,11 @@ from podgpu.model import (
     NodeState,
     Slot,
     WorkloadKey,
-    WorkloadOwner,
 )
 
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 _SAME_READING = 1e-6
-_NS = 1_000_000_000
 _NO_USAGE = HolderUsage()
 
 
@@ -61,7 +60,7 @@ class ClusterState:
     notes: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()  # most serious first
     used: Mapping[Scope, UsedMean] = field(default_factory=dict)
-    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
+    owners: Owners = field(default_factory=dict)
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # sorted by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -70,12 +69,8 @@ class ClusterState:
     @property
     def used_ratio(self) -> float | None:
         """Mean of --used-field over the GPUs in use. None if there is no data."""
-        used = self.used.get(Scope("cluster"))
+        used = self.used.get(CLUSTER)
         return None if used is None else used.mean / self.settings.full
-
-    @property
-    def has_fresh_nodes(self) -> bool:
-        return any(not node.stale for node in self.nodes)
 
     @property
     def simulated(self) -> bool:
@@ -176,7 +171,7 @@ def _complete(
     idle: _IdleTimes | None,
     prices: Prices,
     offset: float,
-    owners: Mapping[Pod, WorkloadOwner] | None = None,
+    owners: Owners | None = None,
 ) -> NodeEntry:
     """Adds the held parts, and the condition of a node that is gone."""
     if node.gone:
@@ -187,9 +182,7 @@ def _complete(
     return replace(node, stale=node.stale or node.gone, notes=bound_notes(node.notes), held=held)
 
 
-def _hold(
-    node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Mapping[Pod, WorkloadOwner]
-) -> Iterator[HeldPart]:
+def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owners) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
         if not (gpu.holders or gpu.instances):
             continue
@@ -274,7 +267,7 @@ class _IdleTimes:
 
     def _known_idle(self, gpu: DeviceState, instance: MigInstance | None, usage: HolderUsage) -> float:
         """Returns the idle seconds before the first reading, so that a restart of podgpu does not reset them to 0."""
-        counted = None if usage.idle_ns is None else usage.idle_ns / _NS
+        counted = None if usage.idle_ns is None else usage.idle_ns / NS
         if counted is not None and usage.busy_ns == 0:
             return counted
         observed = self._idle_for.get((gpu.uuid, "" if instance is None else str(instance.id)), 0.0)

@@ -11,15 +11,28 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from podgpu.cluster.collect import Pod, Scope
+from podgpu.cluster.collect import Owners
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import holders_of, slot_model
 from podgpu.cluster.settings import ViewSettings
-from podgpu.model import DeviceState, Holder, MigInstance, Slot, WorkloadOwner
+from podgpu.model import DeviceState, Holder, MigInstance, Slot
 
-CLUSTER = Scope("cluster")
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 _MAX_RATIO = 1.01  # a counter that is read slightly late can exceed 1
+
+
+class Scope(NamedTuple):
+    """The group of devices that a mean covers: a cluster, namespace, node, model or owner. Unused members are empty."""
+
+    scope: str
+    namespace: str = ""
+    node: str = ""
+    model: str = ""
+    owner_kind: str = ""
+    owner_name: str = ""
+
+
+CLUSTER = Scope("cluster")
 
 
 class UsedMean(NamedTuple):
@@ -29,9 +42,7 @@ class UsedMean(NamedTuple):
     mean: float
 
 
-def mean_by_scope(
-    nodes: Iterable[NodeEntry], owners: Mapping[Pod, WorkloadOwner], settings: ViewSettings
-) -> dict[Scope, UsedMean]:
+def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings) -> dict[Scope, UsedMean]:
     """Computes the mean of each scope over the nodes that are not stale."""
     full = settings.full
     sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values

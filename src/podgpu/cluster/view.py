@@ -29,6 +29,7 @@ from podgpu.cluster.parts import (
     gpu_utilization,
     group_held,
     is_lost,
+    slot_memory,
     slot_model,
     slot_utilization,
     sum_held,
@@ -42,6 +43,8 @@ from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import (
+    MJ,
+    NS,
     Condition,
     DeviceState,
     HolderUsage,
@@ -58,7 +61,6 @@ from podgpu.model import (
 
 ApiVersion = Literal["podgpu/v1"]
 API: ApiVersion = "podgpu/v1"
-_NS, _MJ = 1_000_000_000, 1000
 _NO_USAGE, _NO_SLOT_USAGE = HolderUsage(), SlotUsage()
 
 
@@ -352,12 +354,11 @@ def _slot_members(
 ) -> dict[str, Any]:
     slot: Slot = instance or gpu
     usage = slot.usage or _NO_SLOT_USAGE
-    used = slot.memory_used_bytes
     return {
         "utilization_ratio": _rounded(slot_utilization(slot)),
-        "memory_used_bytes": usage.memory_used_bytes if used is None else used,
+        "memory_used_bytes": slot_memory(slot),
         "memory_total_bytes": slot.memory_total_bytes,
-        "energy_joules": _divided(usage.energy_mj, _MJ),
+        "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],
         "conditions": [_make_condition(condition) for condition in gpu.conditions],
         "absent": is_lost(gpu),
@@ -375,9 +376,9 @@ def _make_holder(part: HeldPart) -> HolderView:
         memory_used_bytes=usage.memory_used_bytes,
         power_watts=None if power is None or usage.power_ratio is None else round(power * usage.power_ratio / 1000, 1),
         processes=usage.processes,
-        busy_seconds=_divided(usage.busy_ns, _NS),
-        idle_seconds=_divided(usage.idle_ns, _NS),
-        energy_joules=_divided(usage.energy_mj, _MJ),
+        busy_seconds=_divided(usage.busy_ns, NS),
+        idle_seconds=_divided(usage.idle_ns, NS),
+        energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
         cost_per_hour=_rounded(part.cost_per_hour),

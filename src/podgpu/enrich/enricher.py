@@ -12,7 +12,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import LabelSet, ParsedExposition, same_value
+from podgpu.gpu.exposition import LabelSet, ParsedExposition
 from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
@@ -67,8 +67,8 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
     """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
-    first, *others = without_holder or copies
-    return first if all(same_value(sample.value, first.value) for sample in others) else None
+    chosen = without_holder or copies
+    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because of NaN
 
 
 def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:

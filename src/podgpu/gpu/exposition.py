@@ -125,7 +125,7 @@ class ParsedExposition:
 
 
 def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
-    """Parses metrics text. Raises SourceError: not_prometheus, malformed (with line and reason) or duplicate_series."""
+    """Parses metrics text. Raises SourceError: not_prometheus or malformed (with line and reason)."""
     check_is_metrics(content, shown)
     try:
         families = tuple(parse_text(content.decode(), _MAX_LINES))
@@ -135,28 +135,7 @@ def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
     except BadExposition as error:
         raise SourceError("malformed", f"{shown}: {error}") from error
     label_sets = {id(sample.labels): sample.labels for family in families for sample in family.samples}
-    _check_duplicates(families, label_sets, shown)
     return ParsedExposition(families, _find_devices(label_sets.values()))
-
-
-def _check_duplicates(families: Iterable[ParsedFamily], label_sets: Mapping[int, LabelSet], shown: str) -> None:
-    """Raises SourceError if a series occurs twice with different values.
-
-    Equal values are accepted: dcgm-exporter 4.8 repeats the PCIe bytes of its 1.x counters.
-    """
-    keys = {number: frozenset(labels.items()) for number, labels in label_sets.items()}
-    for family in families:
-        values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        for sample in family.samples:
-            if not same_value(values.setdefault((sample.name, keys[id(sample.labels)]), sample.value), sample.value):
-                labels = ascii(dict(sample.labels))[:300]
-                raise SourceError(
-                    "duplicate_series", f"{shown}: {sample.name} occurs twice with different values: {labels}"
-                )
-
-
-def same_value(left: float, right: float) -> bool:
-    return left == right or (left != left and right != right)  # NaN
 
 
 def _find_devices(label_sets: Iterable[LabelSet]) -> dict[str, Device]:

@@ -1,10 +1,12 @@
-"""Time ranges, data types and JSON of `/api/v1/history`, shared by the SQLite store and Prometheus."""
+"""Time ranges and JSON of `/api/v1/history`, shared by the SQLite store and Prometheus."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
 
 from podgpu.errors import UsageError
 
@@ -15,34 +17,16 @@ NO_DATA = 255
 """The byte for a sparkline point without data."""
 RANGES = {"1h": 3600, "6h": 6 * 3600, "24h": 86_400, "7d": 7 * 86_400}
 JSON = dict[str, Any]
-_SERIES = {  # name in the store -> (name in the JSON, decimal places)
-    "utilization": ("utilization_ratio", 4),
-    "memory": ("memory_used_bytes", 0),
-    "power": ("power_watts", 1),
-    "temperature": ("temperature_celsius", 0),
-}
+Values = Sequence[float | None]  # one per step; None if there is no data
+_DIGITS = {"utilization_ratio": 4, "memory_used_bytes": None, "power_watts": 1, "temperature_celsius": None}
 
 
-class Series(NamedTuple):
-    """Mean values over equal time steps, by name. None if a step has no data."""
+class HolderSpan(msgspec.Struct, omit_defaults=True):
+    """The time in which a container held a GPU. `to` is None if it still does."""
 
-    start: float
-    step: int
-    values: Mapping[str, list[float | None]]
-
-    @property
-    def end(self) -> float:
-        return self.start + self.step * max(map(len, self.values.values()), default=0)
-
-
-class Span(NamedTuple):
-    """The time in which a GPU had a holder or a condition. `ended` is None if it has not ended."""
-
-    kind: str  # "holder" or "condition"
-    started: float
-    ended: float | None
-    name: str  # name of the container or the condition
-    message: str = ""
+    from_: float = msgspec.field(name="from")
+    to: float | None = None
+    container: str = ""
     namespace: str = ""
     pod: str = ""
     job: str = ""
@@ -50,15 +34,45 @@ class Span(NamedTuple):
     container_id: str = ""
 
 
-class GpuHistory(NamedTuple):
-    """History of a GPU, or of a pod's time on a GPU."""
+class Mark(msgspec.Struct, omit_defaults=True):
+    """The time in which a GPU had a condition. `until` is None if it still has."""
+
+    at: float
+    until: float | None = None
+    condition: str = ""
+    says: str = ""
+    uuid: str = ""  # set only in the history of a pod
+    instance: str = ""
+
+
+class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One GPU or MIG instance. `series` has mean values over equal time steps, by name."""
 
     uuid: str
-    instance: str
-    node: str
-    gpu_index: int | None
-    figures: Series
-    spans: list[Span]  # all holders and conditions of the GPU
+    instance: str = ""
+    node: str = ""
+    index: int | None = None
+    series: Mapping[str, Values]
+    holders: list[HolderSpan]
+
+
+class GpuHistory(DeviceHistory, kw_only=True):
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    step_seconds: int
+    marks: list[Mark]
+
+
+class PodHistory(msgspec.Struct, kw_only=True):
+    api: str = "podgpu/v1"
+    from_: float = msgspec.field(name="from")
+    to: float
+    step_seconds: int
+    namespace: str
+    pod: str
+    devices: list[DeviceHistory]
+    marks: list[Mark]
 
 
 class HistorySource(Protocol):
@@ -66,10 +80,11 @@ class HistorySource(Protocol):
 
     async def sparklines(self, points: int) -> JSON: ...
 
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         """Returns None if the GPU is unknown."""
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None: ...
+    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
+        """Returns None if the pod held no GPU in that time."""
 
 
 def parse_range(text: str) -> int:
@@ -110,78 +125,40 @@ def sparklines_json(start: float, step: int, lines: Mapping[str, bytes], points:
     return {"api": "podgpu/v1", "from": start, "step_seconds": step, "points": points, "devices": devices}
 
 
-def gpu_json(history: GpuHistory) -> JSON:
+def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
     return {
-        "api": "podgpu/v1",
-        **_device_json(history),
-        **_range_json(history.figures),
-        "series": _series_json(history.figures),
-        "holders": [_holder_json(span) for span in history.spans if span.kind == "holder"],
-        "marks": list(_marks_json(history.spans)),
+        name: [None if value is None else round(value, _DIGITS[name]) for value in values]
+        for name, values in series.items()
     }
 
 
-def pod_json(namespace: str, pod: str, devices: Iterable[GpuHistory]) -> JSON | None:
-    """Builds the JSON of a pod. Returns None if the pod held no GPU in that time."""
-    rows: list[JSON] = []
-    marks: list[JSON] = []
-    head: JSON = {}
-    for history in devices:
-        own = [span for span in history.spans if (span.kind, span.namespace, span.pod) == ("holder", namespace, pod)]
-        device = _device_json(history)
-        head = _range_json(history.figures)
-        rows.append({**device, "series": _series_json(history.figures), "holders": [_holder_json(s) for s in own]})
-        name = {key: device[key] for key in ("uuid", "instance") if key in device}
-        marks += [mark | name for mark in _marks_json(_during(history.spans, own))]
-    if not rows:
+def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
+    """Combines the histories of the GPUs that the pod held. Conditions count only while the pod held the GPU."""
+    devices: list[DeviceHistory] = []
+    marks: list[Mark] = []
+    for gpu in gpus:
+        own = [span for span in gpu.holders if (span.namespace, span.pod) == (namespace, pod)]
+        devices.append(
+            DeviceHistory(
+                uuid=gpu.uuid, instance=gpu.instance, node=gpu.node, index=gpu.index, series=gpu.series, holders=own
+            )
+        )
+        for mark in gpu.marks:
+            if any(_overlaps(mark, span) for span in own):
+                marks.append(msgspec.structs.replace(mark, uuid=gpu.uuid, instance=gpu.instance))
+    if not devices:
         return None
-    marks.sort(key=lambda mark: mark["at"])
-    return {"api": "podgpu/v1", "namespace": namespace, "pod": pod, **head, "devices": rows, "marks": marks}
+    marks.sort(key=lambda mark: mark.at)
+    return PodHistory(
+        from_=gpu.from_,
+        to=gpu.to,
+        step_seconds=gpu.step_seconds,
+        namespace=namespace,
+        pod=pod,
+        devices=devices,
+        marks=marks,
+    )
 
 
-def _during(spans: Iterable[Span], own: Iterable[Span]) -> Iterator[Span]:
-    """Yields the spans that overlap one of the pod's own spans. Later conditions of the GPU do not concern the pod."""
-    times = [(span.started, span.ended) for span in own]
-    for span in spans:
-        if any(
-            (ended is None or span.started < ended) and (span.ended is None or span.ended > started)
-            for started, ended in times
-        ):
-            yield span
-
-
-def _device_json(history: GpuHistory) -> JSON:
-    members = {"uuid": history.uuid, "instance": history.instance, "node": history.node}
-    index = {} if history.gpu_index is None else {"index": history.gpu_index}
-    return {name: value for name, value in members.items() if value} | index
-
-
-def _range_json(series: Series) -> JSON:
-    return {"from": round(series.start, 1), "to": round(series.end, 1), "step_seconds": series.step}
-
-
-def _series_json(series: Series) -> JSON:
-    return {
-        name: [None if value is None else round(value, digits or None) for value in series.values[stored]]
-        for stored, (name, digits) in _SERIES.items()
-    }
-
-
-def _holder_json(span: Span) -> JSON:
-    names = {
-        "namespace": span.namespace,
-        "pod": span.pod,
-        "container": span.name,
-        "uid": span.uid,
-        "container_id": span.container_id,
-        "job": span.job,
-    }
-    times = {"from": span.started} | ({} if span.ended is None else {"to": span.ended})
-    return times | {name: value for name, value in names.items() if value}
-
-
-def _marks_json(spans: Iterable[Span]) -> Iterator[JSON]:
-    for span in spans:
-        if span.kind == "condition":
-            until = {} if span.ended is None else {"until": span.ended}
-            yield {"at": span.started, **until, "condition": span.name, "says": span.message}
+def _overlaps(mark: Mark, span: HolderSpan) -> bool:
+    return (span.to is None or mark.at < span.to) and (mark.until is None or mark.until > span.from_)

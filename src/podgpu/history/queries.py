@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from podgpu.history.answers import MAX_POINTS, GpuHistory, Series, Span
+from podgpu.history.answers import MAX_POINTS, GpuHistory, HolderSpan, Mark, round_series
 from podgpu.history.store import COARSE, DAY, FINE, Amounts, Figures
 
 # Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
@@ -26,11 +26,13 @@ WHERE gpu = :gpu AND account = (
 AND (:account = 0 OR EXISTS (SELECT * FROM span WHERE span.gpu = :gpu AND span.account = :account
     AND started < rounds.time + rounds.resolution AND (ended IS NULL OR ended > rounds.time)))
 GROUP BY point"""
-_SPANS = """
-SELECT iif(account = 0, 'condition', 'holder'), started, ended, name, message, ifnull(namespace, ''), ifnull(pod, ''),
-    ifnull(job, ''), ifnull(uid, ''), ifnull(container_id, '')
-FROM span LEFT JOIN account ON account.id = span.account
-WHERE gpu = ? AND started < ? AND (ended IS NULL OR ended > ?) ORDER BY started"""
+_HOLDERS = """
+SELECT started, ended, name, namespace, pod, job, uid, container_id
+FROM span JOIN account ON account.id = span.account
+WHERE gpu = :gpu AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
+_MARKS = """
+SELECT started, ended, name, message FROM span
+WHERE gpu = :gpu AND account = 0 AND started < :end AND (ended IS NULL OR ended > :start) ORDER BY started"""
 _GPUS_OF_POD = """
 SELECT DISTINCT uuid, instance, gpu.node, gpu_index, gpu.id, account.id
 FROM account JOIN span ON span.account = account.id JOIN gpu ON gpu.id = span.gpu
@@ -114,15 +116,22 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
 
 def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, int]) -> GpuHistory:
     uuid, instance, node, index, gpu_id, account_id = row
-    figures = _read_series(db, _FIGURES, window | {"gpu": gpu_id, "account": account_id}, Figures._fields)
-    spans = db.execute(_SPANS, (gpu_id, window["end"], window["start"]))
-    return GpuHistory(uuid, instance, node, index, figures, [Span(*span) for span in spans])
-
-
-def _read_series(db: sqlite3.Connection, sql: str, parameters: dict[str, int], names: Sequence[str]) -> Series:
-    start, end, step = parameters["start"], parameters["end"], parameters["step"]
-    values: dict[str, list[float | None]] = {name: [None] * -(-(end - start) // step) for name in names}
-    for point, *means in db.execute(sql, parameters):
-        for name, mean in zip(names, means, strict=True):
-            values[name][point] = mean
-    return Series(start, step, values)
+    start, end, step = window["start"], window["end"], window["step"]
+    steps = -(-(end - start) // step)
+    series: dict[str, list[float | None]] = {name: [None] * steps for name in Figures._fields}
+    parameters = window | {"gpu": gpu_id, "account": account_id}
+    for point, *means in db.execute(_FIGURES, parameters):
+        for name, mean in zip(series, means, strict=True):
+            series[name][point] = mean
+    return GpuHistory(
+        uuid=uuid,
+        instance=instance,
+        node=node,
+        index=index,
+        from_=start,
+        to=start + step * steps,
+        step_seconds=step,
+        series=round_series(series),
+        holders=[HolderSpan(*span) for span in db.execute(_HOLDERS, parameters)],
+        marks=[Mark(*span) for span in db.execute(_MARKS, parameters)],
+    )

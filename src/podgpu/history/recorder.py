@@ -12,7 +12,15 @@ from sqlite3 import Connection
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.history.answers import JSON, gpu_json, pod_json, sparkline_window, sparklines_json, utilization_byte
+from podgpu.history.answers import (
+    JSON,
+    GpuHistory,
+    PodHistory,
+    make_pod_history,
+    sparkline_window,
+    sparklines_json,
+    utilization_byte,
+)
 from podgpu.history.queries import read_gpu, read_pod, read_utilization
 from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
@@ -20,7 +28,6 @@ FILE_NAME = "history.db"
 _REOPEN_SECONDS = 60.0
 _EMPTY_RETRY_SECONDS = 2.0  # interval until the first figures are available
 _STOP_SECONDS = 2.0
-_OLD_FILES = ("*.history", "waste.json")  # written by podgpu 0.1 and 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -87,13 +94,6 @@ class HistoryRecorder:
         self._store.close()
         self._store = store
         self._report("")
-        old = sorted(path.name for pattern in _OLD_FILES for path in self._path.parent.glob(pattern))
-        if old:
-            _log.warning(
-                "%s contains history files of an older podgpu (such as %s). They are ignored, and a new history is"
-                " started. Delete these files unless you may downgrade",
-                *(self._path.parent, old[0]),
-            )
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -133,10 +133,10 @@ class HistoryRecorder:
     async def sparklines(self, points: int) -> JSON:
         return await asyncio.to_thread(self._read_sparklines, points)
 
-    async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         return await asyncio.to_thread(self._read_gpu, uuid, instance, seconds)
 
-    async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
+    async def pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
         return await asyncio.to_thread(self._read_pod, namespace, pod, seconds)
 
     def _read_sparklines(self, points: int) -> JSON:
@@ -154,13 +154,12 @@ class HistoryRecorder:
         lines = {name: bytes(utilization_byte(values.get(name)) for values in by_point) for name in names}
         return sparklines_json(start, step, lines, count)
 
-    def _read_gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+    def _read_gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         end = self._clock.wall()
         with self.reader() as db:
-            history = read_gpu(db, uuid, end - seconds, end, instance)
-        return None if history is None else gpu_json(history)
+            return read_gpu(db, uuid, end - seconds, end, instance)
 
-    def _read_pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
+    def _read_pod(self, namespace: str, pod: str, seconds: int) -> PodHistory | None:
         end = self._clock.wall()
         with self.reader() as db:
-            return pod_json(namespace, pod, read_pod(db, namespace, pod, end - seconds, end))
+            return make_pod_history(namespace, pod, read_pod(db, namespace, pod, end - seconds, end))

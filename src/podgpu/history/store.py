@@ -18,7 +18,6 @@ from podgpu.errors import PodgpuError
 SCHEMA_VERSION = 1
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
-MAX_BYTES_IN_MEMORY = 256 * 1024**2
 
 
 class Retention(NamedTuple):
@@ -107,6 +106,18 @@ ON CONFLICT DO UPDATE SET
     allocated = allocated + excluded.allocated, busy = busy + excluded.busy, idle = idle + excluded.idle,
     energy = energy + excluded.energy, cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
+# The mean of a GPU over the rounds in which a pod held it, if the pod held it for a part of the window only. Otherwise
+# the figures after the end of a pod would be part of its mean.
+_ROLL_UP_ENDED = f"""
+WITH changed AS MATERIALIZED (
+    SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
+INSERT OR IGNORE INTO sample
+SELECT :coarse, round.time / :coarse * :coarse AS start, changed.gpu, changed.account, {_FIGURE_MEANS}
+FROM round CROSS JOIN changed CROSS JOIN sample ON sample.resolution = round.resolution
+    AND sample.time = round.time AND sample.gpu = changed.gpu AND sample.account = 0
+WHERE round.resolution = :fine AND round.time >= :since AND round.time < :until
+    AND started <= round.time AND (ended IS NULL OR ended > round.time)
+GROUP BY start, changed.gpu, changed.account"""
 _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?) WHERE gpu = ? AND account = ? AND name = ? AND message = ? AND ended IS NULL"""
@@ -123,10 +134,10 @@ class HistoryError(PodgpuError):
 class Figures(NamedTuple):
     """Figures of a GPU, or of one holder on a shared GPU. None if unknown."""
 
-    utilization: float | None = None  # 0 to 1
-    memory: float | None = None  # bytes
-    power: float | None = None  # watts
-    temperature: float | None = None  # degrees Celsius
+    utilization_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
 
 
 class Amounts(NamedTuple):
@@ -189,10 +200,10 @@ class HistoryStore:
     Call `append` from one thread; `reader` works in any thread.
     """
 
-    def __init__(self, path: Path | None = None, max_bytes: int | None = None) -> None:
+    def __init__(self, path: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         """Opens or creates the file. A damaged file is renamed to `*.damaged`, and an empty one is created."""
         self._path = path
-        self._max_bytes = max_bytes or (MAX_BYTES if path else MAX_BYTES_IN_MEMORY)
+        self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
         self._pending_usage: dict[tuple[int, UsageAccount], Amounts] = {}
         self._damage: Exception | None = None
@@ -311,8 +322,7 @@ class HistoryStore:
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
-        if time < self._last_round - FINE:
-            self._delete_after(time)
+        self._last_round = min(self._last_round, time)  # the clock was set back
         if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
@@ -350,14 +360,6 @@ class HistoryStore:
             self._ids[row] = row_id
         return row_id
 
-    def _delete_after(self, time: int) -> None:
-        """Deletes rows from the future after the wall clock was set back, because they would hide new rows."""
-        _log.warning("the clock was set back: history with later times was deleted")
-        for table in ("sample", "round"):
-            self._db.execute(f"DELETE FROM {table} WHERE time > ?", (time,))
-        self._db.execute("UPDATE span SET started = min(started, ?), ended = min(ended, ?)", (time, time))
-        self._last_round = time
-
     def _roll_up_and_expire(self, time: int) -> None:
         """Aggregates all windows that ended since the last roll-up, then deletes expired rows."""
         keep, until = self._retention, time // COARSE * COARSE
@@ -378,6 +380,7 @@ class HistoryStore:
                 self._db.execute(
                     f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time - retention)
                 )
+        self._db.execute(_ROLL_UP_ENDED, window)
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
         self._db.execute("DELETE FROM usage WHERE time < ?", (time - keep.usage,))
         for table in ("gpu", "account"):

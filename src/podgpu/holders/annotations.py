@@ -6,8 +6,7 @@ These schedulers assign GPUs without the kubelet, or assign other GPUs than the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
@@ -93,80 +92,49 @@ class AnnotationsAllocation(AllocationSource):
         # Schedulers annotate a pod before it is bound to a node.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
         index = DeviceIndex(devices)
-        held: dict[tuple[str, Workload], Assignment] = {}
+        shares: dict[tuple[str, Workload], float | None] = {}
         unmapped: set[Unmapped] = set()
         errors: dict[str, str] = {}
         for pod in pods:
+            running = {container.name: container for container in pod.all_containers if not container.finished}
             try:
-                for grant in read_grants(pod):
-                    for container, share in _find_containers(pod, grant):
-                        _hold(index, _workload(pod, container), grant, share, held, unmapped)
+                grants = [grant for grant in read_grants(pod) if grant.container in running or not running]
             except BadAnnotation as error:
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
                 unmapped.add(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
                 errors[pod.uid] = str(error)
+                continue
+            for grant in grants:
+                holder = _workload(pod, running.get(grant.container) or ContainerRecord(grant.container))
+                device, reason = _find_device(index, grant)
+                if device is None:
+                    text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
+                    unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
+                    continue
+                other, share = shares.get((device.key, holder), 0.0), grant.share
+                shares[device.key, holder] = None if share is None or other is None else min(1.0, share + other)
         for uid, text in errors.items():
             if self._logged.get(uid) != text:
                 _log.warning("%s", text)
         self._logged = errors
         requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
-        return replace(sort_allocation(held.values(), unmapped), vcuda=requests)
+        assignments = (Assignment(*key, SOURCE, share=share) for key, share in shares.items())
+        return replace(sort_allocation(assignments, unmapped), vcuda=requests)
 
 
-def _hold(
-    index: DeviceIndex,
-    holder: Workload,
-    grant: Grant,
-    share: float | None,
-    held: dict[tuple[str, Workload], Assignment],
-    unmapped: set[Unmapped],
-) -> None:
-    """Adds a grant to `held`, with one assignment per container and device, or to `unmapped`."""
+def _find_device(index: DeviceIndex, grant: Grant) -> tuple[Device | None, str]:
+    """Returns the device, or None and the reason."""
     device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
-    is_known = device_id is not None and not (device_id.everything or device_id.integrated)
-    devices = index.find(device_id) if device_id is not None and is_known else ()
-    if not devices:
-        text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
-        reason = "unknown_device" if is_known else "unrecognised_id"
-        unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
-        return
-    key = devices[0].key, holder
-    if key in held:
-        other = held[key].share
-        share = None if share is None or other is None else min(1.0, share + other)
-    held[key] = Assignment(*key, SOURCE, share=share)
+    if device_id is None or device_id.everything or device_id.integrated:
+        return None, "unrecognised_id"
+    return next(iter(index.find(device_id)), None), "unknown_device"
 
 
 def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
-    for container in (*pod.init_containers, *pod.containers):
+    for container in pod.all_containers:
         cores, blocks = int(container.amount(VCUDA_CORE)), int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
             yield VcudaRequest.for_holder(_workload(pod, container), cores, blocks)
-
-
-def _find_containers(pod: PodRecord, grant: Grant) -> Iterator[tuple[ContainerRecord, float | None]]:
-    """Yields the containers that hold the grant and their shares. A finished init container holds nothing.
-
-    A grant to the whole pod is split between the containers that request GPUs. If none does, the first container holds
-    it, as in koordinator's own proxy.
-    """
-    running = [container for container in (*pod.init_containers, *pod.containers) if not container.finished]
-    if grant.container is not None:
-        yield from ((container, grant.share) for container in running if container.name == grant.container)
-        return
-    requesting = [container for container in running if requests_gpu(container)]
-    holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
-    for container, part in zip(holders, _split(holders), strict=True):
-        yield container, None if grant.share is None else grant.share * part
-
-
-def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Splits in proportion to a GPU resource that all containers request, otherwise equally."""
-    for resource, _ in containers[0].requests:
-        amounts = [container.amount(resource) for container in containers]
-        if resource.startswith(GPU_RESOURCES) and all(amounts):
-            return [float(amount / sum(amounts)) for amount in amounts]
-    return [1 / len(containers)] * len(containers)
 
 
 def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
@@ -180,7 +148,7 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
 class Grant:
     """A device, or a part of it, that is allocated to a container."""
 
-    container: str | None  # None if the annotation names no container: the whole pod holds the device
+    container: str
     device: str | int  # an id, or N of /dev/nvidiaN
     key: str  # name of the annotation
     share: float | None = None
@@ -202,15 +170,14 @@ class BadAnnotation(SourceError):
 
 def read_grants(pod: PodRecord) -> list[Grant]:
     """Returns the grants of the first format for which the pod has annotations. Raises BadAnnotation."""
-    return next((grants for read in FORMATS if (grants := read(pod))), [])
-
-
-@contextmanager
-def _parsing(pod: PodRecord, key: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, RecursionError) as error:
-        raise BadAnnotation(pod, key, str(error)) from error
+    for key, read in FORMATS.items():
+        try:
+            grants = read(pod)
+        except (ValueError, RecursionError) as error:
+            raise BadAnnotation(pod, key, str(error)) from error
+        if grants:
+            return grants
+    return []
 
 
 def _share(percent: Fraction | int) -> float | None:
@@ -238,18 +205,33 @@ class _KoordinatorDevices(Struct):
 
 
 def koordinator_grants(pod: PodRecord) -> list[Grant]:
+    """Splits the grants, which are for the whole pod, between the containers that request GPUs. If none does, the first
+    container holds them, as in koordinator's own proxy."""
     text = pod.annotation(KOORDINATOR_DEVICES)
-    grants: list[Grant] = []
-    if not text:
-        return grants
-    with _parsing(pod, KOORDINATOR_DEVICES):
-        for number, gpu in enumerate(msgspec.json.decode(text, type=_KoordinatorDevices).gpu or (), 1):
-            device = gpu.id or gpu.minor
-            if device is None:
-                raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
-            share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
-            grants.append(Grant(None, device, KOORDINATOR_DEVICES, share))
+    gpus = msgspec.json.decode(text, type=_KoordinatorDevices).gpu if text else None
+    requesting = [container for container in _requesting(pod.all_containers) if not container.finished]
+    holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
+    parts = _split(holders)
+    grants = []
+    for number, gpu in enumerate(gpus or (), 1):
+        device = gpu.id or gpu.minor
+        if device is None:
+            raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
+        share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
+        grants += [
+            Grant(holder.name, device, KOORDINATOR_DEVICES, None if share is None else share * part)
+            for holder, part in zip(holders, parts, strict=True)
+        ]
     return grants
+
+
+def _split(containers: Sequence[ContainerRecord]) -> list[float]:
+    """Splits in proportion to a GPU resource that all containers request, otherwise equally."""
+    for resource, _ in containers[0].requests:
+        amounts = [container.amount(resource) for container in containers]
+        if resource.startswith(GPU_RESOURCES) and all(amounts):
+            return [float(amount / sum(amounts)) for amount in amounts]
+    return [1 / len(containers)] * len(containers)
 
 
 _Slice = tuple[str, float | None]
@@ -267,7 +249,7 @@ class _HamiMigDevice(Struct):
 
 def hami_grants(pod: PodRecord) -> list[Grant]:
     """Reads the annotation of HAMi 2. Since 2.9 the list starts with the init containers, which older versions omit."""
-    every = (*pod.init_containers, *pod.containers)
+    every = pod.all_containers
     return _read_positional(pod, HAMI_DEVICES, (every, pod.containers, _requesting(every)))
 
 
@@ -288,20 +270,15 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
     text = pod.annotation(key)
     if not text:
         return []
-    with _parsing(pod, key):
-        # Empty places are kept, because the position in the list identifies the container.
-        places = text.strip().removesuffix(";").split(";")
-        slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
+    # Empty places are kept, because the position in the list identifies the container.
+    places = text.strip().removesuffix(";").split(";")
+    slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
-    if mig_text:
-        with _parsing(pod, HAMI_MIG_DEVICES):
-            for mig in msgspec.json.decode(mig_text, type=list[_HamiMigDevice] | None) or ():
-                _replace_by_mig(slots, mig)
-    with _parsing(pod, key):
-        order = _choose_order(slots, orders)
+    for mig in (msgspec.json.decode(mig_text, type=list[_HamiMigDevice] | None) or ()) if mig_text else ():
+        _replace_by_mig(slots, mig)
     return [
         Grant(container.name, entry[0], key, entry[1])
-        for container, slot in zip(order, slots, strict=False)
+        for container, slot in zip(_choose_order(slots, orders), slots, strict=False)
         for entry in slot
         if entry is not None
     ]
@@ -345,10 +322,10 @@ def _choose_order(
 def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
     """Replaces a GPU by the MIG instance created on it, or by None until the instance exists."""
     if mig.container >= len(slots) or mig.device >= len(slots[mig.container]):
-        raise ValueError(f"device {mig.device} of container {mig.container} is not in {HAMI_DEVICES}")
+        raise ValueError(f"{HAMI_MIG_DEVICES} names device {mig.device} of container {mig.container}")
     whole = slots[mig.container][mig.device]
     if whole is None or (mig.gpu_uuid and mig.gpu_uuid.lower() != whole[0].lower()):
-        raise ValueError(f"gpuUUID {mig.gpu_uuid} differs from {HAMI_DEVICES}")
+        raise ValueError(f"{HAMI_MIG_DEVICES} names another GPU: {mig.gpu_uuid}")
     # Each instance is created for one container.
     slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 
@@ -357,12 +334,12 @@ def gpu_manager_grants(pod: PodRecord) -> list[Grant]:
     """Reads one annotation per container. They are only the scheduler's proposal until gpu-assigned is true."""
     if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
         return []
-    grants: list[Grant] = []
-    for key, text in pod.annotations:
-        if key.startswith(GPU_MANAGER_CARDS):
-            with _parsing(pod, key):
-                grants += _gpu_manager_cards(pod, key, text)
-    return grants
+    return [
+        grant
+        for key, text in pod.annotations
+        if key.startswith(GPU_MANAGER_CARDS)
+        for grant in _gpu_manager_cards(pod, key, text)
+    ]
 
 
 def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
@@ -377,10 +354,11 @@ def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
     return [Grant(container.name, card, key, share) for card in cards]
 
 
-FORMATS: tuple[Callable[[PodRecord], list[Grant]], ...] = (
-    koordinator_grants,
-    hami_grants,
-    hami_1_grants,
-    volcano_grants,
-    gpu_manager_grants,
-)
+FORMATS: Mapping[str, Callable[[PodRecord], list[Grant]]] = {
+    KOORDINATOR_DEVICES: koordinator_grants,
+    HAMI_DEVICES: hami_grants,
+    HAMI_1_DEVICES: hami_1_grants,
+    VOLCANO_DEVICES: volcano_grants,
+    GPU_MANAGER_CARDS: gpu_manager_grants,
+}
+"""Readers by name of the annotation."""

@@ -91,8 +91,8 @@ class AllocationCache:
             return None
         assignments = (item for holder in self._holders.values() for item in holder.assignments)
         vcuda = tuple(item for holder in self._holders.values() for item in holder.vcuda)
-        unmapped = self._answer.unmapped if is_recent else ()
-        return replace(sort_allocation(assignments, unmapped), vcuda=vcuda)
+        answer = self._answer if is_recent else Allocation()
+        return replace(sort_allocation(assignments, answer.unmapped), vcuda=vcuda, offered=answer.offered)
 
     def _is_kept(self, holder: CachedHolder, now: float, is_alive: IsAlive) -> bool:
         if holder.listed_at == now:

@@ -29,7 +29,6 @@ from podgpu.model import Allocation, Device, Workload
 SOURCE = "checkpoint"
 NAME = "device-plugins/kubelet_internal_checkpoint"
 """Relative to the kubelet's root directory."""
-DEFAULT_PATH = f"/var/lib/kubelet/{NAME}"
 MAX_BYTES = 16 * 1024 * 1024
 
 
@@ -59,8 +58,8 @@ class _DeviceFile(Struct):
 class CheckpointAllocation(AllocationSource):
     name = SOURCE
 
-    def __init__(self, path: str | None = None, resource_names: frozenset[str] = frozenset()) -> None:
-        self.path = os.path.abspath(path or DEFAULT_PATH)
+    def __init__(self, path: str, resource_names: frozenset[str] = frozenset()) -> None:
+        self.path = os.path.abspath(path)
         self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MAX_BYTES)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:

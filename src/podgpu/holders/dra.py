@@ -37,7 +37,7 @@ from podgpu.kube.objects import (
     parse_quantity,
     strip_domains,
 )
-from podgpu.kube.reflector import REFUSALS, Store
+from podgpu.kube.reflector import Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -45,7 +45,6 @@ DRIVER_CHECKPOINT = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
 _MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 _READ_CLAIMS_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
-_RETRY_REFUSED_SECONDS = 60.0
 
 Attributes = tuple[tuple[str, str], ...]
 ClaimName = tuple[str, str]
@@ -248,9 +247,7 @@ class ClaimReader:
                 asyncio.run(self._fetch(new))
                 self._logged = ""
             except SourceError as error:
-                # A starting API server rejects everything, so the delay is longer only after a second rejection.
-                is_refused = error.reason in REFUSALS and error.reason == self._logged
-                self._retry_at = self._clock() + (_RETRY_REFUSED_SECONDS if is_refused else _RETRY_SECONDS)
+                self._retry_at = self._clock() + _RETRY_SECONDS
                 if error.reason != self._logged:
                     self._logged = error.reason
                     _log.warning(

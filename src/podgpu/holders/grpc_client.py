@@ -41,9 +41,8 @@ class GrpcError(Exception):
 class UnixGrpcClient:
     """Keeps one connection and makes one call at a time. Calls must be safe to repeat."""
 
-    def __init__(self, path: str, max_bytes: int) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._max_bytes = max_bytes
         self._socket: socket.socket | None = None
         self._http = H2Connection()
         self._lock = threading.Lock()
@@ -120,16 +119,11 @@ class UnixGrpcClient:
                         answer.update(event.headers)
                     case DataReceived():
                         body += event.data
-                        self._check_size(body)
                         self._http.acknowledge_received_data(event.flow_controlled_length, stream)
                     case StreamReset() | ConnectionTerminated():
                         raise ConnectionError(f"the server ended the call (HTTP/2 error {event.error_code})")
                     case StreamEnded():
                         return _parse_answer(answer, body)
-
-    def _check_size(self, body: bytearray) -> None:
-        if max(len(body) - 5, int.from_bytes(body[1:5], "big")) > self._max_bytes:
-            raise GrpcError("RESOURCE_EXHAUSTED", f"message larger than max ({self._max_bytes} bytes)")
 
 
 def _remaining(deadline: float) -> float:

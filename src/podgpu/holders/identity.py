@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from podgpu.errors import SourceError
 from podgpu.files import explain_read_error
-from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
+from podgpu.model import Workload, parts_of
 
 if TYPE_CHECKING:
     from podgpu.kube.objects import PodRecord
@@ -35,17 +35,6 @@ _CONTAINER_LOG = re.compile(
     r"(?P<pod>[a-z0-9.-]+)_(?P<namespace>[a-z0-9-]+)_(?P<container>[a-z0-9-]+)-(?P<container_id>[0-9a-f]{64})\.log",
     re.ASCII,
 )
-
-
-class Contradiction(SourceError):
-    """Sources report contradictory parts of a workload."""
-
-    def __init__(self, workload: Workload, detail: str) -> None:
-        parts = ", ".join(f"{part} {getattr(workload, part)}" for part in WORKLOAD_PARTS if getattr(workload, part))
-        super().__init__(
-            "identity_conflict",
-            f"two sources disagree about a workload ({parts}; but {detail}), so its devices have no holder",
-        )
 
 
 def parse_log_name(name: str) -> Workload | None:
@@ -91,7 +80,7 @@ class Identities:
         return replace_fields(self, current=workloads, pods=pods, api_uids=api_uids)
 
     def complete(self, workload: Workload) -> Workload:
-        """Adds the parts that are known for certain. Raises Contradiction."""
+        """Adds the parts that are known for certain. Raises SourceError if parts contradict each other."""
         while True:  # a part found in one step may be needed in another
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))
@@ -141,15 +130,14 @@ def _only(values: frozenset[str]) -> str:
 
 
 def _agree(workload: Workload, candidates: frozenset[Workload]) -> Workload:
-    """Adds the parts on which all matching identities agree. Raises Contradiction if none matches."""
+    """Adds the parts on which all matching identities agree. Raises SourceError if none matches."""
     if not candidates:
         return workload
     matching = [owner for owner in candidates if _fits(workload, owner)]
     if not matching:
-        other = min(candidates, key=parts_of)
-        part = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
-        uid = f" ({other.uid})" if other.pod and other.uid else ""
-        raise Contradiction(workload, f"{part} belongs to {other.text}{uid}")
+        raise SourceError(
+            "identity_conflict", f"the names, uid and container id of {workload.text} do not fit together"
+        )
     agreed = [_only(frozenset(texts)) for texts in zip(*map(parts_of, matching), strict=True)]
     return Workload(*(text or own for text, own in zip(agreed, parts_of(workload), strict=True)))
 
@@ -161,7 +149,7 @@ def _fits(workload: Workload, known: Workload) -> bool:
 
 def _to_workloads(record: PodRecord) -> Iterable[Workload]:
     yield Workload(record.namespace, record.name, uid=record.uid)
-    for container in (*record.init_containers, *record.containers):
+    for container in record.all_containers:
         if container.container_id:
             yield Workload(record.namespace, record.name, container.name, record.uid, container.container_id)
 

@@ -36,8 +36,6 @@ DEADLINE = 30.0
 _ALLOCATABLE_SECONDS = 60.0
 """Interval of GetAllocatableResources. Its answer changes only with the device plugin's configuration."""
 _ALLOCATABLE_DEADLINE = 1.0
-_MAX_BYTES = 64 * 1024 * 1024
-"""Maximum size of an answer. Large nodes send a few MiB; the kubelet has no limit."""
 
 SocketIdentity = tuple[int, int, int]
 """Device, inode and ctime. Changes when a restarted kubelet creates its socket again."""
@@ -140,7 +138,7 @@ class PodResourcesClient:
     def __init__(self, socket: str, deadline: float = 5.0) -> None:
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
-        self._grpc = UnixGrpcClient(self.socket, _MAX_BYTES)
+        self._grpc = UnixGrpcClient(self.socket)
         self._identity: SocketIdentity | None = None
         self.source_instance = 0
         """Changes when the kubelet restarts. A restarted kubelet lists no pods at first, without an error."""
@@ -231,6 +229,4 @@ def _explain(error: GrpcError, path: str) -> SourceError:
     elif error.status == "RESOURCE_EXHAUSTED" and "rate limit" in message:
         reason = "rate_limited"
         advice = "the last mapping is used; if this persists, find the client that polls too often"
-    elif error.status == "RESOURCE_EXHAUSTED" and "larger than max" in message:
-        reason, advice = "too_large", "check that this is the kubelet's socket; if it is, report this to podgpu"
     return SourceError(reason, f"the kubelet did not answer List on {path} ({error.status}: {message}): {advice}")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from podgpu.errors import SourceError
-from podgpu.holders.device_ids import VCUDA_CORE, sort_vcuda
+from podgpu.holders.device_ids import sort_vcuda
 from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Unmapped, VcudaRequest, Workload, WorkloadKey, parts_of
 
 LAST_RESORT = frozenset({"processes"})
@@ -56,9 +57,9 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
             else:
                 rejected += _add_claims(merged, completed, claims, lags)
     unmapped = [entry for reading in readings.values() for entry in reading.unmapped]
-    vcuda, rejected_vcuda = _merge_vcuda(readings, complete)
+    vcuda = _merge_vcuda(readings, complete)
     offered = frozenset(uuid for reading in readings.values() for uuid in reading.offered)
-    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected + rejected_vcuda), vcuda, offered)
+    return Allocation(_combine_all(merged.values()), tuple(unmapped + rejected), vcuda, offered)
 
 
 def _add_claims(
@@ -115,22 +116,15 @@ def _reject(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:
     return Unmapped(assignment.source, reason, assignment.device, "", holder)
 
 
-def _merge_vcuda(
-    readings: Mapping[str, Allocation], complete: Complete
-) -> tuple[tuple[VcudaRequest, ...], list[Unmapped]]:
+def _merge_vcuda(readings: Mapping[str, Allocation], complete: Complete) -> tuple[VcudaRequest, ...]:
     """Keeps one request per workload, from the source with the highest precedence."""
     merged: dict[WorkloadKey, VcudaRequest] = {}
-    rejected: list[Unmapped] = []
     for source, reading in readings.items():
         if LAGGING.get(source) in readings:
             continue
         for request in reading.vcuda:
-            workload = Workload(*parts_of(request))
-            try:
-                holder = complete(workload)
-            except SourceError as error:
-                rejected.append(Unmapped(source, error.reason, "", VCUDA_CORE, workload))
-            else:
+            with suppress(SourceError):  # contradictory identities
+                holder = complete(Workload(*parts_of(request)))
                 completed = VcudaRequest.for_holder(holder, request.cores, request.memory_blocks)
                 merged.setdefault(holder.key, completed)
-    return sort_vcuda(merged.values()), rejected
+    return sort_vcuda(merged.values())

@@ -123,7 +123,7 @@ def _find_members(
 def _find_container(pod: PodRecord) -> ContainerRecord | None:
     """Returns the container that has the GPU, or None if it is an init container that has finished."""
     name = pod.annotation(CONTAINER)
-    named = [container for container in (*pod.init_containers, *pod.containers) if container.name == name]
+    named = [container for container in pod.all_containers if container.name == name]
     container = next(iter(named or pod.containers), None)
     return None if container is None or container.finished else container
 

@@ -52,14 +52,6 @@ class SourceType:
     argument: str = ""  # form of the argument in help texts, such as [:PATH]
 
 
-def _create_annotations(argument: str, settings: SourceSettings) -> AllocationSource:
-    return AnnotationsAllocation(settings.api.pods())
-
-
-def _create_podlist(argument: str, settings: SourceSettings) -> AllocationSource:
-    return PodlistAllocation(argument or None, defaults=_podlist_paths(settings))
-
-
 def _podlist_paths(settings: SourceSettings) -> tuple[str, ...]:
     """Returns the path next to the kubelet's socket, or the usual paths for the default socket."""
     path = os.path.join(os.path.dirname(settings.kubelet_socket), "podlist.json")
@@ -86,18 +78,8 @@ def _create_claims(settings: SourceSettings) -> DraClaims | None:
     return DraClaims(slices, DriverCheckpoint(path), reader)
 
 
-def _create_checkpoint(argument: str, settings: SourceSettings) -> AllocationSource:
-    path = _checkpoint_path(settings)
-    return CheckpointAllocation(argument or (path if os.path.exists(path) else None), settings.resource_names)
-
-
 def _checkpoint_path(settings: SourceSettings) -> str:
     return os.path.join(settings.kubelet_directory, CHECKPOINT_NAME)
-
-
-def _has_checkpoint_only(settings: SourceSettings) -> bool:
-    """Returns True if there is a checkpoint but no kubelet socket. The checkpoint can be outdated."""
-    return os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket)
 
 
 def _create_hpc(argument: str, settings: SourceSettings) -> AllocationSource:
@@ -107,19 +89,30 @@ def _create_hpc(argument: str, settings: SourceSettings) -> AllocationSource:
     return HpcAllocation(directory)
 
 
-def _create_processes(argument: str, settings: SourceSettings) -> AllocationSource:
-    return ProcessHolders(settings.processes, ContainerFinder(settings.proc))
-
-
 SOURCES: Mapping[str, SourceType] = {
-    "annotations": SourceType(_create_annotations, lambda settings: settings.api.is_available),
+    "annotations": SourceType(
+        lambda argument, settings: AnnotationsAllocation(settings.api.pods()),
+        lambda settings: settings.api.is_available,
+    ),
     "podlist": SourceType(
-        _create_podlist, lambda settings: any(map(os.path.exists, _podlist_paths(settings))), "[:PATH]"
+        lambda argument, settings: PodlistAllocation(argument or None, _podlist_paths(settings)),
+        lambda settings: any(map(os.path.exists, _podlist_paths(settings))),
+        "[:PATH]",
     ),
     "kubelet": SourceType(_create_kubelet, lambda settings: True),
-    "checkpoint": SourceType(_create_checkpoint, _has_checkpoint_only, "[:PATH]"),
+    "checkpoint": SourceType(
+        lambda argument, settings: CheckpointAllocation(
+            argument or _checkpoint_path(settings), settings.resource_names
+        ),
+        # The checkpoint can be outdated, so it is used only without the kubelet's socket.
+        lambda settings: os.path.exists(_checkpoint_path(settings)) and not os.path.exists(settings.kubelet_socket),
+        "[:PATH]",
+    ),
     "hpc": SourceType(_create_hpc, lambda settings: bool(settings.job_directory), "[:DIR]"),
-    "processes": SourceType(_create_processes, lambda settings: in_host_pid_namespace(settings.proc) is True),
+    "processes": SourceType(
+        lambda argument, settings: ProcessHolders(settings.processes, ContainerFinder(settings.proc)),
+        lambda settings: in_host_pid_namespace(settings.proc) is True,
+    ),
 }
 """Sources in order of precedence for `auto`. Schedulers come before the kubelet, because HAMi assigns other GPUs than
 the kubelet lists."""

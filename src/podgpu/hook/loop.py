@@ -73,7 +73,7 @@ class Hook:
         return make_families("hook", {**samples, **self._counters.samples()})
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Calls `on_fatal` when an inherited connection ends. The runtime then starts another hook."""
+        """Calls `on_fatal` when an inherited connection ends, because only the runtime can open a new one."""
         self._writer.start()
         threading.Thread(target=self._run, args=(on_fatal,), name="hook-runtime", daemon=True).start()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self
 
 import aiohttp
@@ -12,7 +12,7 @@ import msgspec
 from aiohttp.http import HttpProcessingError
 
 from podgpu.errors import SourceError, one_line
-from podgpu.http_client import Failure, explain_errors, open_session, read_body
+from podgpu.http_client import Failure, explain_errors, open_session, read_body, send_request
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.credentials import Credentials
 
@@ -126,25 +126,24 @@ class ApiClient:
             headers["Authorization"] = f"Bearer {token}"
         if self._session is None:
             self._session = open_session()
-        with explain_errors(lambda failure: self._explain(failure, path)):
-            async with asyncio.timeout(self._deadline):
-                response = await self._session.request(
-                    method,
-                    self.config.server + path,
-                    headers=headers,
-                    ssl=tls if tls is not None else True,
-                    server_hostname=self.config.tls_server_name or None if tls is not None else None,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence),
-                    allow_redirects=False,
-                    read_bufsize=_MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
-                    **content,
-                )
-        try:
+        request = send_request(
+            self._session,
+            method,
+            self.config.server + path,
+            headers=headers,
+            ssl=tls if tls is not None else True,
+            server_hostname=self.config.tls_server_name or None if tls is not None else None,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence),
+            read_bufsize=_MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
+            **content,
+        )
+        async with AsyncExitStack() as stack:
+            with explain_errors(lambda failure: self._explain(failure, path)):
+                async with asyncio.timeout(self._deadline):
+                    response = await stack.enter_async_context(request)
             if response.status not in (200, 201):
                 raise await self._read_error(response, path)
             yield response
-        finally:
-            response.close()
 
     def _accept(self, kind: str) -> dict[str, str]:
         if not self._metadata_only:

@@ -59,6 +59,10 @@ class PodRecord:
     api_uid: str = ""  # the API server's uid, if it differs
 
     @property
+    def all_containers(self) -> tuple[ContainerRecord, ...]:
+        return (*self.init_containers, *self.containers)
+
+    @property
     def is_finished(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
@@ -141,8 +145,10 @@ def parse_quantity(text: str) -> Fraction:
     return Fraction(match[1]) * _UNITS.get(match[2], Fraction(1))
 
 
-# EndpointSlices
+# Services and their EndpointSlices
 
+SERVICE_LABEL = "kubernetes.io/service-name"
+"""Label of an EndpointSlice. Slices made by Kubernetes have all labels of their Service, others may have only this."""
 METRICS_PORT = "metrics"
 """Name of the metrics port. The only port of a Service may have any name."""
 
@@ -150,8 +156,13 @@ METRICS_PORT = "metrics"
 class EndpointSliceRecord(NamedTuple):
     """The endpoints of a Service. Endpoints that are not ready are included: failing exporters are still scraped."""
 
-    urls: tuple[tuple[str, str], ...]  # the pod's uid (may be empty) and the URL
+    service: tuple[str, str]  # namespace and name
+    urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
     problem: str = ""  # message about a Service without the port
+
+
+def services_path(namespace: str = "") -> str:
+    return f"/api/v1/namespaces/{namespace}/services" if namespace else "/api/v1/services"
 
 
 def endpoint_slices_path(namespace: str = "") -> str:
@@ -162,13 +173,13 @@ def endpoint_slices_path(namespace: str = "") -> str:
 def parse_endpoint_slice(body: Object, https: bool = False) -> EndpointSliceRecord:
     """`https` enables TLS for all ports, not only for those declared as https."""
     metadata = body["metadata"]
+    service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
     ports = [port for port in body.get("ports") or () if port.get("port") and port.get("protocol") in (None, "TCP")]
     chosen = next((port for port in ports if port.get("name") == METRICS_PORT), ports[0] if len(ports) == 1 else None)
     if chosen is None:
         existing = few_of(f"{port.get('name') or 'unnamed'} ({port['port']})" for port in ports)
-        service = f"{metadata.get('namespace', '')}/{read_service_name(body)}"
-        problem = f"the Service {service} has no port named {METRICS_PORT}; it has {existing}: rename a port"
-        return EndpointSliceRecord((), problem if body.get("endpoints") else "")
+        problem = f"the Service {'/'.join(service)} has no port named {METRICS_PORT}; it has {existing}: rename a port"
+        return EndpointSliceRecord(service, problem=problem if body.get("endpoints") else "")
     is_https = https or "https" in f"{chosen.get('appProtocol')} {chosen.get('name')}".lower()
     urls = []
     for endpoint in body.get("endpoints") or ():
@@ -176,11 +187,7 @@ def parse_endpoint_slice(body: Object, https: bool = False) -> EndpointSliceReco
         host = f"[{address}]" if ":" in address else address
         url = f"{'https' if is_https else 'http'}://{host}:{chosen['port']}/metrics"
         urls.append(((endpoint.get("targetRef") or {}).get("uid", ""), url))
-    return EndpointSliceRecord(tuple(urls))
-
-
-def read_service_name(body: Object) -> str:
-    return str((body["metadata"].get("labels") or {}).get("kubernetes.io/service-name", ""))
+    return EndpointSliceRecord(service, tuple(urls))
 
 
 def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ class Informer(Store[T]):
         self._page_size = page_size
         self._retries: Counter[str] = Counter()  # reason -> retries since the last event
         self._resume_version = ""  # the watch resumes after this version; if empty, it lists first
-        self._newest_version = "0"  # a list must not be older than this version; if empty, it is read from etcd
+        self._reads_etcd = False  # a list is read from etcd, not from the API server's cache
         self._logged_conversion = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -148,36 +148,37 @@ class Informer(Store[T]):
 
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:
-            reflecting = asyncio.create_task(self._reflect())
+            client = ApiClient(
+                self._config,
+                deadline=self._settings.request_seconds,
+                verbs=("list", "watch"),
+                metadata_only=self._metadata_only,
+            )
+            reflecting = asyncio.create_task(self._reflect(client))
             await self._stop.wait()
             reflecting.cancel()
+            # Aborts TLS connections before the task ends. Closing them would wait for the server.
+            await client.close()
             with suppress(asyncio.CancelledError):
                 await reflecting
 
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(reflect_until_stopped())
 
-    async def _reflect(self) -> NoReturn:
-        async with ApiClient(
-            self._config,
-            deadline=self._settings.request_seconds,
-            verbs=("list", "watch"),
-            metadata_only=self._metadata_only,
-        ) as client:
-            while True:
-                try:
-                    if not self._resume_version:
-                        await self._list(client)
-                    await self._watch(client)
-                except SourceError as error:
-                    await self._recover(error)
-                except Exception as error:  # noqa: BLE001 - malformed answers raise various types
-                    problem = f"the response for {self._path} cannot be processed ({type(error).__name__}: {error})"
-                    await self._recover(SourceError("bad_answer", problem))
+    async def _reflect(self, client: ApiClient) -> NoReturn:
+        while True:
+            try:
+                if not self._resume_version:
+                    await self._list(client)
+                await self._watch(client)
+            except SourceError as error:
+                await self._recover(error)
+            except Exception as error:  # noqa: BLE001 - malformed answers raise various types
+                problem = f"the response for {self._path} cannot be processed ({type(error).__name__}: {error})"
+                await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
-        if not self._resume_version and isinstance(error, ApiError) and error.status in (410, 504):
-            self._newest_version = ""  # etcd was restored from a backup, so the server will never reach that version
+        self._reads_etcd = error.reason == "gone"
         if error.reason in ("gone", "not_found", "bad_answer"):
             self._resume_version = ""
         if self.error is None or self.error.reason != error.reason:
@@ -217,17 +218,14 @@ class Informer(Store[T]):
             if not page.items:
                 raise SourceError("bad_answer", f"the API server returned an empty page of {self._path}")
             query = {"limit": str(self._page_size), "continue": token}
-        version = page.metadata["resourceVersion"]
         self.replace(objects)
-        self._resume_version = self._newest_version = version
+        self._resume_version = page.metadata["resourceVersion"]
 
     def _list_query(self) -> dict[str, str]:
         if self._page_size:
             return {"limit": str(self._page_size)}
-        if not self._newest_version:
-            return {}
         # Reads from the API server's cache, because thousands of nodes must not read from etcd.
-        return {"resourceVersion": self._newest_version, "resourceVersionMatch": "NotOlderThan"}
+        return {} if self._reads_etcd else {"resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
 
     async def _watch(self, client: ApiClient) -> None:
         seconds = random.randint(*self._settings.watch_seconds)
@@ -271,7 +269,7 @@ class Informer(Store[T]):
             self.set(_key(item), None)
         elif kind != "BOOKMARK":
             raise SourceError("bad_answer", f"the watch of {self._path} returned an event of an unknown type")
-        self._resume_version = self._newest_version = version
+        self._resume_version = version
         self._retries.clear()
 
     def _reduce(self, item: Object) -> T | None:

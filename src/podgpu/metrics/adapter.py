@@ -365,24 +365,19 @@ class TargetState(NamedTuple):
     state: NodeState
 
 
-class VectorStates(NamedTuple):
-    states: list[TargetState]
-    errors: dict[str, str]  # instance -> reason why no document could be built
-
-
 def nodes_from_vectors(
     vectors: Iterable[Iterable[ParsedSample]],
     *,
     keep_fields: frozenset[str] | None = None,
     node_labels: Sequence[str] = NODE_LABELS,
-) -> VectorStates:
+) -> tuple[list[TargetState], dict[str, str]]:
     """Builds the documents of all targets from results of instant queries. For an HA pair, the newest copy is used.
 
+    The second result maps instances to the reason why no document could be built.
     Samples of `up` identify the exporters' own pods. Samples without a name are results of `timestamp()` by target.
     """
-    own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(
-        set
-    )  # by job and instance, because `up` may lack the label `cluster`
+    # By job and instance, because `up` may lack the label `cluster`.
+    own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)
     copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)
     times: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
     for sample in (sample for vector in vectors for sample in vector):
@@ -412,4 +407,4 @@ def nodes_from_vectors(
             errors[instance] = str(error)
             continue
         newest |= {(target, state.node): TargetState(instance, scraped_at, state) for state in states}
-    return VectorStates(list(newest.values()), errors)
+    return list(newest.values()), errors

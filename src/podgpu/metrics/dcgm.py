@@ -24,7 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
     with_attributes,
 )
-from podgpu.model import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
+from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
 
 Values = Mapping[str, Value]
 GPU_UTIL, GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
@@ -37,10 +37,16 @@ _ALSO_OF_DEVICE = frozenset(
     {GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES, "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"}
 )
 """With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
+GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+_DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
+_ACTIVITY = frozenset(
+    field.name
+    for field in fields().values()
+    if field.name.startswith("DCGM_FI_PROF_") or field.unit in ("ratio 0-1", "% (0-100)", "B/s", "KB/s", "MB/s")
+) - {"DCGM_FI_DEV_FAN_SPEED"}
+"""Ratios and rates of what runs on the device. On a shared device, they cannot be divided among the holders."""
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
-_MIB = 1024 * 1024
-_MJ = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,16 @@ def _rows(state: NodeState, policy: Policy) -> Iterator[_LabelledSlot]:
         if values is None:
             continue
         names, texts = device_names(gpu, slot, policy), _label_values(label_counters, values, parent)
-        holders = assigned_holders(slot)
+        holders = assigned_holders(slot) if policy.dcgm_holders else []
         if policy.virtual_gpus and holders:
+            is_shared = len({holder.key for holder in holders}) > 1
+            only = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
             labels = dcgm_labels(names, policy, label_values=texts)
-            yield _LabelledSlot(slot, values, labels, parent, _ALSO_OF_DEVICE, slot.details)
+            yield _LabelledSlot(slot, values, labels, parent, only, slot.details)
             for holder in holders:
                 labels = _held_labels(names, texts, holder, state, policy)
-                yield _LabelledSlot(slot, attributed_values(values, holder.usage), labels, parent)
+                own = _attributed_values(values, holder.usage, is_shared)
+                yield _LabelledSlot(slot, own, labels, _without_activity(parent) if is_shared else parent)
         elif len({holder.key for holder in holders}) == 1:
             labels = _held_labels(names, texts, holders[0], state, policy)
             yield _LabelledSlot(slot, values, labels, parent, None, slot.details)
@@ -195,14 +204,27 @@ _COLLECTORS = {
 # Virtual GPUs
 
 
-def attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Replaces the values of the fields in `ATTRIBUTED` by the holder's own use. They are absent if it is unknown.
+def _attributed_values(device: Values, usage: HolderUsage | None, is_shared: bool) -> dict[str, Value]:
+    """Returns the values of one holder. Its own use is absent if it is unknown.
 
     dcgm-exporter instead copies the device's values to every holder.
     """
-    values = {field: value for field, value in device.items() if field not in ATTRIBUTED}
+    values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
     own = {} if usage is None else _own_values(device, usage)
-    return values | {field: value for field, value in own.items() if field in device and value is not None}
+    if is_shared:
+        values = _without_activity(values)
+    else:
+        own.pop(GR_ENGINE_ACTIVE, None)
+    return values | {name: value for name, value in own.items() if name in device and value is not None}
+
+
+def _without_activity(values: Values) -> dict[str, Value]:
+    """Keeps DEC_UTIL while the decoder is idle, because OpenCost finds the device of a container by it."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _ACTIVITY or (name in _DECODER_FIELDS and value == 0)
+    }
 
 
 def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | None]:
@@ -210,10 +232,11 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | N
     watts = power * usage.power_ratio if isinstance(power, int | float) and usage.power_ratio is not None else None
     return {
         GPU_UTIL: None if ratio is None else round(100 * ratio),
-        FB_USED: None if memory is None else memory // _MIB,
+        FB_USED: None if memory is None else memory // MIB,
         POWER_USAGE: watts,
         TOTAL_ENERGY: usage.energy_mj,
         GPU_UTIL_RATIO: None if ratio is None else round(ratio, 2),
+        GR_ENGINE_ACTIVE: ratio,
         FB_USED_BYTES: memory,
-        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // _MJ,
+        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // MJ,
     }

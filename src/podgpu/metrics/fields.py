@@ -22,7 +22,7 @@ from functools import cache
 from sys import intern
 from typing import Any
 
-from podgpu.model import Value
+from podgpu.model import MIB, NS, Value
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
@@ -193,7 +193,6 @@ BRANDS = (
     *("GeForce RTX", "Titan RTX"),
 )
 """Names in the order of NVML's nvmlBrandType_t."""
-_MIB = 1024 * 1024
 _FABRIC_COMPLETED = 3
 _VGPU_FEATURE = 1
 _MAX_TEMPERATURE = 200
@@ -252,10 +251,10 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "": lambda raw: raw,
     "milli": lambda raw: raw / 1000.0,
     "milli_whole": lambda raw: raw // 1000,
-    "bytes_to_mib": lambda raw: raw // _MIB,
-    "mib_to_bytes": lambda raw: int(raw * _MIB),
+    "bytes_to_mib": lambda raw: raw // MIB,
+    "mib_to_bytes": lambda raw: int(raw * MIB),
     "mhz_to_hertz": lambda raw: raw * 1_000_000,
-    "nano": lambda raw: raw / 1_000_000_000,
+    "nano": lambda raw: raw / NS,
     "percent_to_ratio": lambda raw: raw / 100.0,
     "kib_rate": lambda raw: int(raw / 1000),  # raw is already KiB per second
     "kib_rate_bytes": lambda raw: int(raw * 1024),

@@ -16,11 +16,10 @@ from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import families_in, make_families
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import part_of_gpu
-from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
+from podgpu.model import MIB, DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
 
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
-_MIB = 1024 * 1024
 _DECIMALS = 6  # so that the series shows 57 instead of 56.99999999999999
 
 Number = int | float | None
@@ -72,7 +71,7 @@ def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict
         ratios = (_multiply(held.usage.utilization_ratio, held.part_of_card) for held in on_card)
         percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
         size = _add(held.usage.memory_used_bytes for held in on_card)
-        mebibytes[f"gpu{index}"] = None if size is None else int(size // _MIB)
+        mebibytes[f"gpu{index}"] = None if size is None else int(size // MIB)
     return {
         "container_gpu_utilization": {**percents, "total": _add(percents.values())},
         "container_gpu_memory_total": {**mebibytes, "total": _add(mebibytes.values())},
@@ -92,7 +91,7 @@ def _requested_mib(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:
         return request.memory_blocks * _BLOCK_MIB
     sizes = ((held.holder, None if held.slot.hidden else held.slot.memory_total_bytes) for held in slots)
     size = _add(_multiply(holder.share_ratio, size) for holder, size in sizes if holder.source)
-    return None if size is None else round(size / _MIB)
+    return None if size is None else round(size / MIB)
 
 
 def _multiply(ratio: Number, whole: Number) -> Number:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.model import MIB
 
 NameSet = Literal["4.8", "4.9", "both"]
 HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = MappingProxyType(
@@ -124,7 +125,6 @@ UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
 _MAX_RATIO = 1.01  # a counter that is read slightly late results in slightly more than 1
-_MIB = 1024 * 1024
 
 
 def gpu_figures(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -144,6 +144,6 @@ def slot_figures(values: Mapping[str, float]) -> dict[str, float | None]:
     ratio = values[UTIL] / 100 if UTIL in values else values.get(ENGINE)
     return {
         "utilization_ratio": ratio if ratio is not None and 0 <= ratio <= _MAX_RATIO else None,
-        "memory_used_bytes": None if used is None else round(used * _MIB),
-        "memory_total_bytes": None if total is None else round(total * _MIB),
+        "memory_used_bytes": None if used is None else round(used * MIB),
+        "memory_total_bytes": None if total is None else round(total * MIB),
     }

@@ -20,11 +20,10 @@ from podgpu.metrics.labels import (
     visible_slots,
 )
 from podgpu.metrics.mig import billed_name
-from podgpu.model import DeviceState, Document, NodeState
+from podgpu.model import NS, DeviceState, Document, NodeState
 
 __all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
 
-_NS = 1_000_000_000
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. The sample has those labels that families.csv lists for the family."""
 
@@ -150,7 +149,7 @@ def _devices(state: NodeState, policy: Policy) -> Iterator[Row]:
         if slot is gpu:
             yield "podgpu_device_xid_errors_total", names, _count_xids(gpu)
             for reason, ns in gpu.throttled_ns.items():
-                yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / _NS
+                yield "podgpu_device_throttled_seconds_total", {**names, "reason": reason}, ns / NS
         for xid in slot.xids:
             labels = {**names, "xid": str(xid.xid)}
             yield "podgpu_xid_errors_total", labels, xid.total

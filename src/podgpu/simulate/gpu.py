@@ -288,8 +288,15 @@ class SimulatedGpu:
         model = self.model
         return profile.compute_slices / model.compute_slices, profile.memory_slices / model.memory_slices
 
-    def instance(self, gi_id: int) -> SimulatedInstance | None:
-        return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
+    def find_room(self, gi_id: int | None) -> int:
+        """Returns the memory for loads on the GPU or on one of its instances."""
+        if gi_id is None and not self.mig_enabled:
+            return self.model.memory - self.model.reserved
+        for instance in self.instances:
+            if instance.gi_id == gi_id:
+                return instance.profile.memory_mib * MIB - instance.reserved
+        known = ", ".join(str(instance.gi_id) for instance in self.instances) or "none"
+        raise ValueError(f"GPU {self.number} has no GPU instance {gi_id}; it has: {known}")
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         return [r.load for r in self.loads if gi_id is None or r.load.gi_id == gi_id]
@@ -298,14 +305,7 @@ class SimulatedGpu:
         return sum(load.memory for load in self.running(gi_id))
 
     def place(self, load: SimulatedLoad) -> None:
-        instance = None if load.gi_id is None else self.instance(load.gi_id)
-        if self.mig_enabled != (load.gi_id is not None) or (load.gi_id is not None and instance is None):
-            known = ", ".join(str(instance.gi_id) for instance in self.instances) or "none"
-            raise ValueError(f"GPU {self.number} has no GPU instance {load.gi_id}; it has: {known}")
-        room = self.model.memory - self.model.reserved
-        if instance is not None:
-            room = instance.profile.memory_mib * MIB - instance.reserved
-        if self.memory_used(load.gi_id) + load.memory > room:
+        if self.memory_used(load.gi_id) + load.memory > self.find_room(load.gi_id):
             raise ValueError(f"GPU {self.number} has no room for {load.memory} bytes of pid {load.pid}")
         self.loads.append(Residence(load, self.at))
         self._regroup()

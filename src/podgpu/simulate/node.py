@@ -103,7 +103,8 @@ def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
 
 
 def make_load(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
-    room = driver.gpus[tenant.gpu].model.memory // 2
+    gpu = driver.gpus[tenant.gpu]
+    room = gpu.model.memory // 2 if tenant.gi_id is None else gpu.find_room(tenant.gi_id) * 9 // 10
     return SimulatedLoad(
         gpu=tenant.gpu,
         pid=pid,

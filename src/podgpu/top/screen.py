@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Mapping
 
 from podgpu.top.details import render_details
 from podgpu.top.feed import Seen
-from podgpu.top.lines import Line, Order, Row, flatten
+from podgpu.top.lines import Line, Order, Row, arrange, flatten
 from podgpu.top.table import Span, Spans, Table, render_totals
 from podgpu.top.text import count_of, fit, fit_start, format_duration, printable
 
-ORDERS: tuple[Order, ...] = get_args(Order)
 _SORT_KEYS: Mapping[str, Order] = {"g": "gpu", "u": "utilisation", "m": "memory", "p": "power", "i": "idle"}
 _STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 _PAGES = {"page_up": -1, "page_down": 1, " ": 1}
@@ -42,155 +39,147 @@ _MIN_HEIGHT_OF_TOTALS = 8
 _MAX_NOTES = 3
 
 
-# Keys
+class Screen:
+    """The state that keys change: sort order, filter, cursor, and what is open. Draws the lines of the terminal."""
 
+    def __init__(self, source: str, order: Order = "gpu", wanted: str = "") -> None:
+        self.ended = False
+        self.detailed_uuid = ""  # the GPU whose details are shown
+        self._source = source
+        self._order: Order = order
+        self._wanted = wanted  # the filter text
+        self._cursor = 0
+        self._selected: Row | None = None  # set when the cursor was moved: the cursor follows this row if lines change
+        self._scroll = 0
+        self._details_scroll = 0
+        self._is_detailed = False
+        self._is_typing = False
+        self._is_helping = False
+        self._rows: list[Row] = []  # rows of all lines, visible or not
+        self._details: list[Spans] = []
+        self._height = 1  # number of lines for the table or the details
+        self._table: Table | None = None  # cached, because moving the cursor does not change it
+        self._made_of: tuple[Line, ...] = ()
+        self._made_for: tuple[object, ...] = ()
 
-@dataclass(frozen=True, slots=True)
-class Viewport:
-    rows: Sequence[Row]  # rows of all lines, visible or not
-    height: int  # number of visible lines
-    details: int = 0  # number of lines of the details
+    # Keys
 
+    def press(self, key: str) -> None:
+        """Handles a key. The lines that were drawn last determine where the cursor can move."""
+        if self._is_typing:
+            self._type(key)
+        elif self._is_helping:
+            self._is_helping, self.ended = False, key == "q"
+        elif key == "enter" or (key == "escape" and self._is_detailed):
+            self._is_detailed, self._details_scroll = not self._is_detailed, 0
+        elif key == "escape":
+            self._filter("")
+        elif key in _SORT_KEYS:
+            self._order = _SORT_KEYS[key]
+            self._move_to_top()
+        elif key in _STEPS or key in _PAGES or key in ("home", "end"):
+            self._move(key)
+        else:
+            self.ended, self._is_typing, self._is_helping = key in ("q", "Q"), key == "/", key in ("h", "?")
 
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """The state that keys change: sort order, filter, cursor, and what is open."""
-
-    order: Order = "gpu"
-    wanted: str = ""  # the filter text
-    cursor: int = 0
-    selected: Row | None = None  # set when the cursor was moved: the cursor follows this row when lines change
-    scroll: int = 0
-    detailed: bool = False  # True while the details of the selected GPU are shown
-    details_scroll: int = 0
-    typing: bool = False  # True while the filter is being typed
-    helping: bool = False
-    ended: bool = False
-
-    def press(self, key: str, viewport: Viewport) -> Controls:
-        after = self._type(key) if self.typing else self._command(key, viewport)
-        return after.clamp(viewport)
-
-    def clamp(self, viewport: Viewport) -> Controls:
-        """Keeps the cursor on a visible line."""
-        rows, height = viewport.rows, viewport.height
-        cursor = max(0, min(self.cursor, len(rows) - 1))
-        if self.selected is not None and rows and rows[cursor] != self.selected and self.selected in rows:
-            cursor = rows.index(self.selected)
-        lowest, highest = max(0, cursor - height + 1), max(0, min(cursor, len(rows) - height))
-        scroll = min(max(self.scroll, lowest), max(lowest, highest))
-        details_scroll = max(0, min(self.details_scroll, viewport.details - height))
-        return replace(self, cursor=cursor, scroll=scroll, details_scroll=details_scroll)
-
-    def _type(self, key: str) -> Controls:
+    def _type(self, key: str) -> None:
+        self._is_typing = key not in ("escape", "enter")
         if key == "escape":
-            return replace(self._to_top(), wanted="", typing=False)
-        if key == "enter":
-            return replace(self, typing=False)
-        if key == "backspace":
-            return replace(self._to_top(), wanted=self.wanted[:-1])
-        if len(key) == 1 and key.isprintable() and len(self.wanted) < _MAX_FILTER:
-            return replace(self._to_top(), wanted=self.wanted + key)
-        return self
+            self._filter("")
+        elif key == "backspace":
+            self._filter(self._wanted[:-1])
+        elif len(key) == 1 and key.isprintable() and len(self._wanted) < _MAX_FILTER:
+            self._filter(self._wanted + key)
 
-    def _command(self, key: str, viewport: Viewport) -> Controls:
-        if self.helping:
-            return replace(self, helping=False, ended=key == "q")
-        if key == "enter" or (key == "escape" and self.detailed):
-            return replace(self, detailed=not self.detailed, details_scroll=0)
-        if key == "escape":
-            return replace(self._to_top(), wanted="")
-        if key in _SORT_KEYS:
-            return replace(self._to_top(), order=_SORT_KEYS[key])
-        if key in _STEPS or key in _PAGES or key in ("home", "end"):
-            return self._move(key, viewport)
-        return replace(self, ended=key in ("q", "Q"), typing=key == "/", helping=key in ("h", "?"))
+    def _filter(self, wanted: str) -> None:
+        self._wanted = wanted
+        self._move_to_top()
 
-    def _to_top(self) -> Controls:
-        return replace(self, cursor=0, selected=None, scroll=0)
+    def _move_to_top(self) -> None:
+        self._cursor, self._selected, self._scroll = 0, None, 0
 
-    def _move(self, key: str, viewport: Viewport) -> Controls:
-        if self.detailed:
-            return replace(self, details_scroll=_target(key, self.details_scroll, viewport.height, viewport.details))
-        rows = viewport.rows
-        cursor = max(0, min(_target(key, self.cursor, viewport.height, len(rows)), len(rows) - 1))
-        return replace(self, cursor=cursor, selected=rows[cursor] if rows else None)
+    def _move(self, key: str) -> None:
+        now, count = (
+            (self._details_scroll, len(self._details)) if self._is_detailed else (self._cursor, len(self._rows))
+        )
+        if key in _STEPS:
+            target = now + _STEPS[key]
+        elif key in _PAGES:
+            target = now + _PAGES[key] * self._height
+        else:
+            target = 0 if key == "home" else count
+        target = max(0, min(target, count - 1))
+        if self._is_detailed:
+            self._details_scroll = target
+        else:
+            self._cursor, self._selected = target, self._rows[target] if self._rows else None
 
+    def _clamp(self) -> None:
+        """Keeps the cursor on its row and on a visible line."""
+        rows, height = self._rows, self._height
+        self._cursor = max(0, min(self._cursor, len(rows) - 1))
+        if self._selected is not None and rows and rows[self._cursor] != self._selected and self._selected in rows:
+            self._cursor = rows.index(self._selected)
+        lowest, highest = max(0, self._cursor - height + 1), max(0, min(self._cursor, len(rows) - height))
+        self._scroll = min(max(self._scroll, lowest), max(lowest, highest))
+        self._details_scroll = max(0, min(self._details_scroll, len(self._details) - height))
 
-def _target(key: str, now: int, height: int, count: int) -> int:
-    if key in _STEPS:
-        return now + _STEPS[key]
-    if key in _PAGES:
-        return now + _PAGES[key] * height
-    return 0 if key == "home" else count
+    # Drawing
 
+    def draw(self, seen: Seen, size: tuple[int, int], now: float) -> list[Spans]:
+        """Returns all lines of the terminal, which may be longer than it is wide. `now` is monotonic time."""
+        (width, height), view = size, seen.view
+        table = self._make_table(seen, width)
+        notes = _notes(seen, width, now)
+        totals = [render_totals(view.totals, view.currency, width)] if height >= _MIN_HEIGHT_OF_TOTALS else []
+        self._height = max(1, height - _FIXED_LINES - len(totals) - len(notes))
+        self._rows = [line.row for _, line in table.lines]
+        self._clamp()
+        line = self._find_slot_line(table, seen) if self._is_detailed and table.lines else None
+        self.detailed_uuid = line.gpu.uuid if line else ""
+        self._details = render_details(line, seen, width) if line else []
+        self._clamp()
+        body = self._body(table)
+        blank: list[Spans] = [[]] * (self._height - len(body))
+        title: Spans = [(_title(seen, self._source, self._order), "title")]
+        return [title, *totals, table.header(), *body, *blank, *notes, self._footer(width)]
 
-# Drawing
+    def _make_table(self, seen: Seen, width: int) -> Table:
+        made_for = (self._order, self._wanted, width)
+        if self._table is None or self._made_of is not seen.lines or self._made_for != made_for:
+            self._made_of, self._made_for = seen.lines, made_for
+            self._table = Table(arrange(seen.lines, self._order, self._wanted), self._order, width, seen.sparklines)
+        self._table.sparklines = seen.sparklines
+        return self._table
 
+    def _find_slot_line(self, table: Table, seen: Seen) -> Line:
+        """Returns the line of the GPU or MIG instance at the cursor, without the filter."""
+        line = table.lines[self._cursor][1]
+        slots = (own for _, own in flatten(seen.lines) if own.is_slot)
+        return next((own for own in slots if own.row[:3] == line.row[:3]), line)
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    lines: list[Spans]
-    controls: Controls
-    viewport: Viewport
-    selected: str = ""  # UUID of the GPU whose details are shown
+    def _body(self, table: Table) -> list[Spans]:
+        if self._is_helping:
+            return [[(line, "")] for line in _HELP[: self._height]]
+        if self._details:
+            return self._details[self._details_scroll : self._details_scroll + self._height]
+        rows = table.render(self._scroll, self._scroll + self._height)
+        if not rows:
+            return [[("no line matches the filter", "dim")]]
+        at = self._cursor - self._scroll
+        rows[at] = [(text, f"cursor {style}".strip()) for text, style in rows[at]]
+        return rows
 
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """The input for drawing a frame, except the controls."""
-
-    seen: Seen
-    table: Table
-    name: str  # name of the source
-    now: float  # monotonic time
-    size: tuple[int, int]  # columns and lines of the terminal
-
-
-def draw(scene: Scene, controls: Controls) -> Frame:
-    """Computes all lines of the screen. Lines may be longer than the terminal is wide."""
-    (width, height), view = scene.size, scene.seen.view
-    notes = _notes(scene)
-    totals = [render_totals(view.totals, view.currency, width)] if height >= _MIN_HEIGHT_OF_TOTALS else []
-    room = max(1, height - _FIXED_LINES - len(totals) - len(notes))
-    rows = [line.row for _, line in scene.table.lines]
-    controls = controls.clamp(Viewport(rows, room))
-    line = _find_slot_line(scene, controls) if controls.detailed else None
-    details = render_details(line, scene.seen, width) if line else []
-    viewport = Viewport(rows, room, len(details))
-    controls = controls.clamp(viewport)
-    body = _body(scene, controls, details, room)
-    blank: list[Spans] = [[]] * (room - len(body))
-    title: Spans = [(_title(scene, controls), "title")]
-    footer = _footer(scene, controls, viewport)
-    lines = [title, *totals, scene.table.header(), *body, *blank, *notes, footer]
-    return Frame(lines, controls, viewport, line.gpu.uuid if line else "")
-
-
-def _find_slot_line(scene: Scene, controls: Controls) -> Line | None:
-    """Returns the line of the GPU or MIG instance at the cursor, without the filter."""
-    if not scene.table.lines:
-        return None
-    line = scene.table.lines[controls.cursor][1]
-    slots = (own for _, own in flatten(scene.seen.lines) if own.is_slot)
-    return next((own for own in slots if own.row[:3] == line.row[:3]), line)
-
-
-def _body(scene: Scene, controls: Controls, details: list[Spans], height: int) -> list[Spans]:
-    if controls.helping:
-        return [[(line, "")] for line in _HELP[:height]]
-    if details:
-        return details[controls.details_scroll : controls.details_scroll + height]
-    rows = scene.table.render(controls.scroll, controls.scroll + height)
-    if not rows:
-        return [[("no line matches the filter", "dim")]]
-    at = controls.cursor - controls.scroll
-    rows[at] = [(text, f"cursor {style}".strip()) for text, style in rows[at]]
-    return rows
+    def _footer(self, width: int) -> Spans:
+        if self._is_typing:
+            return [(f"filter: {self._wanted}_", "title")]
+        count = len(self._rows)
+        place = f"{min(self._scroll + self._height, count)}/{count}" if count > self._height else ""
+        wanted = f"filter: {self._wanted} (Esc clears)  " if self._wanted else ""
+        return [(fit(printable(wanted + _KEYS), max(0, width - len(place) - 1)) + " " + place, "dim")]
 
 
-def _title(scene: Scene, controls: Controls) -> str:
-    seen = scene.seen
+def _title(seen: Seen, source: str, order: Order) -> str:
     lines = [line for _, line in flatten(seen.lines)]
     holders = {line.name for line in lines if line.holder and line.kind != "process"}
     instances = sum(line.kind == "instance" for line in lines)
@@ -198,16 +187,15 @@ def _title(scene: Scene, controls: Controls) -> str:
     if instances:
         parts.insert(1, count_of(instances, "MIG instance"))
     nodes = sorted({line.node for line in seen.lines if line.node})
-    where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else scene.name
+    where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else source
     simulated = "SIMULATED  " if seen.view.simulated else ""
-    return printable(f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[controls.order]}")
+    return printable(f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}")
 
 
-def _notes(scene: Scene) -> list[Spans]:
+def _notes(seen: Seen, width: int, now: float) -> list[Spans]:
     """Returns the source's error with the age of the figures, or the notes of the view, most serious first."""
-    seen, width = scene.seen, scene.size[0]
     if seen.error is not None:
-        age = f"; the figures are {format_duration(max(0.0, scene.now - seen.read_at))} old"
+        age = f"; the figures are {format_duration(max(0.0, now - seen.read_at))} old"
         return [[(fit_start(printable(str(seen.error)), width - len(age)).rstrip() + age, "bad")]]
     shown_at_gpu = {alert.text for alert in seen.view.alerts if alert.uuid}
     styles = {alert.text: "bad" if alert.severity == "broken" else "warn" for alert in seen.view.alerts}
@@ -217,12 +205,3 @@ def _notes(scene: Scene) -> list[Spans]:
         hidden = len(notes) - _MAX_NOTES + 1
         notes[_MAX_NOTES - 1 :] = [(f"{hidden} more notes: run podgpu top --once to see them", "dim")]
     return [[(fit_start(printable(text), width), style)] for text, style in notes]
-
-
-def _footer(scene: Scene, controls: Controls, viewport: Viewport) -> Spans:
-    if controls.typing:
-        return [(f"filter: {controls.wanted}_", "title")]
-    count = len(viewport.rows)
-    place = f"{min(controls.scroll + viewport.height, count)}/{count}" if count > viewport.height else ""
-    wanted = f"filter: {controls.wanted} (Esc clears)  " if controls.wanted else ""
-    return [(fit(printable(wanted + _KEYS), max(0, scene.size[0] - len(place) - 1)) + " " + place, "dim")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from msgspec import structs
 
-from podgpu.model import HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
+from podgpu.model import NS, HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
 from podgpu.usage.attribution import (
     SHARE_UNITS,
     DeviceTurn,
@@ -29,7 +29,6 @@ from podgpu.usage.attribution import (
 
 MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
-_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -102,8 +101,8 @@ class Account:
             idle_ns=counters.idle_ns,
             energy_mj=counters.energy_mj,
             power_ratio=self.power_ratio,
-            idle_since=at - streak_ns / _NS if streak_ns else None,
-            unallocated_since=at - self.unallocated_ns / _NS if self.unallocated_ns >= unallocated_after_ns else None,
+            idle_since=at - streak_ns / NS if streak_ns else None,
+            unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
         )
 
 
@@ -188,7 +187,7 @@ class Ledger:
         starts or ends.
         """
         self._max_namespaces = max_namespaces
-        self._unallocated_after_ns = round(unallocated_after * _NS)
+        self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, DeviceAccount] = {}  # includes removed devices, which may return

@@ -125,7 +125,8 @@ def _reject_errors(handler: Handler) -> Handler:
 
 
 def _history(
-    history: HistorySource | None, find: Callable[[web.Request, HistorySource], Awaitable[JsonObject | str]]
+    history: HistorySource | None,
+    find: Callable[[web.Request, HistorySource], Awaitable[msgspec.Struct | JsonObject | str]],
 ) -> Handler:
     """`find` returns the JSON object, or a message if there is no history for the request."""
 
@@ -141,13 +142,13 @@ async def _sparklines(request: web.Request, history: HistorySource) -> JsonObjec
     return await history.sparklines(parse_points(request.query.get("points", str(DEFAULT_SPARKLINE_POINTS))))
 
 
-async def _history_of_gpu(request: web.Request, history: HistorySource) -> JsonObject | str:
+async def _history_of_gpu(request: web.Request, history: HistorySource) -> msgspec.Struct | str:
     uuid, instance = request.match_info["uuid"], request.query.get("instance", "")
     answer = await history.gpu(uuid, instance, parse_range(request.query.get("range", "1h")))
     return answer or f"there is no history of GPU {uuid[:64]}{'/' if instance else ''}{instance[:16]}"
 
 
-async def _history_of_pod(request: web.Request, history: HistorySource) -> JsonObject | str:
+async def _history_of_pod(request: web.Request, history: HistorySource) -> msgspec.Struct | str:
     namespace, name = request.match_info["namespace"], request.match_info["pod"]
     answer = await history.pod(namespace, name, parse_range(request.query.get("range", "1h")))
     return answer or f"there is no record that pod {namespace}/{name} held a GPU in this time range"

@@ -46,7 +46,9 @@ async def metrics_response(request: web.Request, exposition: Exposition) -> web.
     vary = "Accept, Accept-Encoding"
     if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
         return body_response(request, exposition, {"Content-Type": CONTENT_TYPE}, vary)
-    body = await asyncio.to_thread(lambda: exposition.openmetrics)
+    if "openmetrics" not in vars(exposition):
+        await asyncio.to_thread(lambda: exposition.openmetrics)
+    body = exposition.openmetrics
     return body_response(request, body, {"Content-Type": OPENMETRICS_TYPE}, vary)
 
 

@@ -32,6 +32,16 @@ SWITCH_LINK = "SWITCH_LINK"
 
 
 @dataclass(frozen=True, slots=True)
+class OtherEntity:
+    """A link, switch, CPU or core."""
+
+    kind: str
+    """A value of `Field.level`, or SWITCH_LINK, because links of a switch have other fields than links of a GPU."""
+    entity: Entity
+    labels: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GpuEntities:
     """One physical GPU with its instances and links."""
 
@@ -40,8 +50,8 @@ class GpuEntities:
     instances: Mapping[Entity, Device] = field(default_factory=dict)
     compute_instances: Mapping[Entity, Device] = field(default_factory=dict)
     """Compute instance -> device of its GPU instance."""
-    links: Mapping[Entity, int] = field(default_factory=dict)
-    """NVLink that is up -> its number."""
+    links: tuple[OtherEntity, ...] = ()
+    """NVLinks that are up."""
 
     @property
     def entity(self) -> Entity:
@@ -50,16 +60,6 @@ class GpuEntities:
     @property
     def devices(self) -> dict[Entity, Device]:
         return {self.entity: self.device, **self.instances}
-
-
-@dataclass(frozen=True, slots=True)
-class OtherEntity:
-    """An entity that is not a GPU and belongs to no GPU."""
-
-    kind: str
-    """A value of `Field.level`, or SWITCH_LINK, because links of a switch have other fields than links of a GPU."""
-    entity: Entity
-    labels: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
             continue
         minor = minors.get(entity)
         device = replace(device, minor=minor if isinstance(minor, int) else None)
-        links = {_link(EntityGroup.GPU, entity.id, link): link for link in gpu_links.get(entity.id, ())}
+        links = tuple(_make_link(device, entity.id, link) for link in gpu_links.get(entity.id, ()))
         gpus[device.uuid] = _read_instances(connection, GpuEntities(entity.id, device, links=links), outline.migs)
     others = (*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus))
     return NodeLayout(gpus, unreachable, others)
@@ -194,6 +194,19 @@ def _read_optional(connection: DcgmConnection, function: str, *arguments: object
 
 def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
     return Entity(EntityGroup.LINK, s.make_link_id(owner, owner_id, link))
+
+
+def _make_link(gpu: Device, gpu_id: int, link: int) -> OtherEntity:
+    """Numbers the links from 1 like dcgm-exporter, but counts links that are down, so that numbers do not change."""
+    labels = (
+        ("nvlink", str(link + 1)),
+        ("gpu", str(gpu.index)),
+        ("gpu_uuid", gpu.uuid),
+        ("pci_bus_id", gpu.pci_bus_id),
+        ("device", gpu.name),
+        ("model_name", gpu.model),
+    )
+    return OtherEntity("LINK", _link(EntityGroup.GPU, gpu_id, link), labels)
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:

@@ -9,14 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
-from podgpu.gpu.dcgm.entities import SWITCH_LINK, GpuEntities, NodeLayout, Outline, read_layout, read_outline
+from podgpu.gpu.dcgm.entities import (
+    SWITCH_LINK,
+    GpuEntities,
+    NodeLayout,
+    OtherEntity,
+    Outline,
+    read_layout,
+    read_outline,
+)
 from podgpu.gpu.dcgm.health import HEALTH_FIELD, P2P_FIELD, XidReader, check_health, read_p2p, start_health
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import (
@@ -29,7 +37,7 @@ from podgpu.gpu.dcgm.values import (
 )
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
-from podgpu.model import Detail, Device, OtherReading, Reading, Value
+from podgpu.model import Detail, Device, OtherReading, Reading
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -180,14 +188,16 @@ class DcgmTelemetry:
             lane = self._find_lane(fields)
             self._update_watches()
             latest = self._read_latest({other.entity: other.kind for other in others}, lane)
-        readings = tuple(
-            OtherReading("LINK" if other.kind == SWITCH_LINK else other.kind, other.labels, latest.values[other.entity])
-            for other in others
+        return GpuAnswer(
+            (),
+            dropped=tuple(latest.dropped),
+            errors=_deduplicate(latest.errors),
+            others=tuple(_make_readings(others, latest)),
         )
-        return GpuAnswer((), dropped=tuple(latest.dropped), errors=_deduplicate(latest.errors), others=readings)
 
     def _read_gpu(self, gpu: GpuEntities, lane: Lane) -> GpuAnswer:
-        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.links, "LINK")
+        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I")
+        kinds |= {link.entity: link.kind for link in gpu.links}
         latest = self._read_latest(kinds, lane)
         if gpu.entity in latest.lost:
             raise latest.lost[gpu.entity]
@@ -203,7 +213,7 @@ class DcgmTelemetry:
             unsupported=tuple(sorted(unsupported)),
             dropped=tuple(latest.dropped),
             errors=_deduplicate([*latest.errors, *errors]),
-            others=tuple(_make_link_readings(devices[gpu.entity], gpu.links, latest.values)),
+            others=tuple(_make_readings(gpu.links, latest)),
             reports_errors=not self._find_rejected(_XID_WATCHES[0]),
             links_up=len(gpu.links) or None,
         )
@@ -267,7 +277,7 @@ class DcgmTelemetry:
         entities: dict[str, list[Entity]] = {
             "GPU": [gpu.entity for gpu in gpus],
             "GPU_I": [e for gpu in gpus for e in gpu.instances],
-            "LINK": [e for gpu in gpus for e in gpu.links],
+            "LINK": [link.entity for gpu in gpus for link in gpu.links],
         }
         for other in layout.others:
             entities.setdefault(other.kind, []).append(other.entity)
@@ -316,20 +326,11 @@ class DcgmTelemetry:
         return True
 
 
-def _make_link_readings(
-    gpu: Device, links: Mapping[Entity, int], values: Mapping[Entity, Mapping[int, Value]]
-) -> Iterator[OtherReading]:
-    """Numbers the links from 1 like dcgm-exporter, but includes links that are down, so that numbers do not change."""
-    labels = (
-        ("gpu", str(gpu.index)),
-        ("gpu_uuid", gpu.uuid),
-        ("pci_bus_id", gpu.pci_bus_id),
-        ("device", gpu.name),
-        ("model_name", gpu.model),
-    )
-    for entity, link in links.items():
-        if values.get(entity):
-            yield OtherReading("LINK", (("nvlink", str(link + 1)), *labels), values[entity])
+def _make_readings(others: Iterable[OtherEntity], latest: LatestValues) -> Iterator[OtherReading]:
+    for other in others:
+        if latest.values[other.entity]:
+            kind = "LINK" if other.kind == SWITCH_LINK else other.kind
+            yield OtherReading(kind, other.labels, latest.values[other.entity])
 
 
 def _field_ids(lanes: Sequence[Lane]) -> set[int]:

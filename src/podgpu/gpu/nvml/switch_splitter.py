@@ -141,13 +141,8 @@ class SwitchListener:
                 self._end(SwitchLogError("closed", "the context-switch log is closed"))
 
     def _run(self) -> None:
-        try:
-            while not self._ended.wait(self.step()):
-                pass
-        except Exception as e:  # noqa: BLE001 - the edge of a thread: a bug here must not end the process
-            _log.exception("context-switch log: unexpected error, please report it")
-            with self._lock:
-                self._end(SwitchLogError("bug", f"{type(e).__name__}: {e}"))
+        while not self._ended.wait(self.step()):
+            pass
 
     def _seconds_until_drain(self) -> float:
         return self._drained_at + _DRAIN_SECONDS - self._clock()

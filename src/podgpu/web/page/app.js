@@ -34,6 +34,7 @@ class Page {
     this.criteria = readHash(location.hash);
     this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // the last state of the list of GPUs
     this.listTop = 0;
+    this.trail = []; // addresses that led to the view that is shown, for Escape
     this.devices = [];
     const prices = () => this.feed.picture.currency ?? "";
     const context = {
@@ -56,8 +57,9 @@ class Page {
     this.waste = new Waste(context, order, again);
     this.main = byId("main");
     this.message = h("p", { class: "message" });
-    this.keys = new Keys(this.main, byId("q"), () => this.escape(), (last) => this.map.reach(last));
+    this.keys = new Keys(this.main, byId("q"), byId("help"), () => this.escape(), (last) => this.map.reach(last));
     startTheme(byId("theme"));
+    byId("help-open").addEventListener("click", () => byId("help").showModal());
     byId("skip").addEventListener("click", () => this.main.focus());
     document.addEventListener("click", () => this.writeAddress(), { capture: true });
     addEventListener("hashchange", () => this.follow());
@@ -92,7 +94,7 @@ class Page {
     this.priced = Boolean(picture.currency);
     this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
-    this.render(first);
+    this.draw(first);
     this.card.refresh(new Map(this.devices.map((device) => [device.key, device])));
     const { figuresAt } = this.feed;
     setText(byId("updated"), figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`);
@@ -138,6 +140,7 @@ class Page {
     this.isTyping = this.isStep = false;
     const before = this.criteria;
     this.criteria = readHash(location.hash);
+    this.remember(before);
     if (isList(before) && !isList(this.criteria)) this.listTop = scrollY;
     this.render(true);
     if (isList(this.criteria)) {
@@ -147,12 +150,20 @@ class Page {
     }
   }
 
+  remember(before) {
+    const { criteria, trail } = this;
+    if (isList(criteria)) trail.length = 0;
+    else if (trail.at(-1) === writeHash(criteria)) trail.pop();
+    else if (before.pod !== criteria.pod || before.gpu !== criteria.gpu || before.view !== criteria.view) trail.push(writeHash(before));
+  }
+
+  // Returns to the view from which one came.
   escape() {
     const field = byId("q");
     if (this.card.hide()) return;
     this.writeAddress();
     if (isFiltered(this.criteria) && this.criteria.view === "waste") this.change(without(this.criteria));
-    else if (!isList(this.criteria)) this.go(this.list);
+    else if (!isList(this.criteria)) location.hash = this.trail.at(-1) ?? writeHash(this.list);
     else if (isFiltered(this.criteria)) this.change(without(this.criteria));
     else if (document.activeElement === field) field.blur();
   }
@@ -166,8 +177,17 @@ class Page {
   }
 
   render(anew) {
+    if (!this.feed.picture) return;
+    try {
+      this.draw(anew);
+    } catch (error) {
+      this.feed.fail(error);
+      this.overview.showState(this.feed);
+    }
+  }
+
+  draw(anew) {
     const { picture } = this.feed;
-    if (!picture) return;
     const { criteria } = this;
     const view = this.viewOf(criteria, picture);
     if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };

@@ -13,6 +13,7 @@ export function devicesOf(picture, now) {
 function deviceOf(gpu, node, picture, now) {
   const parts = (gpu.instances ?? []).map(partOf);
   const ownHolders = holdersOf(gpu);
+  roundWithin(ownHolders, gpu.utilization_ratio);
   const device = {
     key: `${node.name}\u0000${gpu.uuid}`,
     node: node.name,
@@ -100,6 +101,19 @@ function holdersOf(of, part) {
     unknownBecause: holder.unknown_because,
     part,
   }));
+}
+
+// Rounds the utilisation of several holders to whole per cents that together do not exceed the rounded whole.
+function roundWithin(holders, whole) {
+  const shown = holders.filter((holder) => holder.utilization >= 0.01); // less is shown as "<1 %"
+  if (shown.length < 2 || whole === undefined) return;
+  const rounding = (holder) => Math.round(holder.utilization * 100) - holder.utilization * 100;
+  let excess = shown.reduce((sum, holder) => sum + Math.round(holder.utilization * 100), 0) - Math.round(whole * 100);
+  for (const holder of shown.sort((a, b) => rounding(b) - rounding(a))) {
+    const lower = excess > 0 && rounding(holder) > 0;
+    if (lower) excess -= 1;
+    holder.utilization = (Math.round(holder.utilization * 100) - lower) / 100;
+  }
 }
 
 function lastHoldersOf(gpu) {

@@ -14,6 +14,7 @@ export class Feed {
     this.picture = undefined;
     this.failure = "";
     this.lostAt = undefined;
+    this.fault = ""; // an exception while the picture was shown
     this.etag = "";
     this.offset = undefined; // server clock minus browser clock, in seconds
     this.timer = undefined;
@@ -32,14 +33,16 @@ export class Feed {
 
   async ask() {
     this.asking = true;
+    let picture;
     try {
-      await this.take(await this.answer());
+      picture = await this.take(await this.answer());
       this.failure = "";
       this.lostAt = undefined;
     } catch (error) {
       this.failure = error instanceof Refused ? error.message : "Connection lost";
       this.lostAt ??= Date.now() / 1000;
     }
+    if (picture) this.show(picture);
     this.asking = false;
     this.onTurn();
     if (!document.hidden) this.timer = setTimeout(() => this.turn(), this.pause * 1000);
@@ -55,9 +58,10 @@ export class Feed {
     return fetch(this.url, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_SECONDS * 1000) });
   }
 
+  // Returns the picture if it is new, or if the last attempt to show it failed.
   async take(response) {
     this.compareClocks(response.headers.get("Date"));
-    if (response.status === 304) return;
+    if (response.status === 304) return this.fault ? this.picture : undefined;
     if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
     if (response.status === 429) throw new Refused("Too many requests, trying again");
     if (!response.ok) throw new Refused(`The server answers ${response.status}, trying again`);
@@ -65,7 +69,21 @@ export class Feed {
     if (picture.api !== "podgpu/v1") throw new Refused("Not podgpu's answer, trying again");
     this.picture = picture;
     this.etag = response.headers.get("ETag") ?? "";
-    this.onPicture(picture);
+    return picture;
+  }
+
+  show(picture) {
+    try {
+      this.onPicture(picture);
+      this.fault = "";
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  fail(error) {
+    console.error(error);
+    this.fault = `Page error (${error.message}): not all figures are shown, reload the page`;
   }
 
   // Ages are judged by the clock that wrote the timestamps. A Date header is cut to whole seconds and comes late, so
@@ -101,6 +119,7 @@ export class Feed {
 
   get state() {
     if (this.failure) return "lost";
+    if (this.fault) return "failed";
     if (!this.picture) return "waiting";
     const late = LATE_INTERVALS * this.picture.interval_seconds + SLACK_SECONDS;
     return this.isAllOld || this.age === undefined || this.age > late ? "old" : "live";

@@ -15,6 +15,7 @@ export function percent(ratio) {
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const PARTS = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const THREE = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const SECOND = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
@@ -52,10 +53,11 @@ export function watts(power) {
   return power === undefined ? UNKNOWN : `${Math.round(power)}${FIXED}W`;
 }
 
-// Formats the total power of many GPUs.
-export function kilowatts(power) {
-  if (power === undefined || power < 10_000) return power === undefined ? UNKNOWN : `${count(power)}${FIXED}W`;
-  return `${TENTHS.format(power / 1000)}${FIXED}kW`;
+// Formats the total power of many GPUs: 386 W, 7.53 kW, 2.39 MW.
+export function totalWatts(power) {
+  if (power === undefined) return UNKNOWN;
+  if (power < 1000) return watts(power);
+  return power < 999_500 ? `${THREE.format(power / 1e3)}${FIXED}kW` : `${THREE.format(power / 1e6)}${FIXED}MW`;
 }
 
 export function celsius(temperature) {
@@ -81,13 +83,15 @@ export function duration(seconds) {
 
 export function moment(unix) {
   const at = new Date(unix * 1000);
+  if (Number.isNaN(at.getTime())) return UNKNOWN; // too far from now for a date
   const today = new Date().toDateString() === at.toDateString();
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
 
 // Formats a time on an axis, with seconds if the steps are short.
 export function clock(unix, isFine) {
-  return (isFine ? SECOND : TIME).format(new Date(unix * 1000));
+  const at = new Date(unix * 1000);
+  return Number.isNaN(at.getTime()) ? UNKNOWN : (isFine ? SECOND : TIME).format(at);
 }
 
 const CURRENCIES = new Map();
@@ -105,6 +109,13 @@ function currencyFormat(currency) {
   } catch {
     return undefined; // not an ISO 4217 code
   }
+}
+
+// Formats a total: $44.64, $1,393, $19.6k, $2.39M.
+export function totalMoney(amount, currency) {
+  if (amount === undefined || amount < 999.995) return money(amount, currency);
+  const thousands = amount < 999_500 ? `${THREE.format(amount / 1e3)}k` : `${THREE.format(amount / 1e6)}M`;
+  return money(amount, currency).replace(/[\d.,]+/, amount < 9_999.5 ? WHOLE.format(amount) : thousands);
 }
 
 export function perHour(amount, currency) {

@@ -1,4 +1,5 @@
-// Keyboard control: arrow keys move between GPUs, / focuses the filter, Escape closes the innermost open element.
+// Keyboard control: arrow keys move between GPUs, / focuses the filter, ? shows the keys, Escape closes the innermost
+// open element.
 
 const MOVES = {
   ArrowRight: [1, 0],
@@ -11,7 +12,7 @@ const SELECTOR = ".tile[data-key], .square";
 export class Keys {
   // `escape`: gets out of the innermost thing that is open. `reach`: called before the first or the last is looked for,
   // with whether it is the last; brings it into the page.
-  constructor(main, filter, escape, reach) {
+  constructor(main, filter, help, escape, reach) {
     this.reach = reach;
     this.main = main;
     this.filter = filter;
@@ -22,7 +23,9 @@ export class Keys {
         event.preventDefault();
         filter.focus();
         filter.select();
-      } else if (event.key === "Escape") {
+      } else if (event.key === "?" && !isTyping(event.target)) {
+        help.showModal();
+      } else if (event.key === "Escape" && !help.open) {
         escape(event);
       }
     });

@@ -3,7 +3,7 @@
 import { Alerts } from "./alerts.js";
 import { isList } from "./criteria.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
-import { count, duration, kilowatts, money, parts, percent, plural, UNKNOWN } from "./format.js";
+import { count, duration, money, parts, percent, plural, totalMoney, totalWatts, UNKNOWN } from "./format.js";
 
 const COLOURS = [
   ["u4", "80\u2013100\u202f%"],
@@ -74,15 +74,17 @@ export class Overview {
     const busy = totals.freeBusy ? `${parts(totals.freeBusy)} busy` : "";
     this.free.show(totals.free, totals.freeBroken > 0 ? `${parts(totals.freeBroken)} broken` : busy);
     this.broken.show(totals.broken, shareText(totals.broken, totals.gpus));
-    this.power.show(kilowatts(totals.power), "");
+    this.power.show(totalWatts(totals.power), "");
   }
 
   showMoney(picture, totals) {
     const priced = totals.cost !== undefined;
     this.cost.element.hidden = this.wasted.element.hidden = !priced;
     const example = picture.prices === "example" ? "examples" : "";
-    this.cost.show(money(totals.cost, picture.currency), example);
-    this.wasted.show(money(totals.wasted, picture.currency), totals.cost ? percent(totals.wasted / totals.cost) : "");
+    const { cost, wasted } = totals;
+    this.cost.show(totalMoney(cost, picture.currency), example, money(cost, picture.currency));
+    const share = cost ? percent(wasted / cost) : "";
+    this.wasted.show(totalMoney(wasted, picture.currency), share, money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
     this.hint.hidden = picture.taken_at === undefined || (priced && !example);
     setText(byId("prices-why"), priced ? EXAMPLE_HINT : NO_PRICES_HINT);
@@ -99,7 +101,7 @@ export class Overview {
   showState(feed) {
     const status = byId("status");
     const { state } = feed;
-    const health = state === "lost" || state === "waiting" ? "" : this.health.level;
+    const health = state === "lost" || state === "failed" || state === "waiting" ? "" : this.health.level;
     const text = stateText(feed);
     const isSaid = state === "old" && this.health.isOld;
     const words = health && !isSaid ? `${this.health.words}. ` : "";
@@ -108,7 +110,7 @@ export class Overview {
       status.dataset.state = state;
       status.dataset.health = health;
       document.body.dataset.feed = state;
-      setText(byId("announced"), state === "lost" ? feed.failure : `${words}${STATE_TEXT[state] ?? ""}`);
+      setText(byId("announced"), feed.failure || feed.fault || `${words}${STATE_TEXT[state] ?? ""}`);
     }
   }
 }
@@ -118,6 +120,7 @@ const EXAMPLE_HINT = "The prices are examples. Set yours with";
 
 function stateText(feed) {
   const { state } = feed;
+  if (state === "failed") return feed.fault;
   const age = feed.age === undefined || state === "waiting" ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
   if (state === "lost") {
     const since = feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";
@@ -166,8 +169,9 @@ class Plain {
     this.element = h("li", { class: "is-plain" }, total);
   }
 
-  show(value, more) {
+  show(value, more, exact) {
     setText(this.value, value);
+    setAttribute(this.value, "title", exact);
     setText(this.more, more);
   }
 }

@@ -68,7 +68,7 @@ export class Table {
     if (!element) {
       const [first, ...others] = this.columns;
       const name = first.link ? h("a", {}, h("bdi")) : h("bdi");
-      element = h("tr", {}, h("th", { scope: "row" }, name), ...others.map((column) => h("td", { class: kindOf(column) })));
+      element = h("tr", {}, h("th", { scope: "row" }, name), ...others.map((column) => h("td", { class: kindOf(column), "data-title": column.title })));
     }
     this.columns.forEach((column, i) => {
       const cell = i ? element.children[i] : element.querySelector("bdi");

@@ -74,7 +74,7 @@
 {{- end -}}
 {{- include "podgpu.source.check" . -}}
 {{- range include "podgpu.words" $autoscale.arguments | fromYamlArray -}}
-{{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file|unregister)(=.*)?$" . -}}
+{{- if regexMatch "^--?(probe-address|keda-address|keda-[a-z]+-file|api-address|api-service|api-[a-z]+-file)(=.*)?$" . -}}
 {{- fail (printf "autoscale.arguments: %s: use its value, which also sets ports, Secrets and permissions" .) -}}
 {{- end -}}
 {{- end -}}

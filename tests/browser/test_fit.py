@@ -1,0 +1,63 @@
+"""No label or number is cut off: measured on desktop and phone, with few GPUs and with thousands."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.chromium import Tab, opened, went
+from tests.browser.pictures import Showing, large
+from tests.browser.records import priced, records_of, troubled_showing
+
+GPU = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
+VIEWS = ("", "#cost=1", "#view=waste", "#view=namespaces", "#view=waste&by=owner", f"#gpu={GPU}", "#pod=serving/rerank")
+CUT = """(() => {
+  const cut = [];
+  const say = (element, text) => cut.push(`${element.className || element.id || element.tagName}: ${text.trim()}`);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    const own = node.parentElement;
+    if (!node.data.trim() || !own.checkVisibility() || own.closest('.announced, noscript, select, svg')) continue;
+    if (getComputedStyle(own).clipPath !== 'none' || own.closest('.skip')) continue; // for screen readers only
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const text of range.getClientRects()) {
+      for (let box = own; box && box !== document.body; box = box.parentElement) {
+        if (getComputedStyle(box).overflowX === 'visible') continue;
+        const {left, right, top, bottom} = box.getBoundingClientRect();
+        const isHidden = text.bottom <= top + 1 || text.top >= bottom - 1; // a line that is left out as a whole
+        if (!isHidden && (text.left < left - 1 || text.right > right + 1)) say(own, node.data);
+      }
+      if (text.left < -1 || text.right > innerWidth + 1) say(own, node.data);
+    }
+  }
+  const pen = document.createElement('canvas').getContext('2d');
+  for (const field of document.querySelectorAll('input[type=search], select')) {
+    if (!field.checkVisibility()) continue;
+    const style = getComputedStyle(field);
+    pen.font = style.font;
+    const text = field.placeholder || field.selectedOptions?.[0]?.text || '';
+    const arrow = field.tagName === 'SELECT' ? 16 : 0;
+    const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - arrow;
+    if (pen.measureText(text).width > room + 1) say(field, text);
+  }
+  return [...new Set(cut)];
+})()"""
+
+
+@pytest.fixture(params=["24 GPUs", "8,000 GPUs"])
+def shown(request: pytest.FixtureRequest) -> Showing:
+    if request.param == "24 GPUs":
+        return troubled_showing()
+    picture = priced(large())
+    return Showing(picture, records_of(large(10)))
+
+
+@pytest.mark.parametrize("width", [1280, 1440, 390])
+def test_nothing_is_cut_off(tab: Tab, url: str, width: int) -> None:
+    tab.look(width, 900)
+    opened(tab, url)
+    for view in VIEWS:
+        went(tab, view)
+        tab.wait_for("!document.querySelector('main').innerText.includes('Loading')", "all there is to show")
+        assert tab.evaluate(CUT) == [], view
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, view
