@@ -215,6 +215,10 @@ class Cluster:
         return self.clock.monotonic() - self._round_at <= self.late_after
 
     @property
+    def has_results(self) -> bool:
+        return self._previous is not None
+
+    @property
     def late_after(self) -> float:
         return LATE_ROUNDS * self.interval + 30.0  # the first round of a large cluster takes longer
 

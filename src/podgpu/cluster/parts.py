@@ -12,6 +12,7 @@ from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
 from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
 
 K = TypeVar("K", bound=Hashable)
+N = TypeVar("N", int, float)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
@@ -140,17 +141,25 @@ def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracke
 
 
 def slot_utilization(slot: Slot) -> float | None:
-    """Returns the utilisation over the same time window as that of the holders, so that the parts add up.
-
-    If the window has no figures, as with metrics text, returns at least the sum of the holders.
-    """
-    ratios = [h.usage.utilization_ratio for h in slot.holders if h.usage is not None]
-    reported = [ratio for ratio in ratios if ratio is not None]
-    if not reported:
-        return slot.utilization_ratio
     window = None if slot.usage is None else slot.usage.utilization_ratio
-    whole = slot.utilization_ratio if window is None else window
-    return max(whole or 0.0, sum(reported))
+    return _whole(slot.utilization_ratio, window, [h.usage.utilization_ratio for h in slot.holders if h.usage])
+
+
+def slot_memory(slot: Slot) -> int | None:
+    window = None if slot.usage is None else slot.usage.memory_used_bytes
+    return _whole(slot.memory_used_bytes, window, [h.usage.memory_used_bytes for h in slot.holders if h.usage])
+
+
+def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
+    """Returns the device's figure of the same time window as the figures of its holders, so that the parts add up.
+
+    If the window has no figure, as with metrics text, returns at least the sum of the holders.
+    """
+    parts = [part for part in of_holders if part is not None]
+    if not parts:
+        return window if latest is None else latest
+    whole = latest if window is None else window
+    return sum(parts) if whole is None else max(whole, sum(parts))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:

@@ -29,6 +29,7 @@ from podgpu.cluster.parts import (
     gpu_utilization,
     group_held,
     is_lost,
+    slot_memory,
     slot_model,
     slot_utilization,
     sum_held,
@@ -352,10 +353,9 @@ def _slot_members(
 ) -> dict[str, Any]:
     slot: Slot = instance or gpu
     usage = slot.usage or _NO_SLOT_USAGE
-    used = slot.memory_used_bytes
     return {
         "utilization_ratio": _rounded(slot_utilization(slot)),
-        "memory_used_bytes": usage.memory_used_bytes if used is None else used,
+        "memory_used_bytes": slot_memory(slot),
         "memory_total_bytes": slot.memory_total_bytes,
         "energy_joules": _divided(usage.energy_mj, MJ),
         "holders": [_make_holder(part) for part in held],

@@ -197,7 +197,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
     ),
     "nvmlDeviceGetCurrentClocksEventReasons": _event_reasons,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
     "nvmlDeviceGetTemperature": lambda gpu, sensor: (
         round(gpu.celsius) if sensor == 0 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)

@@ -110,15 +110,15 @@ async def _run(
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(stop_signal, done.set)
+        _handle_signal(stop_signal, done.set)
     if release is not None:
-        loop.add_signal_handler(signal.SIGUSR1, _run_once_at_a_time(release))
+        _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
 
     def reload_all() -> None:
         for service in services:
             service.reload()
 
-    loop.add_signal_handler(signal.SIGHUP, reload_all)
+    _handle_signal(signal.SIGHUP, reload_all)
     async with AsyncExitStack() as stack:
         for service in services:
             stack.callback(service.stop)
@@ -130,6 +130,21 @@ async def _run(
         for service in services:
             service.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
         await done.wait()
+
+
+def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
+    """Calls `callback` in the event loop when the signal arrives.
+
+    `loop.add_signal_handler` would restore the default action when the loop is closed, so that a second SIGTERM would
+    kill the process while it ends.
+    """
+    loop = asyncio.get_running_loop()
+
+    def handle(_number: int, _frame: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(callback)
+
+    signal.signal(number, handle)
 
 
 def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
