@@ -24,7 +24,7 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
-from podgpu.metrics.counters import CounterSpec, shipped_counters
+from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import HOST_LABELS, NameSet
@@ -46,8 +46,6 @@ FASTER = 300
 PATIENCE = 120.0
 """Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
 _GIB = 1024**3
-THROTTLING = [CounterSpec(fields()[number], fields()[number].name, "counter", "") for number in THROTTLE_REASONS]
-"""Throttling counters in a counter file are read in every turn."""
 
 needs_servers = needs("prometheus", "prometheus-alertmanager")
 
@@ -113,6 +111,9 @@ class Node:
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         count = len(self.driver.gpus)
+        # Throttling counters in the counter file are read as often as the others.
+        throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
+        counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
         return Agent(
             NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
             HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
@@ -121,7 +122,7 @@ class Node:
                 allocation_interval=0.3,
                 usage_interval=0.3,
                 policy=Policy(
-                    counters=(*(shipped_counters("default", self._names) or ()), *THROTTLING),
+                    counters=counters,
                     hostname=self.name,
                     hostname_labels=HOST_LABELS[self._names],
                 ),
