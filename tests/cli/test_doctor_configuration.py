@@ -96,6 +96,7 @@ def test_every_option_of_the_exporter_is_accepted() -> None:
     [
         ["-a", "nowhere"],
         ["--gpu-manager-address", ":5678"],
+        ["--kubernetes-virtual-gpus", "--dcgm-holder-labels=false"],
         ["--kubernetes-pod-label-allowlist-regex", "("],
         ["-m", "no-colon"],
         ["--allocation", "oracle"],

@@ -24,7 +24,9 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
-from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.counters import parse_counters, shipped_counters
+from podgpu.metrics.families import THROTTLE_REASONS
+from podgpu.metrics.fields import fields
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
@@ -109,6 +111,9 @@ class Node:
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         count = len(self.driver.gpus)
+        # Throttling counters in the counter file are read as often as the others.
+        throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
+        counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
         return Agent(
             NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
             HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
@@ -117,7 +122,7 @@ class Node:
                 allocation_interval=0.3,
                 usage_interval=0.3,
                 policy=Policy(
-                    counters=shipped_counters("default", self._names) or (),
+                    counters=counters,
                     hostname=self.name,
                     hostname_labels=HOST_LABELS[self._names],
                 ),

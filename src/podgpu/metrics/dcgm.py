@@ -83,7 +83,7 @@ def _rows(state: NodeState, policy: Policy) -> Iterator[_LabelledSlot]:
         if values is None:
             continue
         names, texts = device_names(gpu, slot, policy), _label_values(label_counters, values, parent)
-        holders = assigned_holders(slot)
+        holders = assigned_holders(slot) if policy.dcgm_holders else []
         if policy.virtual_gpus and holders:
             is_shared = len({holder.key for holder in holders}) > 1
             only = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
