@@ -29,13 +29,13 @@ from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
-from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address
 from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
 from tests.simulated import FaultyNvml
+from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import running
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ class Node:
         place_loads(self.driver, self.tenants)
         root.mkdir()
         furnish(root, self.tenants)
-        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"), pods(self.tenants))
+        self.kubelet = FaultyKubelet(str(root / "kubelet.sock"), pods(self.tenants))
         self.agent = self._agent(root)
         self._served = ExitStack()
         self.address = Address("127.0.0.1", 0)
