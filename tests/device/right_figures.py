@@ -36,7 +36,6 @@ def exporter(bench: Bench, tenants: Sequence[Tenant], method: str, *options: str
     ids = {t.pod: f"{uuid}::{n}" for n, t in enumerate(tenants)}
     pods = [SimulatedPod(t.namespace, t.pod, {"main": {"nvidia.com/gpu.shared": [ids[t.pod]]}}) for t in tenants]
     with SimulatedKubelet(f"{bench.folder}/{time.monotonic_ns()}.sock", pods) as kubelet:
-        kubelet.allocatable = {"nvidia.com/gpu.shared": list(ids.values())}
         command = [sys.executable, "-m", "podgpu", "exporter", "-k", "-c", "1000", "-a", f"127.0.0.1:{PORTS[method]}"]
         command += ["--usage-from", method, "--pod-resources-kubelet-socket", kubelet.socket, *options]
         with subprocess.Popen(command) as process:
