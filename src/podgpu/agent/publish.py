@@ -26,7 +26,7 @@ from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.holders.unmapped import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.encode import NO_LABELS, Body, Exposition, Family, Sample, encode
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
 from podgpu.metrics.families import THROTTLE_REASONS, families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
@@ -282,16 +282,16 @@ class Published:
         return self._make_once(f"json {fresh}", lambda: Body(encode_node(state if fresh else remove_figures(state))))
 
     @property
-    def fresh(self) -> Exposition:
+    def fresh(self) -> Body:
         return self._make_once("fresh", lambda: _encode(self._render_fresh()))
 
     @property
-    def stale(self) -> Exposition:
+    def stale(self) -> Body:
         """Metrics about the exporter only. Served when the figures are too old."""
         return self._make_once("stale", lambda: _encode((*render_self(self.state), *self._render_process())))
 
     @property
-    def gpu_manager(self) -> Exposition:
+    def gpu_manager(self) -> Body:
         """Metrics with the names of gpu-manager only."""
         return self._make_once("gpu_manager", lambda: _encode(render_gpu_manager(self.state, self._policy)))
 
@@ -304,7 +304,7 @@ class Published:
     def _render_process(self) -> tuple[Family, ...]:
         return process_families(self._policy.process_metrics) if self._policy.process_metrics else ()
 
-    def find_made(self, name: str) -> Exposition | None:
+    def find_made(self, name: str) -> Body | None:
         """Returns a text if it has been made already."""
         return self._made.get(name)
 
@@ -316,8 +316,8 @@ class Published:
             return value
 
 
-def _encode(families: Iterable[Family]) -> Exposition:
-    return Exposition(encode(families))
+def _encode(families: Iterable[Family]) -> Body:
+    return Body(encode(families))
 
 
 # -- process_* -----------------------------------------------------------------------------------------------------
