@@ -23,11 +23,12 @@ from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.pci import count_pci_gpus
 from podgpu.holders.checkpoint import NAME as CHECKPOINT
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 from tests.simulated import FaultyNvml
+from tests.simulated_kubelet import FaultyKubelet
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
@@ -112,8 +113,8 @@ def socket() -> Iterator[str]:
 
 
 @pytest.fixture
-def kubelet(socket: str) -> Iterator[SimulatedKubelet]:
-    with SimulatedKubelet(socket) as running:
+def kubelet(socket: str) -> Iterator[FaultyKubelet]:
+    with FaultyKubelet(socket) as running:
         yield running
 
 
@@ -156,7 +157,7 @@ def pod(*ids: str, resource: str = "nvidia.com/gpu") -> SimulatedPod:
     return SimulatedPod("ns", "train", {"main": {resource: ids}})
 
 
-def only_kubelet(kubelet: SimulatedKubelet) -> list[str]:
+def only_kubelet(kubelet: FaultyKubelet) -> list[str]:
     return ["--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet.socket]
 
 
@@ -172,7 +173,7 @@ def only(findings: list[Finding], subject: str) -> Finding:
 # The command
 
 
-def test_no_problems(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_problems(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> None:
     kubelet.pods = (pod(*uuids("2xH100")), SimulatedPod("ns", "web", {"main": {}}))
     tree.pci_gpus(2)
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
@@ -352,7 +353,7 @@ def test_the_process(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Exa
     ],
 )
 def test_unknown_ids_are_explained(
-    device_id: str, why: str, kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
+    device_id: str, why: str, kubelet: FaultyKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
 ) -> None:
     kubelet.pods = (pod(device_id),)
     finding = only(examined(driver, *only_kubelet(kubelet)), "mapping")
@@ -366,7 +367,7 @@ def test_unknown_ids_are_explained(
     "podgpu doctor reports it instead of `0 pods`; exit code 1 in a pod, or if the API server has pods on the node",
 )
 def test_a_kubelet_without_pods(
-    kubelet: SimulatedKubelet, driver: FaultyNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
+    kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
     assert (outside.level, "was just restarted" in outside.text) == (Level.NOTE, True)
@@ -376,7 +377,7 @@ def test_a_kubelet_without_pods(
     assert "run doctor again" in inside.advice
 
 
-def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_kubelet(kubelet: FaultyKubelet, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     kubelet.hang()
     finding = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
     assert (finding.level, "answer" in finding.text) == (Level.WRONG, True)
@@ -395,7 +396,7 @@ def test_notes_about_the_mapping(
     resource: str,
     level: Level,
     text: str,
-    kubelet: SimulatedKubelet,
+    kubelet: FaultyKubelet,
     driver: FaultyNvml,
     clock: Clock,
     examined: Examined,
@@ -411,7 +412,7 @@ def test_notes_about_the_mapping(
 
 
 def test_every_source_of_auto_is_examined(
-    tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tree: Tree, kubelet: FaultyKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "gpu-7")
     first, second = uuids("2xH100")
@@ -446,7 +447,7 @@ def test_every_source_of_auto_is_examined(
     ],
 )
 def test_options_that_need_the_api_server(
-    arguments: list[str], line: str, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], line: str, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
     assert run([*command, *tree.options, *arguments]) == 1
