@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
+from podgpu.holders.unmapped import explanations
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
 from podgpu.metrics.families import families_in
@@ -86,6 +87,14 @@ def _conditions() -> Iterator[str]:
     yield from table(("Condition", "Severity", "Text", "What to do"), rows)
 
 
+def _unmapped() -> Iterator[str]:
+    rows = [
+        (code(reason), prose(text.reason if not source else f"{text.reason} ({source})"), prose(text.advice))
+        for (source, reason), text in explanations().items()
+    ]
+    yield from table(("Reason", "Meaning", "What to do"), rows)
+
+
 def _counters() -> Iterator[str]:
     files = {short: {c.field.id: c for c in shipped_counters(short) or ()} for short in SHIPPED}
     ids = sorted({i for counters in files.values() for i in counters})
@@ -125,6 +134,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "hook-metrics": lambda: _metrics_table(_metrics("hook")),
     "autoscale-metrics": lambda: _metrics_table(_metrics("autoscale")),
     "conditions": _conditions,
+    "unmapped": _unmapped,
     "counters": _counters,
     "renames-default": _renames,
 }

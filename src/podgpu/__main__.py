@@ -1,5 +1,11 @@
-"""Runs the command `podgpu` for `python -m podgpu`."""
+"""Starts podgpu, as `podgpu` or `python -m podgpu`."""
 
-from podgpu.cli import main
+import signal
 
-main()
+# Until main() runs, Ctrl-C ends the process without a traceback. Python's own handler would raise in an import.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from podgpu.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    main()

@@ -150,44 +150,6 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     assert any("as=PartialObjectMetadata;" in accept for accept in accepted[1:])
 
 
-def named(name: str) -> dict[str, Any]:
-    body = owned_pod(owner("Job", "train"))
-    return body | {"metadata": body["metadata"] | {"name": name}}
-
-
-def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("pods", *(named(f"p-{n}") for n in range(7)))
-    owners = ApiOwners(config, HURRY, page_size=3)
-    try:
-        assert owners.wait_synced(30)
-        assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
-        server.put("pods", named("later"))
-        eventually(lambda: ("n", "later") in owners.all())
-    finally:
-        owners.close()
-    lists = [request.query for request in server.requests if not request.watches]
-    assert [query["limit"] for query in lists] == ["3", "3", "3"]
-    assert ["continue" in query for query in lists] == [False, True, True]
-    assert not any("resourceVersion" in query for query in lists), "a server's cache would give all of it at once"
-
-
-@pytest.mark.fault(
-    "The API server expires a list of pods between two of its pages (410)",
-    "The list begins anew, at once; no owner is missing",
-)
-@pytest.mark.parametrize("times", [1, 5])
-def test_a_list_whose_pages_expire_begins_anew(server: SimulatedApiServer, config: ApiConfig, times: int) -> None:
-    server.put("pods", *(named(f"p-{n}") for n in range(7)))
-    server.forget_pages = times
-    owners = ApiOwners(config, HURRY, page_size=3)
-    try:
-        assert owners.wait_synced(30)
-        assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
-        eventually(lambda: owners.notes() == ())
-    finally:
-        owners.close()
-
-
 # A roll-out
 
 

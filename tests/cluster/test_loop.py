@@ -72,7 +72,7 @@ def test_before_the_first_round_there_is_an_exposition_about_itself() -> None:
     cluster = Cluster(Script, SETTINGS, clock=Time().clock)
     assert "podgpu_cluster_build_info" in exposition_of(cluster)
     assert "avg_GPU_utilization" not in exposition_of(cluster)
-    assert not cluster.published.state.has_fresh_nodes
+    assert not cluster.has_results
     assert cluster.page().view.nodes == []
 
 

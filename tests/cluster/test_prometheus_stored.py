@@ -264,6 +264,26 @@ def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
     assert set(of(shared | head, "power_watts").values()) == {None}
 
 
+@needs("prometheus", "promtool")
+def test_an_ended_pod_has_the_figures_and_conditions_until_its_end(tmp_path: Path) -> None:
+    """A step of 5 minutes covers the end of the pod. Without stale markers, Prometheus would look back further."""
+    now = time.time() // 15 * 15
+    stored = []
+    for ago in range(3000, 0, -15):
+        held = ago > 1950
+        stored.append(Point("DCGM_FI_DEV_GPU_UTIL", PODGPU | (HELD if held else {}), 99 if held else 0, now - ago))
+        stored.append(Point("podgpu_device_health", {**PODGPU, "condition": "xid"}, 0 if held else 1, now - ago))
+    stored.sort(key=lambda point: (point.name, sorted(point.labels.items()), point.at))
+    with prometheus(tmp_path, stored, options=["--query.lookback-delta=14s"]) as url:
+        reader = Reader(url)
+        answer = reader.pod("research", "train", "24h")
+        reader.close()
+    assert answer is not None
+    (device,) = answer["devices"]
+    assert {value for value in device["series"]["utilization_ratio"] if value is not None} == {0.99}
+    assert answer["marks"] == []
+
+
 def test_a_mig_instance(reader: Reader) -> None:
     answer = reader.gpu("GPU-mig", instance="7")
     assert answer is not None

@@ -37,14 +37,24 @@ def test_figures_holders_and_conditions() -> None:
     recorded.round(gpu(0, working, busy=0.5, power_mw=300_000, temperature_celsius=40), cut, lost(2), gpu(3, uuid=""))
     stored = recorded.read()
     assert stored is not None
-    whole, parent, instance, missing = stored.gpus
+    whole, instance, parent, missing = stored.gpus
     assert stored.time == 1015.0
-    assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, None, 300.0, 40))
+    assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, 7, 300.0, 40))
     (sample,) = whole.holders
     assert (sample.account.pod, sample.account.owner_name, sample.account.currency) == ("train", "train", "EUR")
     assert (sample.container, sample.amounts, sample.figures) == ("main", Amounts(), None)
     assert (parent.figures, instance.instance, instance.figures) == (None, "3", Figures(0.2))
     assert [name for name, _ in missing.conditions] == ["lost"]
+
+
+def test_the_holders_of_a_node_that_is_gone_have_ended() -> None:
+    recorded = Recorded()
+    recorded.round(gpu(0, holder(), busy=0.5))
+    assert (stored := recorded.read()) is not None
+    assert [sample.account.pod for sample in stored.gpus[0].holders] == ["train"]
+    recorded.state = recorded.world.round(node("n1", gpu(0, holder(), busy=0.5), read_at=15.0), at=90.0)
+    assert (stored := recorded.read()) is not None
+    assert (stored.gpus[0].holders, stored.gpus[0].conditions[0][0]) == ([], "node_gone")
 
 
 def test_amounts_since_the_last_round() -> None:

@@ -79,7 +79,7 @@ def test_stale_nodes_are_marked_left_out_of_counts_and_dropped() -> None:
     assert value(state_of(node("n1", held), at=45), "avg_GPU_utilization") == 80
     state = state_of(node("n1", held), at=46)
     (entry,) = state.nodes
-    assert (entry.stale, entry.gone, state.has_fresh_nodes) == (True, True, False)
+    assert (entry.stale, entry.gone) == (True, True)
     assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"]
     assert [part.use for part in entry.held] == ["unknown"]
     assert value(state, "avg_GPU_utilization") is None
@@ -245,6 +245,7 @@ HOLDERS = st.builds(
     | st.builds(
         HolderUsage,
         utilization_ratio=st.none() | st.floats(0, 1),
+        memory_used_bytes=st.none() | st.integers(0, 100),
         processes=st.none() | st.integers(0, 2),
         idle_since=st.none() | st.floats(0, WALL),
     ),

@@ -223,6 +223,32 @@ def test_anything_else_is_refused(body: bytes) -> None:
         decode_view(body)
 
 
+@given(st.lists(READINGS, max_size=4))
+@settings(max_examples=60)
+def test_numbers_that_are_shown_together_add_up(readings: list[Any]) -> None:
+    view = view_json(state_of(*readings, prices=PRICES))
+    gpus = [gpu for node in view["nodes"] for gpu in node["gpus"]]
+    slots = [slot for gpu in gpus for slot in (gpu, *gpu.get("instances", ()))]
+    for slot in slots:
+        if "instances" in slot:
+            continue  # the utilisation of the GPU is the mean of its instances
+        for name in ("utilization_ratio", "memory_used_bytes"):
+            parts = [holder[name] for holder in slot.get("holders", ()) if name in holder]
+            assert sum(parts) <= slot.get(name, 0) + 1e-4 * len(parts)
+    holders = [holder for slot in slots for holder in slot.get("holders", ())]
+    totals, count = view["totals"], len(holders)
+    for use in ("used", "idle", "unknown"):
+        held = sum(holder["part"] for holder in holders if holder["use"] == use)
+        assert held == pytest.approx(totals[use], abs=1e-4 * (count + 1))
+        named = sum(namespace.get(f"{use}_gpus", 0) for namespace in view["namespaces"])
+        nameless = sum(h["part"] for h in holders if h["use"] == use and "namespace" not in h)
+        assert named + nameless == pytest.approx(held, abs=1e-4 * (count + 1))
+    assert totals["used"] + totals["idle"] + totals["unknown"] == pytest.approx(totals["allocated"], abs=1e-9)
+    assert totals["allocated"] + totals["free"] == pytest.approx(totals["gpus"], abs=1e-9)
+    costs = sum(holder.get("cost_per_hour", 0) for holder in holders)
+    assert costs == pytest.approx(totals.get("cost_per_hour", 0), abs=1e-4 * (count + 1))
+
+
 def test_the_holders_of_a_gpu_add_up_to_at_most_its_utilization() -> None:
     """The driver's figure and those of the holders cover different windows."""
     holders = (holder("a", utilization_ratio=0.47), holder("b", utilization_ratio=0.29))
@@ -239,3 +265,9 @@ def test_the_holders_of_a_gpu_add_up_to_at_most_its_utilization() -> None:
     assert shown(gpu(0, holder("a"), busy=0.74, usage=of_window)) == 0.74
     cut = gpu(1, instances=(replace(mig(7, *holders, busy=0.74), usage=of_window),))
     assert shown(cut) == 0.8
+
+
+def test_the_memory_of_a_gpu_is_of_the_same_moment_as_that_of_its_holders() -> None:
+    loaded = gpu(0, holder(memory_used_bytes=40), memory_used_bytes=10, usage=SlotUsage(memory_used_bytes=42))
+    (shown,) = view_json(state_of(node("n1", loaded)))["nodes"][0]["gpus"]
+    assert (shown["memory_used_bytes"], shown["holders"][0]["memory_used_bytes"]) == (42, 40)

@@ -8,52 +8,18 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from podgpu.errors import SourceError
-from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.source import GpuAnswer
-from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.fields import Field, field_named, fields
-from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.errors import DriverGone, SourceError
+from podgpu.gpu.nvml.driver import NvmlDriver
+from podgpu.metrics.fields import field_named, fields
+from tests.gpu.nvml_bench import DCP, NvmlBench
 from tests.simulated import FaultyNvml
-
-DCP = tuple(c.field for c in shipped_counters("dcp") or ())
-
-
-class Time:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
-
-
-class Bench:
-    """A simulated driver, the telemetry on it, and a clock the test turns."""
-
-    def __init__(self, spec: str) -> None:
-        self.time = Time()
-        self.driver = FaultyNvml(spec, clock=self.time, wall=self.time.wall, jitter=0)
-        self.expected: int | None = len(self.driver.gpus)
-        self.telemetry = NvmlTelemetry(
-            self.driver, "simulated", lambda: self.expected, clock=self.time, wall=self.time.wall
-        )
-
-    def read(self, index: int = 0, fields: tuple[Field, ...] = DCP) -> GpuAnswer:
-        return self.telemetry.read(self.telemetry.inventory().gpus[index], fields)
-
-    def pass_time(self, seconds: float = 1.0) -> None:
-        self.time.now += seconds
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    bench = Bench(getattr(request, "param", "2xH100"))
+def bench(request: pytest.FixtureRequest) -> Iterator[NvmlBench]:
+    bench = NvmlBench(getattr(request, "param", "2xH100"))
     yield bench
-    bench.driver.faults.release_all()
-    bench.telemetry.release(1.0)
+    bench.stop()
 
 
 def the(name: str) -> int:
@@ -62,9 +28,9 @@ def the(name: str) -> int:
     return field.id
 
 
-def test_a_driver_that_takes_long_for_every_gpu_is_waited_for(bench: Bench) -> None:
+def test_a_driver_that_takes_long_for_every_gpu_is_waited_for(bench: NvmlBench) -> None:
     """As one that is not kept loaded (no persistence mode) does: `--once` has all GPUs all the same."""
-    hangs = [bench.driver.faults.hang("nvmlDeviceGetUUID", gpu) for gpu in (0, 1)]
+    hangs = [bench.faults.hang("nvmlDeviceGetUUID", gpu) for gpu in (0, 1)]
     for seconds, hang in zip((0.7, 1.4), hangs, strict=True):
         threading.Timer(seconds, hang.release).start()
     inventory = bench.telemetry.inventory()
@@ -72,21 +38,8 @@ def test_a_driver_that_takes_long_for_every_gpu_is_waited_for(bench: Bench) -> N
     assert not inventory.unreachable
 
 
-def test_values_are_in_the_units_dcgm_uses(bench: Bench) -> None:
-    bench.driver.place(SimulatedLoad(gpu=0, pid=7, duty=0.5, memory=10 * 1024**3))
-    bench.read()
-    bench.pass_time(10)
-    values = bench.read().readings[0].values
-    assert values[the("DCGM_FI_DEV_GPU_UTIL")] == 50
-    assert 10 * 1024 <= values[the("DCGM_FI_DEV_FB_USED")] < 11 * 1024
-    assert 100 < values[the("DCGM_FI_DEV_POWER_USAGE")] < 700
-    assert isinstance(values[the("DCGM_FI_DEV_POWER_USAGE")], float)
-    assert values[the("DCGM_FI_PROF_GR_ENGINE_ACTIVE")] == pytest.approx(0.5, abs=0.02)
-    assert values[the("DCGM_FI_DRIVER_VERSION")] == "580.159.04"
-
-
-def test_unsupported_fields_are_not_read_again(bench: Bench) -> None:
-    bench.driver.faults.unsupported("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
+def test_unsupported_fields_are_not_read_again(bench: NvmlBench) -> None:
+    bench.faults.unsupported("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
     energy = the("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
     answer = bench.read()
     assert energy not in answer.readings[0].values
@@ -98,42 +51,24 @@ def test_unsupported_fields_are_not_read_again(bench: Bench) -> None:
     assert energy in bench.read(1).readings[0].values, "the other GPU is not affected"
 
 
-def test_one_failing_call_costs_only_its_fields(bench: Bench) -> None:
-    bench.driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
+def test_one_failing_call_costs_only_its_fields(bench: NvmlBench) -> None:
+    bench.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     answer = bench.read()
     assert the("DCGM_FI_DEV_POWER_USAGE") not in answer.readings[0].values
     assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
     assert answer.errors == ("unknown",)
-    bench.driver.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
+    bench.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
     assert the("DCGM_FI_DEV_POWER_USAGE") in bench.read().readings[0].values, "read again after an error"
 
 
 @pytest.mark.parametrize("bench", ["1xH100/7x1g.10gb"], indirect=True)
-def test_mig_instances_have_their_own_fields_and_only_those(bench: Bench) -> None:
+def test_a_mig_relayout_is_followed_without_a_restart(bench: NvmlBench) -> None:
     bench.read()
-    bench.pass_time()
-    gpu, *instances = bench.read().readings
-    assert gpu.device.mig_enabled
-    assert len(instances) == 7
-    assert {i.device.profile for i in instances} == {"1g.10gb"}
-    assert len({i.device.gi_id for i in instances}) == 7
-    for instance in instances:
-        assert the("DCGM_FI_DEV_FB_USED") in instance.values
-        assert the("DCGM_FI_PROF_GR_ENGINE_ACTIVE") in instance.values
-        assert the("DCGM_FI_DEV_GPU_TEMP") not in instance.values
-        assert the("DCGM_FI_PROF_PCIE_TX_BYTES") not in instance.values
-    assert the("DCGM_FI_DEV_GPU_TEMP") in gpu.values
-    assert the("DCGM_FI_DEV_GPU_UTIL") not in gpu.values, "NVML has no utilisation in MIG mode"
-
-
-@pytest.mark.parametrize("bench", ["1xH100/7x1g.10gb"], indirect=True)
-def test_a_mig_relayout_is_followed_without_a_restart(bench: Bench) -> None:
-    bench.read()
-    bench.driver.faults.relayout(0, ["3g.40gb", "3g.40gb"])
+    bench.faults.relayout(0, ["3g.40gb", "3g.40gb"])
     bench.pass_time()
     _gpu, *instances = bench.read().readings
     assert [i.device.profile for i in instances] == ["3g.40gb", "3g.40gb"]
-    bench.driver.faults.relayout(0, None)
+    bench.faults.relayout(0, None)
     bench.pass_time()
     (gpu,) = bench.read().readings
     assert not gpu.device.mig_enabled
@@ -143,21 +78,21 @@ def test_a_mig_relayout_is_followed_without_a_restart(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "error", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT]
 )
-def test_a_reloaded_driver_is_taken_up_again(bench: Bench, error: int) -> None:
+def test_a_reloaded_driver_is_taken_up_again(bench: NvmlBench, error: int) -> None:
     gpus = bench.telemetry.inventory().gpus
     bench.read()
-    bench.driver.faults.reload_driver(error)
+    bench.faults.reload_driver(error)
     for gpu in gpus:
         with pytest.raises(SourceError):
             bench.telemetry.read(gpu, DCP)
-    bench.driver.faults.load_driver()
+    bench.faults.load_driver()
     bench.pass_time(10)
     answer = bench.read()
     assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
     assert not answer.unsupported, "refused handles must not be taken for missing features"
 
 
-def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: Bench) -> None:
+def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: NvmlBench) -> None:
 
     everything = tuple(fields().values())
     bench.read(fields=everything)
@@ -165,3 +100,27 @@ def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: Bench) -> None:
     answer = bench.read(fields=everything)
     assert len(answer.readings[0].values) > 150
     assert not answer.errors
+
+
+def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
+    nvml = FaultyNvml("1xH100")
+    driver = NvmlDriver(nvml)
+    driver.open()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with driver.hold():
+            inside.set()
+            leave.wait(30)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    assert inside.wait(30)
+    assert not driver.close(0.01)
+    assert nvml.calls["nvmlShutdown"] == 0, "never while a call is in flight"
+    leave.set()
+    holder.join(30)
+    assert driver.close(1.0)
+    assert nvml.calls["nvmlShutdown"] == 1
+    with pytest.raises(DriverGone), driver.hold():
+        pass

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pynvml
 import pytest
 
 from podgpu.errors import Unsupported
-from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.model import ProcessUsage
-from podgpu.simulate.gpu import SimulatedLoad
+from tests.gpu.nvml_bench import NvmlBench
 from tests.simulated import FaultyNvml
 
 GIB = 1024**3
 COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
 
 
-class Bench:
-    def __init__(self, spec: str = "1xH100", nvml: Any = None) -> None:
-        self.driver: FaultyNvml = nvml.driver if nvml else FaultyNvml(spec, jitter=0)
-        self.faults = self.driver.faults
-        self.telemetry = NvmlTelemetry(nvml or self.driver, count_expected=lambda: None)
-        self.gpus = self.telemetry.inventory().gpus
+class Bench(NvmlBench):
+    def place(self, pid: int, kind: Any = "compute", memory: int = GIB, **more: Any) -> None:  # type: ignore[override]
+        super().place(pid, kind=kind, memory=memory, **more)
 
-    def place(self, pid: int, kind: Any = "compute", memory: int = GIB, **more: Any) -> None:
-        self.driver.place(SimulatedLoad(more.pop("gpu", 0), pid, kind=kind, memory=memory, **more))
-
-    def read(self, gpu: int = 0) -> Sequence[ProcessUsage]:
-        return self.telemetry.processes(self.gpus[gpu])
+    def list_processes(self) -> Sequence[ProcessUsage]:
+        return self.telemetry.processes(self.gpu)
 
 
 class Wrapped:
     """A simulated driver that a test stands before, function by function."""
 
-    def __init__(self, spec: str) -> None:
-        self.driver = FaultyNvml(spec, jitter=0)
+    def __init__(self, driver: FaultyNvml) -> None:
+        self.driver = driver
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver, name)
@@ -53,8 +47,8 @@ def test_all_kinds_of_processes_are_listed() -> None:
     bench.place(41, "compute", 3 * GIB)
     bench.place(42, "mps", 2 * GIB)
     bench.place(43, "graphics", GIB)
-    key = bench.gpus[0].key
-    assert bench.read() == (
+    key = bench.gpu.key
+    assert bench.list_processes() == (
         ProcessUsage(key, 41, 3 * GIB),
         ProcessUsage(key, 42, 2 * GIB, mps=True),
         ProcessUsage(key, 43, GIB),
@@ -66,7 +60,7 @@ def test_a_process_in_two_lists_counts_once(compute: int | None, graphics: int |
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(41, compute)])
     bench.faults.answer(GRAPHICS, [entry(41, graphics)])
-    assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, both),)
+    assert bench.list_processes() == (ProcessUsage(bench.gpu.key, 41, both),)
 
 
 def test_mps_clients_are_recognised_although_they_also_compute() -> None:
@@ -74,7 +68,7 @@ def test_mps_clients_are_recognised_although_they_also_compute() -> None:
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(9, 1), entry(41, 2)])
     bench.faults.answer(MPS, [entry(41, 2)])
-    assert [(process.pid, process.mps) for process in bench.read()] == [(9, False), (41, True)]
+    assert [(process.pid, process.mps) for process in bench.list_processes()] == [(9, False), (41, True)]
 
 
 def test_without_any_list_processes_are_unsupported() -> None:
@@ -82,16 +76,14 @@ def test_without_any_list_processes_are_unsupported() -> None:
     bench.place(41)
     for function in (COMPUTE, MPS, GRAPHICS):
         bench.faults.unsupported(function)
-    with pytest.raises(Unsupported, match=bench.gpus[0].uuid):
-        bench.read()
+    with pytest.raises(Unsupported, match=bench.gpu.uuid):
+        bench.list_processes()
 
 
 class Growing(Wrapped):
     """More processes start between NVML's two calls, some times."""
 
-    def __init__(self, times: int) -> None:
-        super().__init__("1xH100")
-        self.times = times
+    times = 3
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> Any:
         self.times -= 1
@@ -101,9 +93,9 @@ class Growing(Wrapped):
 
 
 def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
-    bench = Bench(nvml=Growing(3))
+    bench = Bench(wrap=Growing)
     bench.place(41)
-    assert [usage.pid for usage in bench.read()] == [41]
+    assert [usage.pid for usage in bench.list_processes()] == [41]
 
 
 # MIG
@@ -112,8 +104,8 @@ def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
 class OnlyParts(Wrapped):
     """Simulates a caller without privilege: a GPU in MIG mode refuses its list, or returns an empty one."""
 
-    def __init__(self, spec: str, refuses: bool) -> None:
-        super().__init__(spec)
+    def __init__(self, refuses: bool, driver: FaultyNvml) -> None:
+        super().__init__(driver)
         self.refuses = refuses
 
     def __getattr__(self, name: str) -> Any:
@@ -132,25 +124,12 @@ class OnlyParts(Wrapped):
         return ask
 
 
-def test_a_process_in_an_instance_is_the_instances() -> None:
-    bench = Bench("1xH100/2x3g.40gb")
-    first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
-    bench.place(41, gi_id=first)
-    bench.place(42, gi_id=second)
-    uuid = bench.gpus[0].uuid
-    assert bench.read() == (
-        ProcessUsage(f"{uuid}/gi{first}", 41, GIB),
-        ProcessUsage(f"{uuid}/gi{second}", 42, GIB),
-    )
-
-
 @pytest.mark.parametrize("refuses", [True, False])
 def test_without_a_list_of_the_gpu_its_instances_are_read(refuses: bool) -> None:
-    nvml = OnlyParts("1xH100/2x3g.40gb", refuses)
-    bench = Bench(nvml=nvml)
+    bench = Bench("1xH100/2x3g.40gb", wrap=partial(OnlyParts, refuses))
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, gi_id=first)
     bench.place(42, "mps", gi_id=second)
-    uuid = bench.gpus[0].uuid
+    uuid = bench.gpu.uuid
     expected = (ProcessUsage(f"{uuid}/gi{first}", 41, GIB), ProcessUsage(f"{uuid}/gi{second}", 42, GIB, True))
-    assert bench.read() == expected
+    assert bench.list_processes() == expected

@@ -12,16 +12,11 @@ import pynvml
 import pytest
 
 from podgpu.errors import DriverGone, SourceError
-from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.source import UsageAnswer
 from podgpu.metrics.fields import fields
-from podgpu.model import DeviceUsage
-from podgpu.simulate.gpu import SimulatedLoad
-from tests.simulated import FaultyNvml
+from tests.gpu.nvml_bench import NvmlBench
 
 GIB = 1024**3
 SECOND = 10**9
-GARBAGE = 4294967295
 SAMPLES = "nvmlDeviceGetSamples"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
 NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
@@ -30,77 +25,15 @@ ENGINE = tuple(f for f in fields().values() if f.name == "DCGM_FI_PROF_GR_ENGINE
 MEMORY = "nvmlDeviceGetMemoryInfo"
 
 
-class Bench:
-    """A simulated driver, usage read from it, and two clocks the test turns."""
-
-    def __init__(
-        self, spec: str = "1xH100", jitter: float = 0.0, sees_processes: bool = True, nvml: Any = None
-    ) -> None:
-        self.now = 1000.0
-        self.epoch = 1_700_000_000.0
-        self.driver = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
-        self.faults = self.driver.faults
-        self.faults.unsupported("nvmlEventSetCreate")  # no thread waits for XIDs: letting go need not wait for it
-        self.telemetry = NvmlTelemetry(
-            nvml(self.driver) if nvml else self.driver,
-            count_expected=lambda: None,
-            clock=lambda: self.now,
-            wall=self.wall,
-            sees_processes=sees_processes,
-        )
-        self.gpu = self.telemetry.inventory().gpus[0]
-        self.flaws = UsageAnswer(())
-
-    def wall(self) -> float:
-        return self.epoch + self.now
-
-    def set_clock(self, seconds: float) -> None:
-        """As `date -s` does: the driver's next timestamps jump, too."""
-        self.epoch += seconds
-        self.driver.gpus[0].epoch += seconds
-
-    def place(self, pid: int, duty: float = 0.5, **more: Any) -> None:
-        self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
-
-    def usages(self) -> tuple[DeviceUsage, ...]:
-        self.flaws = self.telemetry.usage(self.gpu)
-        return self.flaws.usages
-
-    def after(self, seconds: float) -> DeviceUsage:
-        self.now += seconds
-        return self.usages()[0]
-
-    def start(self) -> None:
-        """The first reading's window begins before the test does."""
-        self.now += 1
-        self.usages()
-
-    @property
-    def lacks(self) -> set[str]:
-        return {lack for _, lack in self.flaws.lacks}
-
-
 @pytest.fixture
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    bench = Bench(*getattr(request, "param", ()))
+def bench(request: pytest.FixtureRequest) -> Iterator[NvmlBench]:
+    bench = NvmlBench(*getattr(request, "param", ()))
     yield bench
-    bench.telemetry.release(1.0)
+    bench.stop()
 
 
 def on(*specs: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("bench", [(spec,) for spec in specs], indirect=True, ids=specs)
-
-
-def entry(pid: int, percent: int, at: float) -> Any:
-    made = pynvml.c_nvmlProcessUtilizationSample_t()
-    made.pid, made.smUtil, made.timeStamp = pid, percent, int(at * 1e6)
-    return made
-
-
-def sample(percent: int, at: float) -> Any:
-    made = pynvml.c_nvmlSample_t()
-    made.timeStamp, made.sampleValue.uiVal = int(at * 1e6), percent
-    return made
 
 
 # Busy time
@@ -118,7 +51,7 @@ def sample(percent: int, at: float) -> Any:
     ids=["steady", "restless", "waves", "too much"],
 )
 def test_known_duties_integrate_over_a_minute(seed: int, jitter: float, loads: dict[int, tuple[float, float]]) -> None:
-    bench, moments = Bench(jitter=jitter), random.Random(seed)
+    bench, moments = NvmlBench(jitter=jitter), random.Random(seed)
     for pid, (duty, period) in loads.items():
         bench.place(pid, duty, period=period)
     bench.start()
@@ -141,26 +74,6 @@ def test_known_duties_integrate_over_a_minute(seed: int, jitter: float, loads: d
     assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
 
 
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
-    bench.faults.fail(PROCESSES, error)
-    bench.faults.fail(NEWER, error)
-    bench.place(41, 0.5)
-    bench.start()
-    for _ in range(3):
-        usage = bench.after(1)
-        assert usage.busy_ns == SECOND // 2
-        assert usage.process_busy_ns is None
-    assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
-    assert (bench.driver.calls[PROCESSES], bench.driver.calls[NEWER]) == (1, 1)
-    assert bench.lacks == {"no_process_utilization"}
-    bench.faults.clear(PROCESSES)
-    bench.faults.relayout(0, ["3g.40gb"])
-    bench.after(1)
-    bench.faults.relayout(0, None)
-    assert bench.after(1).process_busy_ns == {}, "read again after the topology changed"
-
-
 # GPUs that support only the newer call (some Blackwell parts)
 
 
@@ -169,7 +82,7 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
     "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
     "the newer call is used instead and per-container use is the same",
 )
-def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: Bench) -> None:
+def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: NvmlBench) -> None:
     bench.faults.unsupported(PROCESSES)
     bench.place(41, 0.5)
     bench.place(42, 0.2)
@@ -178,11 +91,11 @@ def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: Bench) ->
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
     assert bench.driver.calls[PROCESSES] == 1, "a refused call is not repeated"
     assert not bench.lacks, "there was a second way"
-    assert not bench.flaws.errors
+    assert not bench.answer.errors
 
 
 @on("1xH100", "1xA100")
-def test_a_driver_without_samples_is_integrated_by_its_rate(bench: Bench) -> None:
+def test_a_driver_without_samples_is_integrated_by_its_rate(bench: NvmlBench) -> None:
     bench.faults.unsupported(SAMPLES)
     bench.place(41, 0.5)
     bench.place(42, 0.2)
@@ -202,28 +115,12 @@ def test_a_driver_without_samples_is_integrated_by_its_rate(bench: Bench) -> Non
     assert bench.driver.calls[SAMPLES] == 1
 
 
-# Garbage
-
-
-@pytest.mark.parametrize("nonsense", [101, GARBAGE])
-def test_an_impossible_process_figure_costs_only_that_process(bench: Bench, nonsense: int) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    at = bench.wall() + 1
-    bench.faults.answer(PROCESSES, [entry(41, nonsense, at), entry(42, 20, at)])
-    assert bench.after(1).process_busy_ns == {41: None, 42: SECOND // 5}, "41 did not rest: it is not known"
-    assert bench.flaws.dropped == (PROCESSES,)
-    bench.faults.clear(PROCESSES)
-    bench.after(1)
-    assert not bench.flaws.dropped
-
-
 # Clocks
 
 
 @pytest.mark.parametrize("jump", [3600, 61, 10, -10, -3600])
 @pytest.mark.parametrize("has_samples", [True, False])
-def test_a_clock_that_jumps_costs_one_window(bench: Bench, jump: float, has_samples: bool) -> None:
+def test_a_clock_that_jumps_costs_one_window(bench: NvmlBench, jump: float, has_samples: bool) -> None:
     if not has_samples:
         bench.faults.unsupported(SAMPLES)
     bench.place(41, 0.5)
@@ -242,7 +139,7 @@ def test_a_clock_that_jumps_costs_one_window(bench: Bench, jump: float, has_samp
 # Energy
 
 
-def test_energy_adds_up_to_the_counters_own_difference(bench: Bench) -> None:
+def test_energy_adds_up_to_the_counters_own_difference(bench: NvmlBench) -> None:
     moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, period=5)
     assert bench.after(1).energy_mj is None, "nothing to compare with"
@@ -259,7 +156,7 @@ def test_energy_adds_up_to_the_counters_own_difference(bench: Bench) -> None:
     assert bench.driver.calls[ENERGY] < 40
 
 
-def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: Bench) -> None:
+def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: NvmlBench) -> None:
     bench.place(41, 0.5)
     bench.start()
     bench.after(1)
@@ -274,26 +171,11 @@ def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: 
     assert bench.after(1).energy_mj is None
 
 
-# Memory and processes
-
-
-@pytest.mark.parametrize("spec", ["1xH100", "1xH100/2x3g.40gb"])
-def test_processes_that_are_not_visible_are_not_read(spec: str) -> None:
-    bench = Bench(spec, sees_processes=False)
-    for _ in range(3):
-        bench.now += 1
-        usages = bench.usages()
-        bench.now += 0.01
-        usages += bench.usages()
-        assert all(usage.processes is None and usage.process_busy_ns is None for usage in usages)
-    assert not [name for name in bench.driver.calls if "Process" in name]
-
-
 # MIG
 
 
 @on("1xH100/2x3g.40gb")
-def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
+def test_an_instance_is_integrated_from_gpm(bench: NvmlBench) -> None:
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
     bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
@@ -328,7 +210,7 @@ def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
 
 
 @on("1xH100/7x1g.10gb")
-def test_a_new_layout_is_followed(bench: Bench) -> None:
+def test_a_new_layout_is_followed(bench: NvmlBench) -> None:
     bench.start()
     bench.faults.relayout(0, ["3g.40gb"])
     gi_id = bench.driver.gpus[0].instances[0].gi_id
@@ -346,7 +228,7 @@ def test_a_new_layout_is_followed(bench: Bench) -> None:
 
 
 @on("1xH100/7x1g.10gb")
-def test_two_workers_at_once(bench: Bench) -> None:
+def test_two_workers_at_once(bench: NvmlBench) -> None:
     """Telemetry and usage are read while the layout changes. pytest fails if an exception ends a thread."""
 
     def work(call: Callable[..., Any], *arguments: Any) -> None:
@@ -373,14 +255,13 @@ def test_two_workers_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: Bench, error: int) -> None:
+def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: NvmlBench, error: int) -> None:
     bench.place(41, 0.5)
     bench.start()
     bench.faults.reload_driver(error)
     with pytest.raises(DriverGone):
         bench.after(1)
     bench.telemetry.release(1.0)
-    bench.telemetry.inventory()
     usage = bench.after(1)
     assert usage.energy_mj is None
     assert usage.busy_ns == SECOND // 2

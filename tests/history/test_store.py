@@ -96,6 +96,18 @@ def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: Hist
     assert [(mark.condition, mark.at, mark.until) for mark in llm.marks] == [("xid", START + 30, START + 45)]
 
 
+def test_an_ended_pod_has_the_figures_until_its_end_in_long_ranges(store: HistoryStore) -> None:
+    for at in range(START, START + 3 * COARSE, 15):
+        held = at < START + COARSE // 2
+        store.append(make_round(at, *([HolderSample(LLM)] if held else []), utilization=0.99 if held else 0.0))
+    with store.reader() as db:
+        [llm] = read_pod(db, "research", "llm-0", START - DAY, START + COARSE)
+        gpu = read_gpu(db, "GPU-1", START - DAY, START + COARSE)
+    assert [value for value in llm.series["utilization_ratio"] if value is not None] == [0.99]
+    assert gpu is not None
+    assert gpu.series["utilization_ratio"][-1] == pytest.approx(0.495)
+
+
 def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: HistoryStore) -> None:
     accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
     for hour, account in enumerate(accounts):

@@ -62,7 +62,7 @@ def _list(facts: Mapping[str, object], key: str) -> list[object]:
 
 
 def held(told: Sandbox, cards: Cards = SAME) -> dict[str, list[str]]:
-    return {entry.container: list(entry.gpus) for entry in find_gpus(told, cards)}
+    return {entry.container: list(entry.gpu_list or ()) for entry in find_gpus(told, cards)}
 
 
 def visible(value: str, *more: str) -> dict[str, object]:
@@ -136,8 +136,8 @@ def test_whatever_is_told_an_entry_has_ids(
     facts = {"env": [f"NVIDIA_VISIBLE_DEVICES={variable}"], "mounts": [f"{MOUNTS}/{mount}"], "nodes": nodes}
     with suppress(BadAnnotation):
         for entry in find_gpus(sandbox({KOORDINATOR: annotation}, main=facts), SAME):
-            assert entry.gpus
-            assert all(entry.gpus)
+            assert entry.gpu_list
+            assert all(entry.gpu_list)
 
 
 # How this node numbers its GPUs

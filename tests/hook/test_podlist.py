@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.files import AtomicFile
+from podgpu.holders.podlist import PodlistEntry
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import Cards, ContainerFacts, PodlistEntry, Sandbox
+from podgpu.hook.devices import Cards, ContainerFacts, Sandbox
 from podgpu.hook.loop import Hook, HookSettings
 from podgpu.hook.podlist import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, until, written
@@ -46,7 +47,7 @@ def keeper_of(podlist: Path) -> PodlistWriter:
 
 
 PICTURE = (Sandbox("s", "ml", "train", containers=(ContainerFacts("c", "main", uuid(1)),)),)
-CONTENT = encode_podlist([PodlistEntry("ml", "train", "main", (uuid(1),))])
+CONTENT = encode_podlist([PodlistEntry("train", "ml", "main", [uuid(1)])])
 
 
 @pytest.mark.fault(
@@ -69,7 +70,7 @@ def test_a_file_taken_away_or_written_over_is_put_back(podlist: Path) -> None:
 
 
 def test_names_of_any_script_and_the_same_bytes_in_any_order() -> None:
-    entries = [PodlistEntry("ml", "обучение", "main", ("1",)), PodlistEntry("a", "\u2028", "c", ("all",))]
+    entries = [PodlistEntry("обучение", "ml", "main", ["1"]), PodlistEntry("\u2028", "a", "c", ["all"])]
     assert encode_podlist(entries) == encode_podlist(reversed(entries))
     assert json.loads(encode_podlist(entries))[1]["name"] == "обучение"
 

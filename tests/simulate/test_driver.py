@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,26 +21,6 @@ def refusal(call: Callable[..., Any], *arguments: Any) -> int:
     with pytest.raises(pynvml.NVMLError) as raised:
         call(*arguments)
     return int(raised.value.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "has", "lacks"),
-    [
-        ("H200", {82, 142, 74, 186}, {29, 30, 31, 138}),
-        ("T4", {29, 83, 1}, {82, 142, 138}),
-        ("L40S", {142, 197}, {82, 29, 139}),
-        ("RTX4090", {83, 190}, {1, 3, 142, 29, 82}),
-        ("2xA100", {82, 138, 139, 142}, {29}),
-        ("2xH100", {1, 6, 78, 94, 145, 173, 183, 192, 198, 230, 271}, {170, 201, 235, 9999}),
-    ],
-)
-def test_field_values_by_model(start: Start, model: str, has: set[int], lacks: set[int]) -> None:
-    driver = start(model)
-    handle = driver.nvmlDeviceGetHandleByIndex(0)
-    values = driver.nvmlDeviceGetFieldValues(handle, sorted(has | lacks))
-    assert isinstance(values, ctypes.Array)
-    assert {value.fieldId for value in values if value.nvmlReturn == 0} == has
-    assert {value.fieldId for value in values if value.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED} == lacks
 
 
 def newest_sample(driver: Any, handle: Any, since: int) -> int:
@@ -142,18 +121,17 @@ def evaluate(driver: FaultyNvml, first: Any, second: Any, metrics: Sequence[int]
 def test_gpm_is_the_mean_between_two_samples(start: Start, clock: Any) -> None:
     driver = start("H100", jitter=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
-    assert driver.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 1
     first, second = driver.nvmlGpmSampleAlloc(), driver.nvmlGpmSampleAlloc()
     driver.nvmlGpmSampleGet(handle, first)
     clock.now += 5
     driver.place(SimulatedLoad(0, 11, duty=0.8, tensor=0.5, dram=0.25))
     clock.now += 5
     driver.nvmlGpmSampleGet(handle, second)
-    values = evaluate(driver, first, second, [1, 2, 5, 7, 10, 11, 20, 21, 31, 37, 60, 62, 100, 248])
+    values = evaluate(driver, first, second, [1, 2, 5, 10, 11, 20, 21, 37, 60, 62, 100, 248])
     assert values[1] == pytest.approx(40)
-    assert values[5] == values[7] == pytest.approx(20)
+    assert values[5] == pytest.approx(20)
     assert values[10] == pytest.approx(10)
     assert values[5] <= values[2] <= values[1]
-    assert values[11] == values[31] == 0
+    assert values[11] == 0
     assert 0 < values[20] < values[21]
     assert [metric for metric, value in values.items() if value is None] == [37, 60, 62, 100, 248]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from podgpu.clock import Clock
 from podgpu.cluster.view import GpuDetails
 from podgpu.top.feed import DETAILS_SECONDS, Feed, FetchedDetails
 from podgpu.top.source import ClusterSource, ExporterSource
 from podgpu.top.text import NO_DATA
+from tests.nodes.clock import wait_until
 from tests.top.scene import gpu, holder, node, view
 from tests.top.servers import EXPOSITION, HTML, answer, history, podgpu_server, serving
 
@@ -30,7 +33,7 @@ def test_sparklines_are_the_servers_history() -> None:
     with podgpu_server(answers) as server:
         feed = Feed(ClusterSource(server.address), 1.0, Clock(monotonic=lambda: 1000.0))
         feed.read()
-        feed.read_more()
+        wait_until(lambda: feed.read_more() or feed.read().sparklines.span == 900.0, "the history is read")
         sparklines = feed.read().sparklines
         feed.close()
     assert sparklines.points == {("GPU-0", ""): bytes([50] * 59 + [NO_DATA])}
@@ -65,23 +68,26 @@ def test_details_of_the_selected_gpu() -> None:
     with podgpu_server(answers) as server:
         feed = Feed(ClusterSource(server.address), 1.0, Clock(monotonic=lambda: now))
 
-        def read() -> FetchedDetails | None:
-            feed.read_more()
-            return feed.read().fetched
+        def read(wanted: Callable[[FetchedDetails], bool]) -> None:
+            def is_read() -> bool:
+                feed.read_more()
+                fetched = feed.read().fetched
+                return fetched is not None and wanted(fetched)
+
+            wait_until(is_read, "the details are read")
 
         feed.read()
-        assert read() is None
+        feed.read_more()
+        assert feed.read().fetched is None
         feed.select("GPU-1")
-        assert read() == FetchedDetails("GPU-1", samples)
-        read()
+        read(lambda fetched: fetched == FetchedDetails("GPU-1", samples))
+        feed.read_more()
         assert server.paths.count("/api/v1/gpus/GPU-1") == 1
         answers["/api/v1/gpus/GPU-1"] = b"up 1\n"
         now += DETAILS_SECONDS
-        failed = read()
-        assert failed is not None
-        assert "not a valid response" in failed.error
+        read(lambda fetched: "not a valid response" in fetched.error)
         feed.select("GPU-2")
-        assert read() == FetchedDetails("GPU-2"), "a GPU without details is no error"
+        read(lambda fetched: fetched == FetchedDetails("GPU-2"))  # a GPU without details is no error
         feed.close()
 
 

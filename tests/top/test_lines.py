@@ -11,6 +11,7 @@ from podgpu.model import Workload
 from podgpu.top.lines import Line, arrange, flatten, make_lines
 from tests.top.scene import BATCH, GIB, LOST, NOW, SERVER, TRAINER, gpu, holder, instance, lines_of, node, view
 
+ALL_PODS = (TRAINER, SERVER, BATCH)
 EXCLUSIVE = gpu(
     0,
     holder(TRAINER, processes=1, use="used"),
@@ -112,6 +113,19 @@ def test_figures_that_are_not_current_are_not_shown(name: str) -> None:
     assert [inner.name for inner in holders] == ["batch/embed/worker", "serving/chat/engine"]
     assert [inner.idle is not None for inner in holders] == [False, is_current]
     assert line.severity == {"stale": "", "thermal": "warn"}.get(name, "bad")
+
+
+def test_holders_never_show_more_than_their_gpu() -> None:
+    for ratios in ((0.215, 0.225), (0.146, 0.147, 0.148), (0.335, 0.335, 0.33)):
+        (line,) = lines_of(
+            gpu(
+                0,
+                *(holder(who, utilization_ratio=r) for who, r in zip(ALL_PODS, ratios, strict=False)),
+                utilization_ratio=sum(ratios),
+            )
+        )
+        shown = [round(100 * (inner.utilization or 0.0)) for inner in line.beneath]
+        assert sum(shown) <= round(100 * sum(ratios)) <= sum(shown) + 1
 
 
 def test_a_lost_gpu_names_its_last_holders() -> None:

@@ -87,7 +87,7 @@ def _run(options: Mapping[str, Any], settings: ViewSettings, probe_address: Addr
     with ExitStack() as stack:
         make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
         server = make_server(options, settings, make_collector, stack)
-        run(server.cluster, server.listeners(probe_address))
+        run([server.cluster], server.listeners(probe_address))
 
 
 def make_server(

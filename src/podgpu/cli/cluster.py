@@ -27,7 +27,7 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, Several, load_protection, run
+from podgpu.web.app import PROBE_OPTION, load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
 from podgpu.web.sockets import Address, parse_address
 
@@ -90,7 +90,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         listeners = cluster_listeners(
             cluster, address, probe_address, protection, history, waste, options["web_enable_lifecycle"]
         )
-        run(Several([cluster, recorder]), listeners, _announce)
+        run([cluster, recorder], listeners, _announce)
 
 
 def _announce(bound: Sequence[Address]) -> None:

@@ -91,7 +91,7 @@ def _run_with_port(hook: Hook, address: Address) -> None:
     from podgpu.hook.hook_app import hook_application
     from podgpu.web.app import Listener, run
 
-    run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics are at %s/metrics")])
+    run([hook], [Listener(hook_application(hook), address, announcement="the hook's own metrics are at %s/metrics")])
 
 
 def _run_without_port(hook: Hook) -> None:

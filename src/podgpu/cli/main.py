@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, resources
@@ -72,7 +73,9 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the exporter uses it
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130

@@ -137,11 +137,9 @@ class KubernetesTargets:
 class ApiOwners:
     """Owners of all pods, for clusters without kube-state-metrics or Prometheus."""
 
-    def __init__(
-        self, config: ApiConfig, settings: ReflectorSettings | None = None, page_size: int = _PODS_PER_PAGE
-    ) -> None:
+    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
         self._pods: Informer[PodOwner] = Informer(
-            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
+            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=_PODS_PER_PAGE
         )
         self._version = -1
         self._owners: Owners = {}

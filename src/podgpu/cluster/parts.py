@@ -12,9 +12,11 @@ from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
 from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
 
 K = TypeVar("K", bound=Hashable)
+N = TypeVar("N", int, float)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
+MPS_REASON = "not known under MPS"
 _DIGITS = 4
 _NO_USAGE = HolderUsage()
 
@@ -36,6 +38,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     def idle_since(self) -> float | None:
         """Unix time. None if busy or unknown."""
         return self.last_idle_since if self.use == "idle" else None
+
+    @property
+    def unknown_because(self) -> str:
+        """The reason why `use` is unknown. Empty if it is known, or if there is no known reason."""
+        return MPS_REASON if self.use == "unknown" and is_mps_client(self.slot, self.holder) else ""
 
     @property
     def slot(self) -> Slot:
@@ -114,12 +121,20 @@ def divide_slot(holders: Sequence[Holder]) -> list[float]:
     return divide([None if h.share_ratio is None else min(h.share_ratio, 1.0) for h in holders], 1.0)
 
 
+def is_mps_client(slot: Slot, holder: Holder) -> bool:
+    """Returns True if the holder's use is not known, because the driver reports only the MPS server."""
+    is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
+    return is_unmeasured and slot.usage is not None and slot.usage.method == "mps"
+
+
 def measure_use(slot: Slot, holder: Holder) -> Use:
     """Returns whether the holder uses its part of the GPU or MIG instance at this moment."""
     usage = holder.usage or _NO_USAGE
     own, device = usage.utilization_ratio, slot.utilization_ratio
     if holder.source == RESERVATION:
         return "used" if device else "unknown"
+    if is_mps_client(slot, holder):
+        return "unknown"
     if own == 0 and usage.processes and device:
         return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
     ratio = device if own is None else own
@@ -140,17 +155,25 @@ def classify_use(slot: Slot, holder: Holder, idle_since: float | None, is_tracke
 
 
 def slot_utilization(slot: Slot) -> float | None:
-    """Returns the utilisation over the same time window as that of the holders, so that the parts add up.
-
-    If the window has no figures, as with metrics text, returns at least the sum of the holders.
-    """
-    ratios = [h.usage.utilization_ratio for h in slot.holders if h.usage is not None]
-    reported = [ratio for ratio in ratios if ratio is not None]
-    if not reported:
-        return slot.utilization_ratio
     window = None if slot.usage is None else slot.usage.utilization_ratio
-    whole = slot.utilization_ratio if window is None else window
-    return max(whole or 0.0, sum(reported))
+    return _whole(slot.utilization_ratio, window, [h.usage.utilization_ratio for h in slot.holders if h.usage])
+
+
+def slot_memory(slot: Slot) -> int | None:
+    window = None if slot.usage is None else slot.usage.memory_used_bytes
+    return _whole(slot.memory_used_bytes, window, [h.usage.memory_used_bytes for h in slot.holders if h.usage])
+
+
+def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
+    """Returns the device's figure of the same time window as the figures of its holders, so that the parts add up.
+
+    If the window has no figure, as with metrics text, returns at least the sum of the holders.
+    """
+    parts = [part for part in of_holders if part is not None]
+    if not parts:
+        return window if latest is None else latest
+    whole = latest if window is None else window
+    return sum(parts) if whole is None else max(whole, sum(parts))
 
 
 def gpu_utilization(gpu: DeviceState) -> float | None:

@@ -130,7 +130,7 @@ class PrometheusHistory:
     async def _read_pod(self, client: PrometheusClient, pod: PodName, seconds: int) -> PodHistory | None:
         reader = await self._make_reader(client, seconds)
         uuids = {_read_device(line.labels)[0] for line in await reader.read(reader.held_by(pod))} - {""}
-        devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD]) if uuids else {}
+        devices = await reader.read_devices(sorted(uuids)[:_MAX_GPUS_OF_POD], pod) if uuids else {}
         histories = [device.history_of_pod(pod) for device in devices.values()]
         held = [history for history in histories if history is not None]
         held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
@@ -157,15 +157,18 @@ class _RangeReader:
         window = self._window
         return await self._client.query_range(query, window.start + window.step, window.end, window.step)
 
-    async def read_devices(self, uuids: Sequence[str]) -> dict[Device, _DeviceLines]:
-        """Raises SourceError."""
+    async def read_devices(self, uuids: Sequence[str], pod: PodName | None = None) -> dict[Device, _DeviceLines]:
+        """With `pod`, reads the figures and conditions only of the time in which the pod held the devices.
+
+        Raises SourceError.
+        """
         queries = {
             "own_pods": self._own_pods(uuids),
             "held": self._held(uuids),
-            "health": self._health(uuids),
+            "health": self._health(uuids, pod),
             "utilization_ratio of holders": self._of_holders("podgpu_container_gpu_utilization_ratio", uuids),
             "memory_used_bytes of holders": self._of_holders("podgpu_container_gpu_memory_used_bytes", uuids),
-            **self.figures(uuids),
+            **self.figures(uuids, pod),
         }
         results = dict(zip(queries, await asyncio.gather(*map(self.read, queries.values())), strict=True))
         own_pods: dict[tuple[str, str], set[PodName]] = defaultdict(set)  # Prometheus may add their names to series
@@ -183,7 +186,7 @@ class _RangeReader:
 
     # PromQL
 
-    def figures(self, uuids: Sequence[str] = ()) -> dict[str, str]:
+    def figures(self, uuids: Sequence[str] = (), pod: PodName | None = None) -> dict[str, str]:
         """Returns queries for ratios, bytes, watts and degrees of the given devices, or of all devices."""
         memory = f"max {by(*_KEYS)} ({self._select(('podgpu_device_memory_used_bytes',), uuids)})"
         queries = {
@@ -192,14 +195,20 @@ class _RangeReader:
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
-        return {name: self._over_steps("avg", query) for name, query in queries.items()}
+        return {name: self._over_steps("avg", self._while_held(query, pod)) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
+        return self._over_steps("max", self._held_by(pod))
+
+    def _held_by(self, pod: PodName) -> str:
         series = " or ".join(
             select(_HELD_NAMES, f"{namespace}={quote(pod[0])}", f"{name}={quote(pod[1])}", self._match)
             for namespace, name, _ in POD_LABEL_VARIANTS
         )
-        return self._over_steps("max", f"group {by(*_KEYS)} ({series})")
+        return f"group {by(*_KEYS)} ({series})"
+
+    def _while_held(self, query: str, pod: PodName | None) -> str:
+        return f"({query}) and on ({', '.join(_KEYS)}) ({self._held_by(pod)})" if pod else query
 
     def _held(self, uuids: Sequence[str]) -> str:
         labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *HOLDER_LABELS)
@@ -214,9 +223,9 @@ class _RangeReader:
         labels = by(*_KEYS, "job", "instance", *HOLDER_LABELS)
         return self._over_steps("avg", f"max {labels} ({self._select((name,), uuids)})")
 
-    def _health(self, uuids: Sequence[str]) -> str:
+    def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
         series = f"({self._select(('podgpu_device_health',), uuids)}) == 1"
-        return self._over_steps("max", f"max {by(*_KEYS, 'condition')} ({series})")
+        return self._over_steps("max", self._while_held(f"max {by(*_KEYS, 'condition')} ({series})", pod))
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
         """Returns a query in the unit of dcgm-exporter 4.8. GPU fields repeated on MIG instances count for the GPU."""

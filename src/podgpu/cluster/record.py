@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from podgpu.clock import Clock
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, slot_utilization
+from podgpu.cluster.parts import HeldPart, SlotKey, divide_gpu, slot_memory, slot_utilization
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.waste import GroupBy, ReadWaste, WasteAnswer, make_waste
 from podgpu.history.queries import read_usage, read_usage_start
@@ -21,11 +21,12 @@ from podgpu.history.store import (
     HolderSample,
     UsageAccount,
 )
-from podgpu.model import DeviceState, HolderUsage, MigInstance, Slot, WorkloadKey
+from podgpu.model import DeviceState, HolderUsage, MigInstance, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # a sole holder's own figures are stored if its utilisation differs more from the device's
 LONGEST_GAP = 60.0  # longest time between two rounds that is charged, in seconds
-_PartKey = tuple[str, int | None, WorkloadKey]
+_PartKey = tuple[SlotKey, WorkloadKey]
+_NO_USAGE = HolderUsage()
 
 
 class RoundReader:
@@ -46,80 +47,60 @@ class RoundReader:
         self._read_state = read_state
         self._wall = wall
         self._longest_gap = longest_gap
-        self._before: dict[_PartKey, tuple[float, HolderUsage | None]] = {}
+        self._before: dict[_PartKey, tuple[float, HolderUsage]] = {}  # monotonic time, usage at that time
+        self._now: dict[_PartKey, tuple[float, HolderUsage]] = {}
 
     def __call__(self) -> HistoryRound | None:
         state = self._read_state()
         if state is None or state.taken_at is None:
             return None
-        seen: dict[_PartKey, tuple[float, HolderUsage | None]] = {}
-        gpus = [sample for node in state.nodes for sample in self._read_node(node, state, seen)]
-        self._before = seen
-        return HistoryRound(self._wall(), gpus)
+        self._before, self._now = self._now, {}
+        return HistoryRound(self._wall(), [sample for node in state.nodes for sample in self._read_node(node, state)])
 
-    def _read_node(
-        self, node: NodeEntry, state: ClusterState, seen: dict[_PartKey, tuple[float, HolderUsage | None]]
-    ) -> list[GpuSample]:
-        """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes."""
-        held = node.held_by_slot()
-        samples = []
+    def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
+        """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes.
+
+        The holders of a node that is gone are not known any more.
+        """
+        held = {} if node.gone else node.held_by_slot()
         for gpu in node.gpus:
-            if not gpu.uuid:
-                continue
-            slots = [instance for instance in gpu.instances if not instance.hidden]
-            for slot in slots if gpu.hidden else (None, *slots):
-                parts = held.get((gpu.uuid, None if slot is None else slot.id), [])
+            for instance, _ in divide_gpu(gpu) if gpu.uuid else ():
+                parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
                 parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
-                samples.append(self._read_slot(node, state, gpu, slot, parts, seen))
-        return samples
+                has_figures = self._with_figures and not node.stale
+                own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
+                yield GpuSample(
+                    uuid=gpu.uuid,
+                    instance="" if instance is None else str(instance.id),
+                    node=node.name,
+                    gpu_index=gpu.index,
+                    figures=_figures(gpu, instance) if has_figures else None,
+                    holders=[self._read_holder(part, node, state, own_figures) for part in parts],
+                    conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
+                )
 
-    def _read_slot(
-        self,
-        node: NodeEntry,
-        state: ClusterState,
-        gpu: DeviceState,
-        instance: MigInstance | None,
-        parts: list[HeldPart],
-        seen: dict[_PartKey, tuple[float, HolderUsage | None]],
-    ) -> GpuSample:
-        slot = instance or gpu
-        own_figures = len(parts) > 1 or any(_differs(slot, part.holder.usage) for part in parts)
-        own_figures = own_figures and self._with_figures
-        holders = []
-        for part in parts:
-            key = gpu.uuid, None if instance is None else instance.id, part.holder.key
-            usage = part.holder.usage
-            figures = None
-            if own_figures and usage is not None:
-                figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-            amounts = self._amounts(part, self._before.get(key), node.read_at, state.clock_offset)
-            seen[key] = node.read_at, usage
-            holders.append(HolderSample(_account(part, node, state), part.holder.container, amounts, figures))
-        return GpuSample(
-            uuid=gpu.uuid,
-            instance="" if instance is None else str(instance.id),
-            node=node.name,
-            gpu_index=gpu.index,
-            figures=_figures(gpu, instance) if self._with_figures and not node.stale else None,
-            holders=holders,
-            conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
-        )
-
-    def _amounts(
-        self, part: HeldPart, before: tuple[float, HolderUsage | None] | None, read_at: float, offset: float
-    ) -> Amounts:
-        seconds = 0.0 if before is None else read_at - before[0]
-        if before is None or not 0 < seconds <= self._longest_gap:
-            return Amounts()
-        usage, earlier = part.holder.usage, before[1]
-        busy = energy = 0.0
-        if usage is not None and earlier is not None:
+    def _read_holder(self, part: HeldPart, node: NodeEntry, state: ClusterState, own_figures: bool) -> HolderSample:
+        usage, key = part.holder.usage or _NO_USAGE, (part.slot_key, part.holder.key)
+        figures = None
+        if own_figures and part.holder.usage is not None:
+            figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
+        before_at, before = self._before.get(key, (node.read_at, usage))
+        self._now[key] = node.read_at, usage
+        seconds = node.read_at - before_at
+        amounts = Amounts()
+        if 0 < seconds <= self._longest_gap:
             slot_part = part.part / part.share if part.share else 0.0
-            busy = _growth(usage.busy_ns, earlier.busy_ns) / 1e9 * slot_part
-            energy = _growth(usage.energy_mj, earlier.energy_mj) / 1000
-        idle = _idle_seconds(part, seconds, read_at + offset)
-        hourly = (part.cost_per_hour or 0.0) / 3600
-        return Amounts(part.part * seconds, busy, part.part * idle, energy, hourly * seconds, hourly * idle)
+            idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
+            hourly = (part.cost_per_hour or 0.0) / 3600
+            amounts = Amounts(
+                allocated_seconds=part.part * seconds,
+                busy_seconds=_growth(usage.busy_ns, before.busy_ns) / 1e9 * slot_part,
+                idle_seconds=part.part * idle,
+                energy_joules=_growth(usage.energy_mj, before.energy_mj) / 1000,
+                cost=hourly * seconds,
+                idle_cost=hourly * idle,
+            )
+        return HolderSample(_account(part, node, state), part.holder.container, amounts, figures)
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
@@ -138,20 +119,16 @@ def _growth(now: int | None, before: int | None) -> int:
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
     slot = instance or gpu
-    used = slot.memory_used_bytes
-    if used is None and slot.usage is not None:
-        used = slot.usage.memory_used_bytes
     power = None if instance is not None or gpu.power_mw is None else gpu.power_mw / 1000
     temperature = None if instance is not None else gpu.temperature_celsius
-    figures = Figures(slot_utilization(slot), used, power, temperature)
+    figures = Figures(slot_utilization(slot), slot_memory(slot), power, temperature)
     return None if figures == Figures() else figures
 
 
-def _differs(slot: Slot, usage: HolderUsage | None) -> bool:
-    own, whole = None if usage is None else usage.utilization_ratio, slot_utilization(slot)
-    if whole is None or own is None:
-        return own is not None
-    return abs(whole - own) > _OWN_DIFFERENCE
+def _differs(part: HeldPart) -> bool:
+    own = (part.holder.usage or _NO_USAGE).utilization_ratio
+    whole = slot_utilization(part.slot)
+    return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
 
 
 def _account(part: HeldPart, node: NodeEntry, state: ClusterState) -> UsageAccount:

@@ -73,10 +73,6 @@ class ClusterState:
         return None if used is None else used.mean / self.settings.full
 
     @property
-    def has_fresh_nodes(self) -> bool:
-        return any(not node.stale for node in self.nodes)
-
-    @property
     def simulated(self) -> bool:
         return any(node.state.simulated for node in self.nodes)
 

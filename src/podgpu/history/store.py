@@ -106,6 +106,18 @@ ON CONFLICT DO UPDATE SET
     allocated = allocated + excluded.allocated, busy = busy + excluded.busy, idle = idle + excluded.idle,
     energy = energy + excluded.energy, cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
+# The mean of a GPU over the rounds in which a pod held it, if the pod held it for a part of the window only. Otherwise
+# the figures after the end of a pod would be part of its mean.
+_ROLL_UP_ENDED = f"""
+WITH changed AS MATERIALIZED (
+    SELECT * FROM span WHERE account > 0 AND (started > :since OR ended BETWEEN :since AND :until))
+INSERT OR IGNORE INTO sample
+SELECT :coarse, round.time / :coarse * :coarse AS start, changed.gpu, changed.account, {_FIGURE_MEANS}
+FROM round CROSS JOIN changed CROSS JOIN sample ON sample.resolution = round.resolution
+    AND sample.time = round.time AND sample.gpu = changed.gpu AND sample.account = 0
+WHERE round.resolution = :fine AND round.time >= :since AND round.time < :until
+    AND started <= round.time AND (ended IS NULL OR ended > round.time)
+GROUP BY start, changed.gpu, changed.account"""
 _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?) WHERE gpu = ? AND account = ? AND name = ? AND message = ? AND ended IS NULL"""
@@ -368,6 +380,7 @@ class HistoryStore:
                 self._db.execute(
                     f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time - retention)
                 )
+        self._db.execute(_ROLL_UP_ENDED, window)
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
         self._db.execute("DELETE FROM usage WHERE time < ?", (time - keep.usage,))
         for table in ("gpu", "account"):

@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 _NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
-class _PodlistEntry(Struct):
-    namespace: _NonEmpty
+class PodlistEntry(Struct, frozen=True):
     name: _NonEmpty
+    namespace: _NonEmpty
     container: str
     gpu_list: list[str] | None
 
@@ -78,7 +78,7 @@ def _find_podlist(paths: Sequence[str]) -> str:
 
 def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
     """Parses the file. An empty list means that no GPU is held; an empty file is an error. Raises SourceError."""
-    entries: list[_PodlistEntry] = decode_json(content, path, list[_PodlistEntry] | None) or []  # type: ignore[arg-type]
+    entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
     return tuple(
         HeldId(holder, SOURCE, text, parse_id_or_minor(text))
         for entry in entries

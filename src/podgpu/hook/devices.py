@@ -16,6 +16,7 @@ from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 from podgpu.holders.annotations import KOORDINATOR_DEVICES, read_grants
 from podgpu.holders.device_ids import parse_id_or_minor
+from podgpu.holders.podlist import PodlistEntry
 from podgpu.kube.objects import PodRecord
 
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
@@ -114,20 +115,13 @@ class Sandbox:
     containers: tuple[ContainerFacts, ...] = ()
 
 
-class PodlistEntry(NamedTuple):
-    namespace: str
-    name: str
-    container: str
-    gpus: tuple[str, ...]
-
-
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
     """Returns the containers of the sandbox that have GPUs. Raises BadAnnotation."""
     if not sandbox.namespace or not sandbox.name:  # readers reject a file with such an entry
         return []
     assigned = find_assigned(sandbox, cards)
     held = ((container.name, assigned or _find_own(container, cards)) for container in sandbox.containers)
-    return [PodlistEntry(sandbox.namespace, sandbox.name, name, gpus) for name, gpus in held if gpus]
+    return [PodlistEntry(sandbox.name, sandbox.namespace, name, list(gpus)) for name, gpus in held if gpus]
 
 
 def find_assigned(sandbox: Sandbox, cards: Cards) -> tuple[str, ...]:

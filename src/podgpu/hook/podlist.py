@@ -6,18 +6,19 @@ restored. If it cannot be written, the old file stays and the write is retried.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+import msgspec
+
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
-from podgpu.holders.podlist import MAX_BYTES
+from podgpu.holders.podlist import MAX_BYTES, PodlistEntry
 from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import Cards, PodlistEntry, Sandbox, find_gpus
+from podgpu.hook.devices import Cards, Sandbox, find_gpus
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
@@ -30,12 +31,9 @@ _CARDS_INTERVAL, _CARDS_DEADLINE = 10.0, 1.0
 
 def encode_podlist(entries: Iterable[PodlistEntry]) -> bytes:
     """Returns the file content: one line per container, sorted."""
-    objects = (
-        {"name": e.name, "namespace": e.namespace, "container": e.container, "gpu_list": list(e.gpus)}
-        for e in sorted(entries)
-    )
-    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in objects)
-    return f"[\n{lines}\n]\n".encode() if lines else b"[]\n"
+    ordered = sorted(entries, key=lambda entry: (entry.namespace, entry.name, entry.container))
+    lines = b",\n".join(map(msgspec.json.encode, ordered))
+    return b"[\n" + lines + b"\n]\n" if lines else b"[]\n"
 
 
 class PodlistWriter:

@@ -23,7 +23,7 @@ from podgpu.simulate.gpu import (
     SimulatedInstance,
     SimulatedLoad,
 )
-from podgpu.simulate.models import AMPERE, MIB
+from podgpu.simulate.models import MIB
 
 NO_INSTANCE = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
@@ -81,15 +81,6 @@ def _memory(gpu: SimulatedGpu, instance: SimulatedInstance | None = None, versio
     return _fill(struct, version=version, total=total, reserved=reserved, free=free, used=used)
 
 
-def _bar1(gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> Any:
-    total, processes = gpu.model.bar1, len(gpu.loads)
-    if instance is not None:
-        total = total * instance.profile.memory_slices // gpu.model.memory_slices
-        processes = len(gpu.running(instance.gi_id))
-    used = min(total, (1 + 2 * processes) * MIB)
-    return _fill(pynvml.c_nvmlBAR1Memory_t(), bar1Total=total, bar1Used=used, bar1Free=total - used)
-
-
 def _utilisation(gpu: SimulatedGpu) -> Any:
     busy = gpu.activity.device
     return _fill(pynvml.c_nvmlUtilization_t(), gpu=round(100 * busy.busy), memory=round(100 * busy.dram))
@@ -116,19 +107,9 @@ def _threshold(gpu: SimulatedGpu, which: int) -> Any:
     return _MAX_CELSIUS + offsets[which] if which in offsets else _not_supported()
 
 
-def _error_counter(gpu: SimulatedGpu, error: int, counter: int, location: int) -> Any:
-    """Ampere and later GPUs have counters for DRAM (2) and SRAM (7), older GPUs for the locations 0 to 6."""
-    locations = (2, 7) if gpu.model.architecture >= AMPERE else range(7)
-    return 0 if gpu.model.ecc and location in locations else _not_supported()
-
-
 def _inforom(gpu: SimulatedGpu, which: int) -> Any:
     versions = {pynvml.NVML_INFOROM_OEM: "2.1"} | ({pynvml.NVML_INFOROM_ECC: "7.16"} if gpu.model.ecc else {})
     return versions[which] if which in versions else _not_supported()
-
-
-def _affinity(words: int, first: int) -> Any:
-    return (pynvml.c_ulonglong * words)(*([first] if words else []))
 
 
 def list_processes(loads: Iterable[SimulatedLoad], function: str) -> list[Any]:
@@ -197,14 +178,10 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetVbiosVersion": lambda gpu: f"{gpu.model.pci_device >> 24:02X}.00.A5.00.1A",
     "nvmlDeviceGetInforomImageVersion": lambda gpu: "G520.0282.02.02",
     "nvmlDeviceGetInforomVersion": _inforom,
-    "nvmlDeviceGetInforomConfigurationChecksum": lambda gpu: 0,
     "nvmlDeviceValidateInforom": lambda gpu: None,
-    "nvmlDeviceGetCpuAffinity": lambda gpu, words: _affinity(words, 0xFFFFFFFF),
-    "nvmlDeviceGetMemoryAffinity": lambda gpu, words, scope: _affinity(words, 1),
     "nvmlDeviceGetMigMode": _where(lambda gpu: bool(gpu.model.profiles), lambda gpu: [int(gpu.mig_enabled)] * 2),
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: gpu.model.compute_slices if gpu.mig_enabled else 0,
     "nvmlDeviceGetMemoryInfo": lambda gpu, version=None: _memory(gpu, None, version),
-    "nvmlDeviceGetBAR1MemoryInfo": _bar1,
     "nvmlDeviceGetUtilizationRates": _without_mig(_utilisation),
     "nvmlDeviceGetEncoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
     "nvmlDeviceGetDecoderUtilization": _without_mig(lambda gpu: [0, _SAMPLING_PERIOD_US]),
@@ -220,28 +197,18 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         _clock(_max_clocks(gpu), kind) if gpu.model.application_clocks and kind != 3 else _not_supported()
     ),
     "nvmlDeviceGetCurrentClocksEventReasons": _event_reasons,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": _event_reasons,
     "nvmlDeviceGetPerformanceState": lambda gpu: 0 if gpu.activity.device.busy else gpu.model.idle_pstate,
     "nvmlDeviceGetTemperature": lambda gpu, sensor: (
         round(gpu.celsius) if sensor == 0 else raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     ),
     "nvmlDeviceGetTemperatureThreshold": _threshold,
-    "nvmlDeviceGetMarginTemperature": _where(
-        lambda gpu: gpu.model.margin_temperature, lambda gpu: _MAX_CELSIUS - round(gpu.celsius)
-    ),
     "nvmlDeviceGetFanSpeed": _where(
         lambda gpu: gpu.model.fan,
         lambda gpu: round(30 + 60 * max(0.0, gpu.celsius - IDLE_CELSIUS) / (FULL_CELSIUS - IDLE_CELSIUS)),
     ),
     "nvmlDeviceGetTotalEccErrors": _where(_HAS_ECC, lambda gpu, error, counter: 0),
-    "nvmlDeviceGetMemoryErrorCounter": _error_counter,
     "nvmlDeviceGetRemappedRows": _where(lambda gpu: gpu.model.row_remapping, lambda gpu: (0, 0, 0, 0)),
-    "nvmlDeviceGetRowRemapperHistogram": _where(
-        lambda gpu: gpu.model.row_remapping,
-        lambda gpu: _fill(pynvml.c_nvmlRowRemapperHistogramValues(), max=3072 if gpu.model.hbm else 192),
-    ),
     "nvmlDeviceGetRetiredPages": _where(lambda gpu: gpu.model.page_retirement, lambda gpu, cause: []),
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1": _where(_HAS_ECC, lambda gpu: 0),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.model.pcie_generation,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
@@ -249,9 +216,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPcieReplayCounter": lambda gpu: 0,
     "nvmlDeviceGetPersistenceMode": lambda gpu: 1,
     "nvmlDeviceGetComputeMode": lambda gpu: 0,
-    "nvmlDeviceGetVirtualizationMode": lambda gpu: 0,
     "nvmlDeviceGetGridLicensableFeatures": lambda gpu: pynvml.c_nvmlGridLicensableFeatures_v4_t(),
-    "nvmlDeviceGetNvLinkErrorCounter": lambda gpu, link, counter: 0 if link < gpu.nvlinks else _not_supported(),
     "nvmlDeviceGetSamples": _without_mig(_samples),
     "nvmlDeviceGetProcessUtilization": _without_mig(
         partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationSample_t)
@@ -260,9 +225,6 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
         partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t)
     ),
     "nvmlDeviceGetGpuInstanceId": lambda gpu: raise_error(pynvml.NVML_ERROR_INVALID_ARGUMENT),
-    "nvmlGpmQueryDeviceSupport": lambda gpu: _fill(
-        pynvml.c_nvmlGpmSupport_t(), version=1, isSupportedDevice=int(gpu.model.gpm)
-    ),
 }
 
 MIG_CALLS: dict[str, Callable[..., Any]] = {
@@ -270,7 +232,6 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda gpu, instance: instance.uuid,
     "nvmlDeviceGetGpuInstanceId": lambda gpu, instance: instance.gi_id,
     "nvmlDeviceGetMemoryInfo": _memory,
-    "nvmlDeviceGetBAR1MemoryInfo": _bar1,
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, instance: 0,
 }
 
@@ -279,8 +240,7 @@ MIG_CALLS: dict[str, Callable[..., Any]] = {
 
 _UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
 _ULL = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-_SINT = pynvml.NVML_VALUE_TYPE_SIGNED_INT
-_MEMBER = {_UINT: "uiVal", _ULL: "ullVal", _SINT: "siVal"}
+_MEMBER = {_UINT: "uiVal", _ULL: "ullVal"}
 
 _ALL_LINKS = 0xFFFFFFFF
 
@@ -324,33 +284,16 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == _ALL_LINKS else 1)
 
 
-def _link_state(gpu: SimulatedGpu, scope: int) -> int | None:
-    return None if scope >= gpu.nvlinks else 1
-
-
 _FIELDS: dict[int, tuple[int, Reader]] = {
     **dict.fromkeys((1, 2), (_ULL, _value_where(_HAS_ECC, 1))),
-    **dict.fromkeys(range(3, 7), (_ULL, _value_where(_HAS_ECC))),
-    **dict.fromkeys(range(29, 32), (_ULL, _value_where(lambda gpu: gpu.model.page_retirement))),
-    **dict.fromkeys((38, 45, 52, 59, 160, 161, 162, 163), (_ULL, _value_where(lambda gpu: gpu.nvlinks))),
-    **dict.fromkeys((75, 76, 77, 79), (_ULL, _zero)),
-    **dict.fromkeys((78, 81), (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9))),
-    **dict.fromkeys((83, 191), (_ULL, lambda gpu, scope: gpu.energy_mj)),
-    **dict.fromkeys((94, 95, *range(173, 184), 230), (_UINT, _zero)),
+    **dict.fromkeys((30, 31), (_ULL, _value_where(lambda gpu: gpu.model.page_retirement))),
+    **dict.fromkeys((38, 45, 52, 59), (_ULL, _value_where(lambda gpu: gpu.nvlinks))),
+    **dict.fromkeys((75, 76, 77, 79, 269, 270, 271), (_ULL, _zero)),
     **dict.fromkeys((138, 139), (_ULL, _nvlink_kib)),
-    **dict.fromkeys(range(142, 146), (_ULL, _value_where(lambda gpu: gpu.model.row_remapping))),
-    **dict.fromkeys((185, 186), (_UINT, lambda gpu, scope: gpu.milliwatts)),
-    **dict.fromkeys((188, 189, 190, 192), (_UINT, lambda gpu, scope: gpu.model.power[2] * 1000)),
-    **dict.fromkeys(range(269, 272), (_ULL, _zero)),
     74: (_ULL, lambda gpu, scope: int(gpu.capped_seconds * 1e9)),
-    80: (_ULL, lambda gpu, scope: int((gpu.capped_seconds + gpu.idle_seconds) * 1e9)),
+    78: (_ULL, lambda gpu, scope: int(gpu.idle_seconds * 1e9)),
     82: (_UINT, lambda gpu, scope: gpu.memory_celsius),
-    91: (_UINT, lambda gpu, scope: gpu.nvlinks or None),
-    165: (_UINT, _link_state),
-    187: (_UINT, lambda gpu, scope: gpu.model.power[1] * 1000),
-    # The PCIe byte counters of an H200 are 32-bit numbers.
-    197: (_UINT, lambda gpu, scope: int(gpu.meter.busy * PCIE_TX_BYTES) & 0xFFFFFFFF),
-    198: (_UINT, lambda gpu, scope: int(gpu.meter.busy * PCIE_RX_BYTES) & 0xFFFFFFFF),
+    165: (_UINT, lambda gpu, scope: None if scope >= gpu.nvlinks else 1),
 }
 
 
@@ -362,17 +305,12 @@ _PERCENT: dict[int, tuple[float, float, float]] = {
     1: (1.0, 0.0, 0.0),  # graphics engine
     2: (0.6, 0.4, 0.0),  # SM: at least as busy as its tensor cores
     3: (0.1, 0.1, 0.0),  # SM occupancy
-    4: (0.02, 0.0, 0.0),  # integer
     5: (0.0, 1.0, 0.0),  # any tensor
-    6: (0.0, 0.0, 0.0),  # tensor DFMA
-    7: (0.0, 1.0, 0.0),  # tensor HMMA
-    8: (0.0, 0.0, 0.0),  # tensor DMMA
-    9: (0.0, 0.0, 0.0),  # tensor IMMA
     10: (0.0, 0.0, 1.0),  # DRAM bandwidth
     11: (0.0, 0.0, 0.0),  # FP64
     12: (0.2, -0.2, 0.0),  # FP32: only while the tensor cores are idle
     13: (0.05, -0.05, 0.0),  # FP16
-} | dict.fromkeys((*range(30, 37), *range(40, 47), 50), (0.0, 0.0, 0.0))  # NVDEC, NVJPG, OFA engines
+}
 """Metric -> weights of busy, tensor and memory time, whose weighted sum is the metric."""
 
 

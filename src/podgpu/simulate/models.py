@@ -19,7 +19,7 @@ import msgspec
 from podgpu.errors import UsageError
 
 MIB = 1024**2
-AMPERE, ADA, HOPPER = 7, 8, 9
+AMPERE, HOPPER = 7, 9
 """NVML's architecture numbers. Later architectures have larger numbers."""
 _GEFORCE = 5
 MAX_GPUS = 64  # each GPU has its own PCI bus below 0x84
@@ -47,10 +47,8 @@ class GpuModel:
     memory_clock: tuple[int, int]
     video_clock: tuple[int, int]
     power: tuple[int, int, int]  # watts: idle, lowest limit, highest limit (also the default)
-    multiprocessors: int
     pci_device: int
     pcie_generation: int
-    bar1: int
     idle_pstate: int
     brand: int
     hbm: bool
@@ -75,10 +73,6 @@ class GpuModel:
         return self.ecc and self.architecture < AMPERE
 
     @property
-    def margin_temperature(self) -> bool:
-        return self.architecture >= ADA
-
-    @property
     def application_clocks(self) -> bool:
         return self.brand != _GEFORCE
 
@@ -90,7 +84,7 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
     values: dict[str, Any] = dict(row)
     for column in ("compute_capability", "sm_clock", "memory_clock", "video_clock", "power"):
         values[column] = re.split("[-.]", row[column])
-    for column in ("memory", "reserved", "bar1"):
+    for column in ("memory", "reserved"):
         values[column] = int(float(row[f"{column}_mib"]) * MIB)
     values["pci_device"] = int(row["pci_device"], 16)
     names = ("name", "compute_slices", "memory_slices", "memory_mib")

@@ -14,11 +14,12 @@ from podgpu.errors import SourceError, StartError
 from podgpu.top.lines import Line, flatten, make_lines
 from podgpu.top.source import Source, Sparklines
 from podgpu.top.text import FULL, NO_DATA
-from podgpu.workers import Workers
+from podgpu.workers import Result, Workers
 
 POINTS = 60
 DETAILS_SECONDS = 5.0  # how often the selected GPU's details are read
 _HISTORY_SECONDS = 30.0
+_MORE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +106,25 @@ class Feed:
             self._wake.set()
 
     def read_more(self) -> None:
-        """Reads the history and the details of the selected GPU if they are due. Not every server has them."""
+        """Reads the history and the details of the selected GPU if they are due. Not every server has them.
+
+        A slow answer does not delay the next reading: it is used when it arrives.
+        """
         now, uuid, source = self._clock.monotonic(), self._selected, self._source
         jobs: dict[str, Callable[[], Any]] = {}
         if now >= self._history_at + _HISTORY_SECONDS:
-            self._history_at = now
             jobs["history"] = lambda: source.read_history(POINTS)
         if uuid and now >= self._details_at + DETAILS_SECONDS:
-            self._details_at = now
-            jobs["details"] = lambda: source.read_details(uuid)
-        results = self._workers.run(jobs, source.deadline)
-        if "history" in results and results["history"].value:
-            self._history = results["history"].value
-        if "details" in results and self.seen is not None:
-            error = results["details"].error
-            self.seen = replace(
-                self.seen, fetched=FetchedDetails(uuid, results["details"].value, str(error) if error else "")
-            )
+            jobs["details"] = lambda: _read_details(source, uuid)
+        results = self._workers.run(jobs, _MORE_SECONDS, late=self._wake.set)
+        if (history := results.get("history")) and not _is_pending(history):
+            self._history_at = now
+            self._history = history.value or self._history
+        if (details := results.get("details")) and not _is_pending(details) and self.seen is not None:
+            fetched: FetchedDetails = details.value or FetchedDetails(uuid, error=str(details.error))
+            if fetched.uuid == uuid:
+                self._details_at = now
+                self.seen = replace(self.seen, fetched=fetched)
 
     def start(self, notify: Callable[[], object]) -> None:
         """Starts the background thread. Calls `notify` from it after each reading."""
@@ -140,3 +143,14 @@ class Feed:
         self._stopped = True
         self._wake.set()
         self._workers.close()
+
+
+def _read_details(source: Source, uuid: str) -> FetchedDetails:
+    try:
+        return FetchedDetails(uuid, source.read_details(uuid))
+    except SourceError as error:
+        return FetchedDetails(uuid, error=str(error))
+
+
+def _is_pending(result: Result[Any]) -> bool:
+    return isinstance(result.error, SourceError) and result.error.reason == "deadline"

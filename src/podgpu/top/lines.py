@@ -164,7 +164,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     keys = {holder.key for holder in slot.holders}
     others = [make_process(p) for p in running if p.owner is None or p.owner.key not in keys]
     problems = [make_condition(condition) for condition in slot.conditions]
-    holders = sorted(map(make_holder, slot.holders), key=lambda line: line.name)
+    holders = sorted(_round_within(map(make_holder, slot.holders), slot), key=lambda line: line.name)
     line = make(
         "instance" if instance else "gpu",
         remark=count_of(len(holders), "holder") if holders else _describe_free(slot),
@@ -175,6 +175,18 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
         beneath=(*problems, *holders, *others),
     )
     return _merge_holder(line, holders[0], (*problems, *holders[0].beneath, *others)) if len(holders) == 1 else line
+
+
+def _round_within(holders: Iterable[Line], slot: SlotOfView) -> list[Line]:
+    """Rounds the utilisation of holders to whole per cents that together do not exceed the rounded whole."""
+    exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
+    excess = sum(round(ratio) for _, ratio in exact) - round(100 * (slot.utilization_ratio or 0.0))
+    rounded = []
+    for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # the most rounded up first
+        lower = excess > 0 and round(ratio) > ratio
+        excess -= lower
+        rounded.append(line if line.utilization is None else replace(line, utilization=(round(ratio) - lower) / 100))
+    return rounded if len(exact) > 1 and slot.utilization_ratio is not None else [line for line, _ in exact]
 
 
 def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:

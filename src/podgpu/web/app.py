@@ -42,32 +42,6 @@ class Service(Protocol):
     def stop(self) -> None: ...
 
 
-class Several:
-    """Starts and stops several services together. A fatal error in one of them stops all."""
-
-    def __init__(self, members: Sequence[Service]) -> None:
-        self._members = list(members)
-
-    def add(self, member: Service) -> None:
-        self._members.append(member)
-
-    @property
-    def fatal(self) -> StartError | None:
-        return next((member.fatal for member in self._members if member.fatal is not None), None)
-
-    def start(self, on_fatal: Callable[[], object]) -> None:
-        for member in self._members:
-            member.start(on_fatal)
-
-    def reload(self) -> None:
-        for member in self._members:
-            member.reload()
-
-    def stop(self) -> None:
-        for member in reversed(self._members):
-            member.stop()
-
-
 @dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
@@ -110,23 +84,24 @@ def load_protection(path: str) -> Protection | None:
 
 
 def run(
-    served: Service,
+    services: Sequence[Service],
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
 ) -> None:
-    """Runs until SIGINT, SIGTERM or a fatal error.
+    """Runs until SIGINT, SIGTERM or a fatal error of a service.
 
     Calls `on_listening` with the addresses of all listeners before the services start, and `release` on SIGUSR1.
     """
-    asyncio.run(_run(served, listeners, on_listening, release, limits))
-    if served.fatal is not None:
-        raise served.fatal
+    asyncio.run(_run(services, listeners, on_listening, release, limits))
+    for service in services:
+        if service.fatal is not None:
+            raise service.fatal
 
 
 async def _run(
-    served: Service,
+    services: Sequence[Service],
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None],
     release: Callable[[], object] | None,
@@ -135,19 +110,41 @@ async def _run(
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(stop_signal, done.set)
+        _handle_signal(stop_signal, done.set)
     if release is not None:
-        loop.add_signal_handler(signal.SIGUSR1, _run_once_at_a_time(release))
-    loop.add_signal_handler(signal.SIGHUP, served.reload)
+        _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
+
+    def reload_all() -> None:
+        for service in services:
+            service.reload()
+
+    _handle_signal(signal.SIGHUP, reload_all)
     async with AsyncExitStack() as stack:
-        stack.callback(served.stop)
+        for service in services:
+            stack.callback(service.stop)
         bound = [await stack.enter_async_context(listening(listener, limits)) for listener in listeners]
         for listener, address in zip(listeners, bound, strict=True):
             if listener.announcement:
                 _log.info(listener.announcement, address.url)
         on_listening(bound)
-        served.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
+        for service in services:
+            service.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
         await done.wait()
+
+
+def _handle_signal(number: signal.Signals, callback: Callable[[], object]) -> None:
+    """Calls `callback` in the event loop when the signal arrives.
+
+    `loop.add_signal_handler` would restore the default action when the loop is closed, so that a second SIGTERM would
+    kill the process while it ends.
+    """
+    loop = asyncio.get_running_loop()
+
+    def handle(_number: int, _frame: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(callback)
+
+    signal.signal(number, handle)
 
 
 def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:

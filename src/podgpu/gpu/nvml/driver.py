@@ -1,4 +1,4 @@
-"""Makes all NVML calls: translates errors, supports older drivers, shuts down safely and waits for XID events."""
+"""Makes all NVML calls: translates errors, shuts down safely and waits for XID events."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ _REASONS = {
     pynvml.NVML_ERROR_NOT_READY: "not_ready",
     pynvml.NVML_ERROR_UNKNOWN: "unknown",
 }
-_OLDER = {"nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons"}
-"""Function -> its name in drivers before 535."""
 _OUT_STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
@@ -98,8 +96,6 @@ class NvmlDriver:
         try:
             return self._call(function, *arguments)
         except pynvml.NVMLError as e:
-            if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and function in _OLDER:
-                return self.call(_OLDER[function], *arguments)
             raise translate(e.value, function) from e
 
     def call_list(self, function: str, *arguments: Any) -> Any:

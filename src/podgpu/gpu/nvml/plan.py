@@ -11,7 +11,6 @@ from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver, translate
 from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, value_of
 from podgpu.model import Value
 
-_MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
 ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 MIN_GPM_SECONDS = 0.1
@@ -213,7 +212,5 @@ def _decode_field_value(entry: Any) -> Any:
     """Returns the number, or the error of this entry."""
     if entry.nvmlReturn:
         return translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
-    if entry.fieldId == _MEMORY_TEMP:
-        return entry.value.uiVal
     member = _VALUE_MEMBERS.get(entry.valueType)
     return getattr(entry.value, member) if member else SourceError("bad_answer", f"value type {entry.valueType}")

@@ -133,7 +133,7 @@ class NvmlTelemetry:
             self._pending[index] = self._clock()
             target = partial(_look_up, self._driver, index, self._lookups)
             threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
-        began, quiet = time.monotonic(), _MAX_WAIT_SECONDS
+        began, quiet = time.monotonic(), _QUIET_SECONDS if self._opened else _MAX_WAIT_SECONDS
         while self._pending:
             elapsed = time.monotonic() - began
             wait = min(quiet, _MAX_WAIT_SECONDS - elapsed) if any(index in self._pending for index in new) else 0.0

@@ -1,0 +1,95 @@
+"""A dcgm-exporter without pod labels beside podgpu on the same GPUs, under a node name that sorts first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from podgpu.autoscale.answers import compute_value
+from podgpu.autoscale.metrics import find_metric
+from podgpu.autoscale.pods import index_pods
+from podgpu.autoscale.requests import AggregationOptions, PodSelector
+from podgpu.autoscale.store import SampleStore
+from podgpu.cluster.collect import Collector
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.prometheus import PrometheusCollector
+from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.settings import ViewSettings
+from podgpu.model import NodeState, encode_node
+from tests.autoscale.scenes import pod
+from tests.cluster.exporters import Exporter, running_exporters
+from tests.cluster.prometheus_double import running_double
+from tests.cluster.states import H100, gpu, holder
+
+PODS = ("train", "infer")
+PRICES = Prices("EUR", {H100: Price(3.0)})
+
+
+def labels(number: int, node: str) -> dict[str, str]:
+    return {"gpu": str(number), "UUID": f"GPU-{number}", "modelName": H100, "Hostname": node}
+
+
+@asynccontextmanager
+async def scraping() -> AsyncIterator[tuple[Collector, str, str]]:
+    devices = tuple(gpu(n, holder(name, utilization_ratio=0.5), busy=0.5) for n, name in enumerate(PODS))
+    podgpu = Exporter(document=encode_node(NodeState(producer="podgpu", node="zeta", devices=devices)))
+    pairs = [",".join(f'{k}="{v}"' for k, v in labels(n, "alpha").items()) for n in range(2)]
+    dcgm = Exporter("".join(f"DCGM_FI_DEV_GPU_UTIL{{{text}}} 50\n" for text in pairs).encode())
+    async with running_exporters(dcgm, podgpu) as urls:
+        yield ScrapeCollector(FixedTargets(urls)), podgpu.url, dcgm.url
+
+
+@asynccontextmanager
+async def prometheus() -> AsyncIterator[tuple[Collector, str, str]]:
+    with running_double() as double:
+        for instance, node in (("alpha:9400", "alpha"), ("zeta:9400", "zeta")):
+            target = {"job": node, "instance": instance}
+            for number, name in enumerate(PODS):
+                own = labels(number, node) | target
+                double.put("DCGM_FI_DEV_GPU_UTIL", 50, **own)
+                if node == "zeta":
+                    held = {"namespace": "ml", "pod": name, "container": "main"}
+                    double.put("podgpu_allocation_info", 1, source="kubelet", **own, **held)
+                    double.put("podgpu_container_gpu_utilization_ratio", 0.5, **own, **held)
+        double.put("podgpu_exporter_build_info", 1, version="1", job="zeta", instance="zeta:9400")
+        yield PrometheusCollector(PrometheusServer(double.url), ViewSettings()), "zeta:9400", "alpha:9400"
+
+
+@pytest.mark.fault(
+    "Two exporters report the same GPUs, and only one of them names the pods",
+    "The exporter that names the pods is used for the page, the costs and autoscaling; a warning names both exporters",
+)
+@pytest.mark.parametrize("collecting", [scraping, prometheus])
+def test_the_exporter_that_names_the_pods_is_used(
+    collecting: Callable[[], AbstractAsyncContextManager[tuple[Collector, str, str]]],
+) -> None:
+    async def run() -> tuple[dict[str, Any], float, str, str]:
+        settings = ViewSettings()
+        running = index_pods([pod(name, "ml", node="zeta") for name in PODS], "")
+        store = SampleStore(settings, 600.0, lambda: running)
+        async with collecting() as (collector, used, other):
+            cluster = Cluster(lambda: collector, settings, lambda: (PRICES, ()))
+            await cluster.round(collector)
+            await collector.close()
+        store.add_round(cluster.published.state)
+        how = AggregationOptions(window=settings.interval)
+        value = compute_value(store.snapshot(), PodSelector("ml"), find_metric("gpu_utilization"), how).value
+        return json.loads(msgspec.json.encode(cluster.page().view)), value, used, other
+
+    view, value, used, other = asyncio.run(run())
+    assert (view["totals"]["gpus"], view["totals"]["allocated"], view["totals"]["cost_per_hour"]) == (2, 2.0, 6.0)
+    assert [namespace["namespace"] for namespace in view["namespaces"]] == ["ml"]
+    assert [node["name"] for node in view["nodes"]] == ["zeta"]
+    (warning,) = view["alerts"]
+    assert warning["severity"] == "warning"
+    assert used in warning["text"]
+    assert other in warning["text"]
+    assert value == pytest.approx(50)

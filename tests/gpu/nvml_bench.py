@@ -1,0 +1,79 @@
+"""A simulated driver, the telemetry on it, and clocks that a test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.source import GpuAnswer, UsageAnswer
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.fields import Field
+from podgpu.model import DeviceUsage
+from podgpu.simulate.gpu import SimulatedLoad
+from tests.simulated import FaultyNvml
+
+DCP = tuple(c.field for c in shipped_counters("dcp") or ())
+
+
+class NvmlBench:
+    def __init__(
+        self,
+        spec: str = "1xH100",
+        jitter: float = 0.0,
+        sees_processes: bool = True,
+        wrap: Callable[[FaultyNvml], Any] = lambda driver: driver,
+    ) -> None:
+        self.now = 1000.0
+        self.epoch = 1_700_000_000.0
+        self.driver = self.faults = FaultyNvml(spec, clock=lambda: self.now, wall=self.wall, jitter=jitter)
+        self.telemetry = NvmlTelemetry(
+            wrap(self.driver),
+            count_expected=lambda: len(self.driver.gpus),
+            clock=lambda: self.now,
+            wall=self.wall,
+            sees_processes=sees_processes,
+        )
+        self.answer = UsageAnswer(())
+        """Of the last reading of usage."""
+
+    def wall(self) -> float:
+        return self.epoch + self.now
+
+    def set_clock(self, seconds: float) -> None:
+        """As `date -s` does: the driver's next timestamps jump, too."""
+        self.epoch += seconds
+        self.driver.gpus[0].epoch += seconds
+
+    def place(self, pid: int, duty: float = 0.5, **more: Any) -> None:
+        self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
+
+    def pass_time(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+
+    @property
+    def gpu(self) -> Any:
+        return self.telemetry.inventory().gpus[0]
+
+    def read(self, index: int = 0, fields: tuple[Field, ...] = DCP) -> GpuAnswer:
+        return self.telemetry.read(self.telemetry.inventory().gpus[index], fields)
+
+    def usages(self) -> tuple[DeviceUsage, ...]:
+        self.answer = self.telemetry.usage(self.gpu)
+        return self.answer.usages
+
+    def after(self, seconds: float) -> DeviceUsage:
+        self.now += seconds
+        return self.usages()[0]
+
+    def start(self) -> None:
+        """The first reading's window begins before the test does."""
+        self.after(1)
+
+    @property
+    def lacks(self) -> set[str]:
+        return {lack for _, lack in self.answer.lacks}
+
+    def stop(self) -> None:
+        self.faults.release_all()
+        self.telemetry.release(1.0)
