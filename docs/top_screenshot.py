@@ -86,6 +86,7 @@ def _live(*arguments: str) -> str:
     command = [sys.executable, "-m", "podgpu", *arguments]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment, start_new_session=True) as process:
         os.close(theirs)
+        _read(ours, _LOOK_SECONDS)
         written = _read(ours, _LOOK_SECONDS)
         os.write(ours, b"q")
         _read(ours, _LOOK_SECONDS)

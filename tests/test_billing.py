@@ -17,9 +17,10 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.render import Policy
 from podgpu.simulate.gpu import SimulatedLoad, split_busy
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import FaultyNvml, FaultyProc, container_cgroup
+from tests.simulated_kubelet import FaultyKubelet
 
 JOBS = 500
 SHORTEST, LONGEST = 5.0, 60.0
@@ -135,7 +136,7 @@ class Node(SimulatedNode):
         self.pods, self.containers = root / "pods", root / "containers"
         self.pods.mkdir()
         self.containers.mkdir()
-        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        self.kubelet = FaultyKubelet(str(root / "kubelet.sock"))
         super().__init__(
             "8xH100",
             Settings(TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")),

@@ -23,8 +23,9 @@ from podgpu.holders.cache import GRACE_SECONDS
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.agent.simulated_node import SimulatedNode
+from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet
 
 GPUS, PODS = 3, 4
 INTERVAL = 5.0
@@ -56,7 +57,7 @@ class Truth:
 class Churn(SimulatedNode):
     """One node, its pods, and the readings that fall due while time passes."""
 
-    def __init__(self, kubelet: SimulatedKubelet) -> None:
+    def __init__(self, kubelet: FaultyKubelet) -> None:
         source = KubeletAllocation(kubelet.socket, clock=self.monotonic)
         settings = Settings(allocation_interval=INTERVAL, policy=Policy(counters=COUNTERS))
         super().__init__(f"{GPUS}xT4", settings, sources=[source])
@@ -173,11 +174,11 @@ def _named(exposition: bytes, family: str) -> frozenset[Holding]:
 
 
 @pytest.fixture(scope="module")
-def kubelet() -> Iterator[SimulatedKubelet]:
+def kubelet() -> Iterator[FaultyKubelet]:
     logging.disable(logging.WARNING)
     with (
         tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,  # a short path, for a socket
-        SimulatedKubelet(str(Path(folder) / "kubelet.sock")) as running,
+        FaultyKubelet(str(Path(folder) / "kubelet.sock")) as running,
     ):
         yield running
     logging.disable(logging.NOTSET)
@@ -202,7 +203,7 @@ STEPS = st.one_of(
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, min_size=40, max_size=100))
 def test_no_exposition_names_who_does_not_hold_the_device(
-    kubelet: SimulatedKubelet, steps: list[tuple[str, object]]
+    kubelet: FaultyKubelet, steps: list[tuple[str, object]]
 ) -> None:
     churn = Churn(kubelet)
     try:

@@ -21,8 +21,8 @@ from threading import Lock
 import pytest
 import yaml
 
-from podgpu.simulate.kubelet import SimulatedKubelet
 from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console_blocks, program, yaml_files
+from tests.simulated_kubelet import FaultyKubelet
 
 NOT_RUN = {
     r"kubectl ": "there is no cluster",
@@ -52,7 +52,7 @@ def _kubelet() -> Iterator[None]:
     """On a node there is one."""
     with (
         tempfile.TemporaryDirectory(prefix="podgpu-docs-") as folder,
-        SimulatedKubelet(f"{folder}/kubelet.sock", []) as kubelet,
+        FaultyKubelet(f"{folder}/kubelet.sock", []) as kubelet,
     ):
         MACHINE["DCGM_POD_RESOURCES_KUBELET_SOCKET"] = kubelet.socket
         yield

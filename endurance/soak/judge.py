@@ -90,7 +90,7 @@ class Judge:
     def _judge_samples(self, families: Iterable[ParsedFamily], info: set[HeldDevice]) -> None:
         holders = Counter((holding.uuid, holding.gi_id) for holding in info)
         for family in families:
-            for name, labels, _value, _ in family.samples:
+            for name, labels, _value in family.samples:
                 if not labels.get("pod") or name.startswith("podgpu_allocation"):
                     continue
                 held = _held_device(labels)
@@ -114,7 +114,7 @@ class Judge:
         for family in families:
             if family.type != "counter" or not (family.name.startswith("podgpu_") or family.name in _DRIVER_COUNTERS):
                 continue
-            for name, labels, value, _ in family.samples:
+            for name, labels, value in family.samples:
                 series = (name, frozenset(labels.items()))
                 before = self._counters.get(series, 0.0)
                 if value < before and not (name in _DRIVER_COUNTERS and labels["UUID"] in self._truth.resets):

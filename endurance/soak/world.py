@@ -13,8 +13,9 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from endurance.soak.truth import HeldDevice, SoakClock, Truth
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.simulated import FaultyNvml, FaultyProc, Hang, cgroup_text, container_cgroup
+from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet
 
 GPUS = "2xT4,2xH100,1xA100"
 SHARED, SLICES = 1, 4
@@ -88,7 +89,7 @@ class World:
         self.random = random
         self.truth = Truth(clock)
         self.driver = FaultyNvml(GPUS, clock=clock.monotonic, wall=clock.wall, jitter=0)
-        self.kubelet = SimulatedKubelet(str(folder / "kubelet.sock"))
+        self.kubelet = FaultyKubelet(str(folder / "kubelet.sock"))
         self.proc = FaultyProc(folder / "proc")
         self.log = folder / "log"
         for name in ("pods", "containers"):

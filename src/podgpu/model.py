@@ -29,9 +29,9 @@ Value = int | float | str
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # name in fields.csv -> value
 WorkloadKey = tuple[str, ...]
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]  # (namespace, pod) -> selected labels
-UsageMethod = Literal["samples", "switches", "exact"]
+UsageMethod = Literal["samples", "switches", "exact", "mps"]
 """How busy time is divided among processes: by the driver's samples, by context switches, or by context switches and
-samples of the engine."""
+samples of the engine. `mps`: not divided, because the driver reports only the MPS server."""
 _SHORT_ID = 12  # length of a container id in the output of crictl
 
 
@@ -152,6 +152,7 @@ class HolderUsage(Document, frozen=True):
     energy_mj: Amount | None = None
     power_ratio: Ratio | None = None  # the workload's part of the device's energy in the last usage window
     idle_since: float | None = None  # None if the workload is busy, or if that is unknown
+    unallocated_since: float | None = None  # set if the workload uses the device without an allocation
 
 
 RESERVATION = "reservation"
@@ -204,7 +205,7 @@ class SlotUsage(Document, frozen=True):
     unattributed_memory_bytes: Amount | None = None
     unattributed_busy_ns: Amount | None = None
     unattributed_energy_mj: Amount | None = None
-    method: Name = ""  # samples, switches or exact
+    method: Name = ""  # samples, switches, exact or mps
 
 
 class Slot(Document, frozen=True):

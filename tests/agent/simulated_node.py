@@ -23,12 +23,13 @@ class Holders:
 
     def __init__(self) -> None:
         self.now: list[Assignment] = []
+        self.more: dict[str, Any] = {}
         self.error: SourceError | None = None
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         if self.error is not None:
             raise self.error
-        return Allocation(tuple(self.now))
+        return Allocation(tuple(self.now), **self.more)
 
     def close(self) -> None:
         pass

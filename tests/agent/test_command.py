@@ -19,10 +19,10 @@ import pytest
 from podgpu.agent.loop import Agent
 from podgpu.cli.main import run
 from podgpu.holders.sources import SOURCES
-from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.web.sockets import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Description, Node, node_of, only_these_variables
+from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import Client
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
@@ -133,8 +133,8 @@ BY_KUBELET = 'pod="train",container="main",source="kubelet"} 1'
 BY_PODLIST = 'pod="chat",container="c",source="podlist"} 1'
 
 
-def _set(**what: Any) -> Callable[[SimulatedKubelet], None]:
-    def do(kubelet: SimulatedKubelet) -> None:
+def _set(**what: Any) -> Callable[[FaultyKubelet], None]:
+    def do(kubelet: FaultyKubelet) -> None:
         for name, value in what.items():
             setattr(kubelet, name, value)
 
@@ -144,7 +144,7 @@ def _set(**what: Any) -> Callable[[SimulatedKubelet], None]:
 @pytest.mark.parametrize(
     ("ill", "reason"),
     [
-        (SimulatedKubelet.stop, "socket_missing"),
+        (FaultyKubelet.stop, "socket_missing"),
         (lambda kubelet: kubelet.stop(leave_socket=True), "unavailable"),
         (_set(raw_answer=b"\xff" * 99), "bad_answer"),
         (_set(refusal=("PERMISSION_DENIED", "no")), "error"),
@@ -154,7 +154,7 @@ def _set(**what: Any) -> Callable[[SimulatedKubelet], None]:
     ids=["gone", "killed", "garbage", "refuses", "moved", "rate limit"],
 )
 def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
-    ill: Callable[[SimulatedKubelet], None], reason: str, folder: Path, caplog: pytest.LogCaptureFixture
+    ill: Callable[[FaultyKubelet], None], reason: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with two_sources(folder, GOOD) as node:
         ill(node.kubelet)

@@ -16,10 +16,11 @@ from podgpu.clock import Clock
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import AllocationReader, HolderSources
 from podgpu.model import Device
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.workers import ErrorCounts, Workers
 from tests.nodes.clock import FakeClock
 from tests.nodes.node import Description, Node, node_of
+from tests.simulated_kubelet import FaultyKubelet
 
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
 UIDS = {"train": "0f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10", "serve": "1f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"}
@@ -179,7 +180,7 @@ REGISTERED = {"nvidia.com/gpu": [f"{GPUS[0]}::{number}" for number in range(4)]}
 @pytest.mark.parametrize("left", [0, 3], ids=["none left", "three are healthy"])
 def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: int) -> None:
     clock, isolation = FakeClock(), Workers()
-    with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
+    with FaultyKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
         source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
         reader = AllocationReader(HolderSources([source]), isolation, ErrorCounts(), Clock(clock.monotonic))
 

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.loop import Settings
+from podgpu.cluster.view import make_view
+from podgpu.errors import SourceError
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
-from podgpu.model import Assignment, Workload
+from podgpu.model import Assignment, Unmapped, VcudaRequest, Workload
 from podgpu.simulate.gpu import SimulatedLoad
+from podgpu.web.node_page import build_state
 from tests.agent.simulated_node import SimulatedNode
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyProc, container_cgroup
 
@@ -149,3 +152,51 @@ def test_an_energy_counter_that_hangs_telemetry_does_not_hang_usage(node: Node) 
     for _ in range(6):
         node.turn()
     assert (node.value("podgpu_container_gpu_energy_joules_total", "train") or 0) > (energy or 0)
+
+
+UNALLOCATED = "podgpu_container_gpu_unallocated_use_since_timestamp_seconds"
+
+
+def unallocated_use(node: Node) -> list[str]:
+    """Details of the condition. Checks that the metrics agree."""
+    conditions = [c for c in node.agent.published.state.devices[0].conditions if c.name == "unallocated_use"]
+    assert (f"{UNALLOCATED}{{" in node.exposition) == bool(conditions)
+    assert ('condition="unallocated_use"} 1' in node.exposition) == bool(conditions)
+    return [condition.detail for condition in conditions]
+
+
+def test_a_container_that_uses_a_gpu_it_was_not_given_is_reported_after_a_minute(node: Node) -> None:
+    node.give("serve")
+    node.work("serve", 42, 0.2, GIB)
+    node.turn()
+    node.work("train", 41, 0.5, GIB)
+    began = node.wall()
+    for _ in range(59):
+        node.turn()
+        assert unallocated_use(node) == []
+    node.turn()
+    assert unallocated_use(node) == ["ns/train/main"]
+    assert node.value(UNALLOCATED, "train") == pytest.approx(began, abs=1.1)
+    assert node.value(UNALLOCATED, "serve") is None
+    view = make_view(build_state(node.agent))
+    (alert,) = view.alerts
+    assert (alert.severity, "ns/train/main uses it without an allocation" in alert.text) == ("warning", True)
+    assert view.totals.broken == 0, "the GPU itself is well"
+    node.give("serve", "train")
+    node.turn()
+    assert unallocated_use(node) == [], "it has an allocation now"
+
+
+@pytest.mark.parametrize("case", ["the kubelet is away", "an allocation is not mapped", "gpu-manager"])
+def test_use_is_not_called_unallocated_if_the_allocation_is_not_known(node: Node, case: str) -> None:
+    train = Workload("ns", "train", "main")
+    if case == "the kubelet is away":
+        node.holders.error = SourceError("unavailable", "no")
+    elif case == "an allocation is not mapped":
+        node.holders.more = {"unmapped": (Unmapped("kubelet", "unknown_device", "GPU-x", "nvidia.com/gpu", train),)}
+    else:
+        node.holders.more = {"vcuda": (VcudaRequest.for_holder(train, 50, 4),)}
+    node.work("train", 41, 0.5, GIB)
+    for _ in range(70):
+        node.turn()
+    assert unallocated_use(node) == []

@@ -19,7 +19,7 @@ from podgpu.model import Assignment, UsageMethod, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
 from tests.engine import BurstLoad
-from tests.simulated import FaultyProc, container_cgroup
+from tests.simulated import FaultyProc, cgroup_text, container_cgroup
 
 SECONDS = 30
 FIRST_PID = 100
@@ -321,14 +321,22 @@ def test_without_the_capability_exact_becomes_switches(make: MakeNode) -> None:
     assert node.series("podgpu_device_usage_method") == {"switches": 1}
 
 
-def test_mps_is_told_by_samples(make: MakeNode) -> None:
+def test_mps_is_told_by_nothing(make: MakeNode, caplog: pytest.LogCaptureFixture) -> None:
     node = make("exact", [])
     for number in (0, 1):
         node.proc.add(FIRST_PID + number, container_cgroup(uid(number), f"{number:064x}"))
-        node.driver.place(SimulatedLoad(0, FIRST_PID + number, 0.3, kind="mps"))
+        node.driver.place(SimulatedLoad(0, FIRST_PID + number, 0.0, kind="mps"))
+    node.proc.add(9, cgroup_text("/system.slice/nvidia-mps.service"), "nvidia-cuda-mps-server")
+    node.driver.place(SimulatedLoad(0, 9, 0.6))
     node.run(5)
-    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert node.series("podgpu_device_usage_method") == {"mps": 1}
     assert set(node.errors()) == {"mps"}
+    assert node.series(BUSY) == {}
+    assert node.series("podgpu_container_gpu_busy_seconds_max_total").keys() == {"p0", "p1"}
+    assert [message for message in caplog.messages if "share it by MPS" in message] == [
+        f"{node.gpu.uuid}: several containers share it by MPS; their busy time, idle time and energy are not known,"
+        " because the driver reports only the MPS server"
+    ]
 
 
 def test_a_mig_instance_with_several_holders_is_split(make: MakeNode) -> None:

@@ -10,7 +10,7 @@ from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find
 from podgpu.autoscale.refusal import Refusal, RefusalKind
 from podgpu.autoscale.requests import AggregationOptions, PodSelector, parse_selector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.model import DeviceState
+from podgpu.model import DeviceState, SlotUsage
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 
@@ -380,3 +380,15 @@ def test_a_workload_without_pods_is_neither_active_nor_idle() -> None:
     with pytest.raises(Refusal) as raised:
         is_active(stage.snapshot(), INFERENCE, 60.0)
     assert raised.value.kind is RefusalKind.NOT_FOUND
+
+
+def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
+    stage = Stage([pod("a"), pod("b")])
+    shared = gpu(0, holder("a", memory=1), holder("b", memory=1), utilization=0.72, memory_total=10)
+    stage.turns(3, n1=(replace(shared, usage=SlotUsage(method="mps")),))
+    for metric in ("gpu_utilization", "gpu_busy", "gpu_power"):
+        refusal = refused(stage, metric)
+        assert refusal.kind is RefusalKind.NO_DATA
+        assert f"{metric} of a, b is not known under MPS" in str(refusal)
+    assert figure(stage, "gpu_memory_utilization") == pytest.approx(10), "memory is known"
+    assert is_active(stage.snapshot(), INFERENCE, 15.0), "a client that may work is not scaled to zero"

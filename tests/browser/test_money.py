@@ -40,8 +40,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
     opened(tab, url)
     assert "Cost/h" not in totals(tab)
     assert tab.text("#prices-hint") == (
-        "No cost is shown, as no prices are set. Start podgpu with --prices FILE for yours, or --prices example to try"
-        " it out."
+        "No cost is shown, because no prices are set. Start podgpu with --prices FILE for yours, or --prices example to"
+        " try it out."
     )
     assert tab.count(".toggle") == 0
 

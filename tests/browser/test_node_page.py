@@ -16,13 +16,13 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
-from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
 from tests.browser.test_states import SHARED
 from tests.nodes.node import Description, node_of
 from tests.simulated import FaultyNvml
+from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import running
 
 STATE = "document.querySelector('#status').dataset.state"
@@ -36,7 +36,7 @@ def agent() -> Iterator[Agent]:
     on_node = tenants(driver)
     place_loads(driver, on_node)
     furnish(folder, on_node)
-    with SimulatedKubelet(str(folder / "kubelet.sock"), pods(on_node)):
+    with FaultyKubelet(str(folder / "kubelet.sock"), pods(on_node)):
         names = IdentityReader(str(folder / "pods"), str(folder / "containers"))
         policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
         agent = Agent(

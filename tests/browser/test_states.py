@@ -61,7 +61,7 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     assert tab.texts(".total-free .total-more") == ["2 busy"], "nobody is known to hold them, but something works there"
     assert tab.texts(".tile-ratio") == ["\u2013", "\u2013", "\u2013", "50 %"]
     told = tab.texts("main .row")
-    assert told[1:] == ["Free", "Nobody is known to hold it", "Nobody is known to hold it"]
+    assert told[1:] == ["Free", "Holder unknown", "Holder unknown"]
     tab.choose("state", "unknown")
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 1", "the one that is held")
 

@@ -19,20 +19,16 @@ from podgpu.cli.doctor import command
 from podgpu.cli.examine import NodeExamination
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
-from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
-from podgpu.doctor.gpus import GpuReadings
-from podgpu.doctor.holders import check_mapping
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.pci import count_pci_gpus
-from podgpu.gpu.source import GpuAnswer, Inventory
 from podgpu.holders.checkpoint import NAME as CHECKPOINT
-from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 from tests.simulated import FaultyNvml
+from tests.simulated_kubelet import FaultyKubelet
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
@@ -117,8 +113,8 @@ def socket() -> Iterator[str]:
 
 
 @pytest.fixture
-def kubelet(socket: str) -> Iterator[SimulatedKubelet]:
-    with SimulatedKubelet(socket) as running:
+def kubelet(socket: str) -> Iterator[FaultyKubelet]:
+    with FaultyKubelet(socket) as running:
         yield running
 
 
@@ -161,7 +157,7 @@ def pod(*ids: str, resource: str = "nvidia.com/gpu") -> SimulatedPod:
     return SimulatedPod("ns", "train", {"main": {resource: ids}})
 
 
-def only_kubelet(kubelet: SimulatedKubelet) -> list[str]:
+def only_kubelet(kubelet: FaultyKubelet) -> list[str]:
     return ["--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet.socket]
 
 
@@ -177,7 +173,7 @@ def only(findings: list[Finding], subject: str) -> Finding:
 # The command
 
 
-def test_no_problems(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_problems(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> None:
     kubelet.pods = (pod(*uuids("2xH100")), SimulatedPod("ns", "web", {"main": {}}))
     tree.pci_gpus(2)
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
@@ -250,10 +246,6 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 # The driver
-
-
-def test_a_selection_without_gpus(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
-    assert "this node has no GPU 9" in only(examined(driver, "-d", "g:9", kubernetes=False), "devices").text
 
 
 def test_a_hanging_driver_is_a_finding(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
@@ -361,7 +353,7 @@ def test_the_process(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Exa
     ],
 )
 def test_unknown_ids_are_explained(
-    device_id: str, why: str, kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
+    device_id: str, why: str, kubelet: FaultyKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
 ) -> None:
     kubelet.pods = (pod(device_id),)
     finding = only(examined(driver, *only_kubelet(kubelet)), "mapping")
@@ -370,21 +362,12 @@ def test_unknown_ids_are_explained(
     assert finding.advice
 
 
-def test_unknown_ids_while_a_gpu_does_not_respond(
-    kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
-) -> None:
-    driver.faults.lose(1)
-    kubelet.pods = (pod(STRANGER),)
-    finding = only(examined(driver, *only_kubelet(kubelet)), "mapping")
-    assert finding.text.endswith("it may be a GPU that does not respond")
-
-
 @pytest.mark.fault(
     "The kubelet was restarted and does not know its pods yet",
     "podgpu doctor reports it instead of `0 pods`; exit code 1 in a pod, or if the API server has pods on the node",
 )
 def test_a_kubelet_without_pods(
-    kubelet: SimulatedKubelet, driver: FaultyNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
+    kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
     assert (outside.level, "was just restarted" in outside.text) == (Level.NOTE, True)
@@ -394,7 +377,7 @@ def test_a_kubelet_without_pods(
     assert "run doctor again" in inside.advice
 
 
-def test_a_hanging_kubelet(kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_kubelet(kubelet: FaultyKubelet, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
     kubelet.hang()
     finding = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
     assert (finding.level, "answer" in finding.text) == (Level.WRONG, True)
@@ -413,7 +396,7 @@ def test_notes_about_the_mapping(
     resource: str,
     level: Level,
     text: str,
-    kubelet: SimulatedKubelet,
+    kubelet: FaultyKubelet,
     driver: FaultyNvml,
     clock: Clock,
     examined: Examined,
@@ -425,56 +408,11 @@ def test_notes_about_the_mapping(
     assert text in finding.text
 
 
-def test_without_a_driver_the_mapping_is_unknown(
-    kubelet: SimulatedKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
-) -> None:
-    driver.faults.unload_driver()
-    kubelet.pods = (pod(STRANGER),)
-    findings = examined(driver, *only_kubelet(kubelet))
-    assert "responds: 1 pod" in only(findings, "kubelet").text
-    assert only(findings, "mapping").level is Level.NOTE
-
-
 # The other sources of holders
 
 
-def unmapped(source: str, reason: str, device_id: str = "GPU-x", resource: str = "", **holder: str) -> Unmapped:
-    return Unmapped(source, reason, device_id, resource, Workload(**(holder or {"namespace": "ns", "pod": "p"})))
-
-
-CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
-
-
-@pytest.mark.parametrize(
-    ("one", "level", "text", "advice"),
-    [
-        (unmapped("kubelet", "contradicted"), Level.NOTE, "a source with higher precedence", "--allocation"),
-        (
-            unmapped("annotations", "bad_annotation", "hami.io/x"),
-            Level.WRONG,
-            "has the annotation hami.io/x",
-            "kubectl",
-        ),
-        (unmapped("kubelet", "unknown_pool", **CLAIM), Level.WRONG, "no ResourceSlice of this node", "resourceslices"),
-        (Unmapped("processes", "not_permitted", "GPU-x", "pid", Workload()), Level.WRONG, "no permission", "runAsUser"),
-        (unmapped("hpc", "unknown_device", "9", job="4711"), Level.WRONG, "job 4711 is in the job file 9", "prolog"),
-        (unmapped("podlist", "unknown_device", STRANGER), Level.WRONG, "this node has no such GPU", "replaced"),
-        (unmapped("podlist", "unknown_device", "7"), Level.WRONG, "no GPU has the minor number 7", "minor numbers"),
-        (unmapped("podlist", "unrecognised_id", "a card"), Level.WRONG, "is not recognised", "report the id"),
-    ],
-    ids=lambda value: f"{value.source}-{value.reason}" if isinstance(value, Unmapped) else "",
-)
-def test_every_reason_is_explained(one: Unmapped, level: Level, text: str, advice: str) -> None:
-    gpu = Device(0, "GPU-00000000-1111-2222-3333-444444444444", "00000000:01:00.0", "NVIDIA A100", minor=0)
-    gpus = GpuReadings(Inventory((gpu,)), answers={gpu: GpuAnswer((Reading(gpu, {}),))})
-    (finding,) = check_mapping(Allocation(unmapped=(one,)), gpus, Selection(), frozenset())
-    assert (finding.level, finding.subject) == (level, "mapping")
-    assert text in finding.text
-    assert advice in finding.advice
-
-
 def test_every_source_of_auto_is_examined(
-    tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tree: Tree, kubelet: FaultyKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "gpu-7")
     first, second = uuids("2xH100")
@@ -509,7 +447,7 @@ def test_every_source_of_auto_is_examined(
     ],
 )
 def test_options_that_need_the_api_server(
-    arguments: list[str], line: str, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], line: str, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
     assert run([*command, *tree.options, *arguments]) == 1

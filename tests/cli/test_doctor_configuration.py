@@ -12,11 +12,12 @@ import pytest
 from podgpu.cli.doctor import command
 from podgpu.cli.main import run
 from podgpu.cli.options import EXPORTER_OPTIONS, shown_options
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
+from tests.simulated_kubelet import FaultyKubelet
 from tests.test_http_client import answer, serving
 
 __all__ = ["_no_variables", "kubelet", "socket", "tree"]
@@ -43,7 +44,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedApiServer]:
 class Doctor:
     """The command on a node whose kubelet, API server and /proc are these."""
 
-    def __init__(self, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> None:
         self._kubelet = kubelet
         self._usual = kubelet.pods = (simulated_pod("train"),)
         self._folder = Path(kubelet.socket).parent
@@ -69,7 +70,7 @@ class Doctor:
 
 
 @pytest.fixture
-def doctor(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> Doctor:
+def doctor(tree: Tree, kubelet: FaultyKubelet, capsys: pytest.CaptureFixture[str]) -> Doctor:
     return Doctor(tree, kubelet, capsys)
 
 
@@ -95,6 +96,7 @@ def test_every_option_of_the_exporter_is_accepted() -> None:
     [
         ["-a", "nowhere"],
         ["--gpu-manager-address", ":5678"],
+        ["--kubernetes-virtual-gpus", "--dcgm-holder-labels=false"],
         ["--kubernetes-pod-label-allowlist-regex", "("],
         ["-m", "no-colon"],
         ["--allocation", "oracle"],
@@ -207,7 +209,7 @@ def test_a_wrong_node_name(
     known: tuple[str, ...],
     words: str,
     doctor: Doctor,
-    kubelet: SimulatedKubelet,
+    kubelet: FaultyKubelet,
     api: SimulatedApiServer,
 ) -> None:
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(7))
@@ -219,7 +221,7 @@ def test_a_wrong_node_name(
     assert "spec.nodeName" in found["node name"][0][2]
 
 
-def test_a_correct_node_name(doctor: Doctor, kubelet: SimulatedKubelet, api: SimulatedApiServer) -> None:
+def test_a_correct_node_name(doctor: Doctor, kubelet: FaultyKubelet, api: SimulatedApiServer) -> None:
     """A pod that is just being made or ended is not on both lists."""
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(3))
     api.put("pods", *(api_pod(name) for name in ("p1", "p2", "new")))
@@ -250,7 +252,7 @@ def test_an_unreadable_exporter(doctor: Doctor, tree: Tree) -> None:
     assert advice == ""
 
 
-def test_another_exporter_as_the_source(doctor: Doctor, kubelet: SimulatedKubelet, tree: Tree) -> None:
+def test_another_exporter_as_the_source(doctor: Doctor, kubelet: FaultyKubelet, tree: Tree) -> None:
     kubelet.pods = (simulated_pod("train", GPU),)
     tree.pci_gpus(4)
     with serving(answer(EXPOSITION.encode())) as url:

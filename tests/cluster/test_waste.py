@@ -17,6 +17,7 @@ from podgpu.cluster.prices import NO_PRICES, Price, Prices
 from podgpu.cluster.record import RoundReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
+from podgpu.cluster.view import make_view
 from podgpu.cluster.waste import (
     ENDED_SECONDS,
     GroupBy,
@@ -29,7 +30,7 @@ from podgpu.cluster.waste import (
 )
 from podgpu.history.queries import read_usage, read_usage_start
 from podgpu.history.store import HistoryStore
-from podgpu.model import Holder, WorkloadOwner
+from podgpu.model import Holder, SlotUsage, WorkloadOwner
 from tests.cluster.states import WALL, World, gpu, holder, lost, mig, node
 
 PRICES = Prices("EUR", {"*": Price(10.0)})
@@ -102,6 +103,21 @@ def test_parts_of_gpus_and_idle_times_within_a_round() -> None:
         late.at = at
         late.take(node("n1", gpu(0, holder("a", utilization_ratio=0.0, idle_since=since)), read_at=at, exporter_id="x"))
     assert late.rows()[0].idle_hours == round(5 / 3600, 4), "it worked for the first ten seconds"
+
+
+def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
+    ledger = Ledger()
+    clients = [holder(pod, share=0.5, processes=1, memory_used_bytes=1) for pod in ("a", "b")]
+    for busy in (0.0, 0.72, 0.0):
+        ledger.round(gpu(0, *clients, busy=busy, usage=SlotUsage(method="mps")), gpu(1, holder("idle", **IDLE)))
+    rows = {row.pod: row for row in ledger.rows()}
+    assert (rows["a"].idle_gpus, rows["a"].idle_hours, rows["a"].wasted) == (0.0, 0.0, 0.0)
+    assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == ["not known under MPS"] * 2 + [""]
+    table = {row["pod"]: row for row in csv.DictReader(io.StringIO(encode_waste_csv(ledger.answer()).decode()))}
+    assert table["a"]["unknown_because"] == "not known under MPS"
+    assert ledger.world.state is not None
+    holders = make_view(ledger.world.state).nodes[0].gpus[0].holders
+    assert [(one.use, one.unknown_because) for one in holders] == [("unknown", "not known under MPS")] * 2
 
 
 def test_what_was_not_read_is_not_charged() -> None:

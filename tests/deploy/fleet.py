@@ -24,16 +24,18 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
-from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.counters import parse_counters, shipped_counters
+from podgpu.metrics.families import THROTTLE_REASONS
+from podgpu.metrics.fields import fields
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.render import Policy
-from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address
 from tests.cluster.real_servers import alertmanager, expositions_at, needs, prometheus
 from tests.deploy.relabelings import scrape_job
 from tests.simulated import FaultyNvml
+from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import running
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +103,7 @@ class Node:
         place_loads(self.driver, self.tenants)
         root.mkdir()
         furnish(root, self.tenants)
-        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"), pods(self.tenants))
+        self.kubelet = FaultyKubelet(str(root / "kubelet.sock"), pods(self.tenants))
         self.agent = self._agent(root)
         self._served = ExitStack()
         self.address = Address("127.0.0.1", 0)
@@ -109,6 +111,9 @@ class Node:
     def _agent(self, root: Path) -> Agent:
         names = IdentityReader(str(root / "pods"), str(root / "containers"))
         count = len(self.driver.gpus)
+        # Throttling counters in the counter file are read as often as the others.
+        throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
+        counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
         return Agent(
             NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
             HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
@@ -117,7 +122,7 @@ class Node:
                 allocation_interval=0.3,
                 usage_interval=0.3,
                 policy=Policy(
-                    counters=shipped_counters("default", self._names) or (),
+                    counters=counters,
                     hostname=self.name,
                     hostname_labels=HOST_LABELS[self._names],
                 ),

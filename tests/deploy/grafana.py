@@ -25,10 +25,6 @@ class Asked:
     def __str__(self) -> str:
         return f"{self.dashboard}: {self.row}: {self.panel}: {self.expr}"
 
-    @property
-    def needs_cluster(self) -> bool:
-        return self.row.startswith("From podgpu cluster")
-
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The title of its row, and the panel; those of closed rows too."""

@@ -108,6 +108,15 @@ def _forget_the_strange_gpu(fleet: Fleet) -> None:
     fleet.nodes[0].kubelet.pods = fleet.nodes[0].kubelet.pods[:-1]
 
 
+def _use_a_free_gpu(fleet: Fleet) -> None:
+    fleet.nodes[0].driver.place(SimulatedLoad(3, _pid(fleet, "ocr-0"), duty=0.15, memory=_GIB))
+
+
+def _use_its_own_gpu_only(fleet: Fleet) -> None:
+    fleet.nodes[0].driver.remove(_pid(fleet, "ocr-0"))
+    _set_it_to_work(fleet)
+
+
 FAULTS = {
     "xid of an application": Fault(
         (("PodgpuXidError", "node-1", "0", ""),),
@@ -149,6 +158,12 @@ FAULTS = {
         "research/eval-0",
     ),
     "idle": Fault((("PodgpuAllocatedButIdle", "node-1", "2", "ocr-0"),), _let_one_idle, _set_it_to_work, "batch/ocr-0"),
+    "a GPU that was not given": Fault(
+        (("PodgpuUnallocatedUse", "node-1", "3", "ocr-0"),),
+        _use_a_free_gpu,
+        _use_its_own_gpu_only,
+        "batch/ocr-0 has used GPU 3 .*Allocated to: nobody",
+    ),
     "kubelet away": Fault(
         (("PodgpuMappingBroken", "node-2", "", ""),),
         lambda fleet: fleet.nodes[1].kubelet.stop(),
@@ -197,7 +212,7 @@ FAULTS = {
 TOGETHER = (
     ("idle", "xid of an application", "power brake", "row remapping", "memory", "a node that nobody looks at"),
     ("xid of the hardware", "heat", "row remapping waits"),
-    ("a strange id", "kubelet away"),
+    ("a strange id", "kubelet away", "a GPU that was not given"),
     ("lost GPU", "exporter down"),
     ("a job without the relabelings", "driver away"),
     ("every exporter down",),

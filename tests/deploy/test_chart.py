@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.render import CHART, NAMESPACE, run_helm
+from deploy.render import CHART, NAMESPACE, ROOT, run_helm
 from podgpu import __version__
 from tests.deploy.chart import VARIANTS, Object, level, notes, objects, pods_of
 from tests.deploy.shipped_options import check_options, ours
@@ -182,6 +183,13 @@ def test_the_notes_say_the_level_the_pods_need() -> None:
         else:
             assert needed <= {"restricted"}, name
             assert 'can have the Pod Security level "restricted"' in text, name
+
+
+def test_pages_and_sections_named_in_the_notes_exist() -> None:
+    for name, values in VARIANTS.items():
+        for section, page in re.findall(r'(?:"([^"]+)" in )?(docs/[\w-]+\.md)', notes(values, operator=False)):
+            text = (ROOT / page).read_text(encoding="utf-8")
+            assert not section or f"## {section}\n" in text, (name, section)
 
 
 def test_nothing_is_ever_written_to_the_api_server() -> None:

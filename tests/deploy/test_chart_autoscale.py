@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from deploy.render import NAMESPACE
-from tests.deploy.chart import VARIANTS, container, of_kind, pod, the
+from tests.deploy.chart import VARIANTS, of_kind, pod, the
 
 CUSTOM = ["v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io"]
 PLAIN, ALL = VARIANTS["autoscale"], VARIANTS["autoscale with all"]
@@ -53,11 +51,6 @@ def test_it_may_patch_its_own_apiservices_and_nothing_else() -> None:
     assert (apiservices["resourceNames"], apiservices["verbs"]) == (CUSTOM, ["get", "patch"])
 
 
-@pytest.mark.parametrize("variant", ["autoscale with a given certificate", "autoscale with cert-manager"])
-def test_with_a_given_certificate_it_may_change_nothing(variant: str) -> None:
-    assert [rule["resources"] for rule in rules(VARIANTS[variant], "podgpu-autoscale")] == [["pods"]]
-
-
 def test_the_apis_own_roles_come_with_the_api() -> None:
     def bound(values: Any) -> set[str]:
         kinds = ("ClusterRoleBinding", "RoleBinding")
@@ -89,10 +82,3 @@ def test_an_apiservice_leads_to_the_service_and_knows_its_authority() -> None:
     }
     assert annotations == {f"{NAMESPACE}/{certificate['metadata']['name']}"}
     assert certificate["spec"]["dnsNames"] == [f"podgpu-autoscale.{NAMESPACE}.svc"]
-
-
-def test_kedas_listener_has_certificates_or_is_off() -> None:
-    assert "--keda-address=none" in container(PLAIN, "autoscale")["args"]
-    arguments = container(ALL, "autoscale")["args"]
-    assert {"--keda-address=:9411", "--keda-client-ca-file=/etc/podgpu/keda/ca.crt"} <= set(arguments)
-    assert "--keda-client-name=keda-operator" in arguments

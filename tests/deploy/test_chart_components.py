@@ -1,4 +1,4 @@
-"""Values of the chart's components: node selection, mounts, ports, arguments, network policies."""
+"""Values of the chart's components: mounts, ports, arguments, network policies."""
 
 from __future__ import annotations
 
@@ -19,42 +19,6 @@ def mounts(values: Values, component: str = "exporter", name: str = "podgpu") ->
 def host_paths(values: Values, component: str = "exporter") -> dict[str, str]:
     volumes = pod(values, component).get("volumes", ())
     return {one["name"]: one["hostPath"]["path"] for one in volumes if "hostPath" in one}
-
-
-# --- which nodes
-
-
-def test_known_gpu_nodes_by_default() -> None:
-    terms = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    keys = {expression["key"] for term in terms for expression in term["matchExpressions"]}
-    assert {"nvidia.com/gpu.present", "hardware-type", "cloud.google.com/gke-accelerator"} <= keys
-    assert all(len(term["matchExpressions"]) == 1 for term in terms), "one label is enough"
-    assert pod()["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-
-
-@pytest.mark.parametrize(
-    ("variant", "label"),
-    [
-        ("operator's nodes", {"nvidia.com/gpu.deploy.dcgm-exporter": "true"}),
-        ("seed 000's nodes", {"hardware-type": "NVIDIAGPU"}),
-        ("all nodes", {}),
-    ],
-)
-def test_nodes_by_one_label(variant: str, label: dict[str, str]) -> None:
-    spec = pod(VARIANTS[variant])
-    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **label}
-    assert "affinity" not in spec
-
-
-# --- how it sees GPUs
-
-
-def test_by_the_hosts_driver() -> None:
-    values = VARIANTS["driver root"]
-    assert host_paths(values)["driver-root"] == "/home/kubernetes/bin/nvidia"
-    assert mounts(values)["/usr/local/nvidia"] == "driver-root"
-    assert env(values)["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
-    assert container(values)["securityContext"]["privileged"] is True
 
 
 # --- the exporter
@@ -131,13 +95,6 @@ def test_the_cluster_asks_prometheus_where_there_is_one() -> None:
         "--owners=none",
     ]
     assert mounts(values, "cluster")["/etc/podgpu/prometheus"] == "prometheus-access"
-
-
-def test_owners_are_asked_for_only_where_that_is_allowed() -> None:
-    """Left to itself it asks whenever it has a token, and would be refused."""
-    assert "--owners=none" in container(VARIANTS["cluster"], "cluster")["args"]
-    everywhere = container(VARIANTS["cluster everywhere"], "cluster")["args"]
-    assert {"--owners=api", "--discover-kubernetes=/app=dcgm-exporter"} <= set(everywhere)
 
 
 # --- enrich

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.render import CHART
-from tests.deploy.chart import VARIANTS, objects, of_kind, pod
+from tests.deploy.chart import VARIANTS, env, objects, of_kind, pod
 from tests.deploy.relabelings import chart_monitor, endpoint_of
 
 
@@ -42,7 +42,8 @@ def test_auto_follows_the_cluster(switch: bool | str, operator: bool) -> None:
     assert ("ServiceMonitor" in kinds, "PrometheusRule" in kinds) == (wanted, wanted)
 
 
-RULE_FILES = sorted((CHART / "files" / "rules").glob("*.yaml"))
+HOLDER_RULES = CHART / "files" / "rules" / "podgpu-holders.yaml"
+RULE_FILES = sorted({*(CHART / "files" / "rules").glob("*.yaml")} - {HOLDER_RULES})
 DASHBOARD_FILES = sorted((CHART / "files" / "dashboards").glob("*.json"))
 
 
@@ -55,6 +56,15 @@ def test_a_rule_object_is_its_file() -> None:
     for one in rendered:
         assert one["apiVersion"] == "monitoring.coreos.com/v1"
         assert one["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_rules_of_holders_only_without_their_labels_on_dcgm_series() -> None:
+    values = {"exporter": {"kubernetes": {"dcgmHolderLabels": False}}}
+    specs = [one["spec"] for one in of_kind("PrometheusRule", values)]
+    assert yaml.safe_load(HOLDER_RULES.read_text(encoding="utf-8")) in specs
+    assert len(specs) == len(RULE_FILES) + 1
+    assert env(values)["PODGPU_DCGM_HOLDER_LABELS"] == "false"
+    assert "PODGPU_DCGM_HOLDER_LABELS" not in env({})
 
 
 def test_a_dashboard_object_is_its_file() -> None:

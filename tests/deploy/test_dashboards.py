@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -12,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.families import families_in
 from tests.deploy.cluster_process import cluster_process
 from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers, wait_until
 from tests.deploy.grafana import (
@@ -128,13 +125,3 @@ def test_the_files_are_what_the_code_makes() -> None:
     check = [sys.executable, "-m", "deploy.dashboards", "--check"]
     done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_families_of_podgpu_cluster_are_asked_for_only_where_it_says_so() -> None:
-    own = set(families_in("exporter")) | {c.name for c in shipped_counters("default", "both") or ()}
-    more = {*families_in("cluster"), "avg_GPU_utilization"}
-    """podgpu_device_health is both's: what the exporters say of it is there without the other."""
-    for asked in queries():
-        named = set(re.findall(r"\b(?:podgpu_[a-z0-9_]+|DCGM_FI_[A-Z0-9_]+|avg_GPU_utilization)", asked.expr))
-        assert named <= own | more, asked
-        assert bool(named & (more - own)) == asked.needs_cluster, asked

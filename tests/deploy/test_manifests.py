@@ -1,7 +1,9 @@
-"""deploy/manifests is up to date and valid."""
+"""deploy/manifests is up to date and valid. Flags and variables in other shipped files are options."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -13,6 +15,7 @@ import yaml
 
 from deploy.render import FILES, MANIFESTS, NAMESPACE, ROOT
 from tests.deploy.chart import level, pods_of
+from tests.deploy.shipped_options import check_options, known, ours, parse
 from tests.deploy.test_chart import CRDS, NEWEST
 
 files = pytest.mark.parametrize("name", FILES)
@@ -51,3 +54,41 @@ def test_the_namespace_lets_the_pods_in(name: str) -> None:
         assert levels <= {"restricted", labels["pod-security.kubernetes.io/enforce"]}
     elsewhere = {one["kind"] for one in rendered if one["metadata"].get("namespace", NAMESPACE) != NAMESPACE}  # type: ignore[attr-defined]
     assert elsewhere <= {"RoleBinding"}, "of the API server's own trust, in kube-system"
+
+
+@files
+def test_flags_and_variables_are_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in ours(loaded(name)):
+        check_options(one, monkeypatch, name)
+
+
+# Options of the image, the GPU operator and the systemd unit
+
+
+def test_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    example = re.search(r"^# .*docker run .* IMAGE (.+)$", text, re.MULTILINE)
+    assert example is not None
+    parse("exporter", shlex.split(example[1]), {}, monkeypatch)
+
+
+def test_the_gpu_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its DaemonSet sets, with only the image changed: the table of docs/install-gpu-operator.md."""
+    exposition = (ROOT / "docs" / "install-gpu-operator.md").read_text(encoding="utf-8")
+    table = exposition.split("| The operator sets |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)", table))
+    assert {"DCGM_EXPORTER_LISTEN", "DCGM_EXPORTER_COLLECTORS", "DCGM_REMOTE_HOSTENGINE_INFO", "NODE_NAME"} <= named
+    assert named <= known("exporter")
+    variables = dict(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)=([^`]+)`", table))
+    parse("exporter", (), variables, monkeypatch)
+
+
+def test_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file of variables suggests, too."""
+    lines = (ROOT / "deploy" / "systemd" / "podgpu.env").read_text(encoding="utf-8").splitlines()
+    pairs = [match.groups() for line in lines if (match := re.fullmatch(r"#?([A-Z_]+)=(.*)", line))]
+    variables = {str(name): str(value) for name, value in pairs}
+    assert variables.pop("PODGPU_ARGUMENTS") == ""
+    assert len(variables) >= 5
+    assert set(variables) <= known("exporter")
+    parse("exporter", (), variables, monkeypatch)

@@ -66,7 +66,6 @@ def main() -> int:
     ids = {t.pod: f"{gpu_uuid}::{n}" for n, t in enumerate(TENANTS)}
     pods = [SimulatedPod(t.namespace, t.pod, {"main": {"nvidia.com/gpu.shared": [ids[t.pod]]}}) for t in TENANTS]
     with tempfile.TemporaryDirectory() as folder, SimulatedKubelet(f"{folder}/k.sock", pods) as kubelet:
-        kubelet.allocatable = {"nvidia.com/gpu.shared": list(ids.values())}
         options = ["-k", "-c", "1000", "-a", f"127.0.0.1:{PORT}", "--pod-resources-kubelet-socket", kubelet.socket]
         exporter = subprocess.Popen([sys.executable, "-m", "podgpu", "exporter", *options])
         try:

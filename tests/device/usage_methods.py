@@ -96,7 +96,6 @@ class Bench:
         ids = {t.pod: f"{uuid}::{n}" for n, t in enumerate(tenants)}
         pods = [SimulatedPod(t.namespace, t.pod, {"main": {"nvidia.com/gpu.shared": [ids[t.pod]]}}) for t in tenants]
         with SimulatedKubelet(f"{self.folder}/{time.monotonic_ns()}.sock", pods) as kubelet:
-            kubelet.allocatable = {"nvidia.com/gpu.shared": list(ids.values())}
             running = {}
             for method in methods:
                 options = ["-k", "-a", f"127.0.0.1:{PORTS[method]}", "--usage-from", method]

@@ -143,7 +143,6 @@ def three_pods(simulated: str) -> Iterator[list[str]]:
     ids = {t.pod: f"{gpu}::{n}" for n, t in enumerate(TENANTS)}
     pods = [SimulatedPod(t.namespace, t.pod, {"main": {"nvidia.com/gpu.shared": [ids[t.pod]]}}) for t in TENANTS]
     with tempfile.TemporaryDirectory() as folder, SimulatedKubelet(f"{folder}/k.sock", pods) as kubelet:
-        kubelet.allocatable = {"nvidia.com/gpu.shared": list(ids.values())}
         try:
             for one in [] if simulated else TENANTS:
                 one.start()

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.gpu.exposition import parse_exposition
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.cli.test_option_table import Ran, execute
+from tests.simulated_kubelet import FaultyKubelet
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ BARE = re.sub(r'container_name="[^"]*",|pod_name="[^"]*",|pod_namespace="[^"]*",
 def socket(folder: Path) -> Iterator[str]:
     path = str(folder / "kubelet.sock")
     pod = SimulatedPod("default", "pod1", {"pod1-ctr": {"nvidia.com/gpu": UUIDS}})
-    with SimulatedKubelet(path, [pod]):
+    with FaultyKubelet(path, [pod]):
         yield path
 
 

@@ -14,11 +14,12 @@ import pytest
 import yaml
 
 from endurance.vitals import vitals_of
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.faults.ailing_exporter import WELL, WELL_VARIABLE, driver
 from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
 from tests.nodes.clock import wait_until
 from tests.simulated import FaultyNvml
+from tests.simulated_kubelet import FaultyKubelet
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
@@ -49,7 +50,7 @@ def largest_node(folder: Path) -> Iterator[Exporter]:
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
     telemetry = ("--telemetry", f"simulated:{LARGEST}")
     with (
-        SimulatedKubelet(kubelet, pods_of_largest_node()),
+        FaultyKubelet(kubelet, pods_of_largest_node()),
         running(folder, *telemetry, *arguments, variables={"NODE_NAME": NODE}) as exporter,
     ):
         wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is in the metrics")

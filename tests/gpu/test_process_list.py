@@ -124,18 +124,6 @@ class OnlyParts(Wrapped):
         return ask
 
 
-def test_a_process_in_an_instance_is_the_instances() -> None:
-    bench = Bench("1xH100/2x3g.40gb")
-    first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
-    bench.place(41, gi_id=first)
-    bench.place(42, gi_id=second)
-    uuid = bench.gpu.uuid
-    assert bench.list_processes() == (
-        ProcessUsage(f"{uuid}/gi{first}", 41, GIB),
-        ProcessUsage(f"{uuid}/gi{second}", 42, GIB),
-    )
-
-
 @pytest.mark.parametrize("refuses", [True, False])
 def test_without_a_list_of_the_gpu_its_instances_are_read(refuses: bool) -> None:
     bench = Bench("1xH100/2x3g.40gb", wrap=partial(OnlyParts, refuses))

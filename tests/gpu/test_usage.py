@@ -17,7 +17,6 @@ from tests.gpu.nvml_bench import NvmlBench
 
 GIB = 1024**3
 SECOND = 10**9
-GARBAGE = 4294967295
 SAMPLES = "nvmlDeviceGetSamples"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
 NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
@@ -35,18 +34,6 @@ def bench(request: pytest.FixtureRequest) -> Iterator[NvmlBench]:
 
 def on(*specs: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("bench", [(spec,) for spec in specs], indirect=True, ids=specs)
-
-
-def entry(pid: int, percent: int, at: float) -> Any:
-    made = pynvml.c_nvmlProcessUtilizationSample_t()
-    made.pid, made.smUtil, made.timeStamp = pid, percent, int(at * 1e6)
-    return made
-
-
-def sample(percent: int, at: float) -> Any:
-    made = pynvml.c_nvmlSample_t()
-    made.timeStamp, made.sampleValue.uiVal = int(at * 1e6), percent
-    return made
 
 
 # Busy time
@@ -85,26 +72,6 @@ def test_known_duties_integrate_over_a_minute(seed: int, jitter: float, loads: d
     assert window == pytest.approx((bench.now - begin) * SECOND, abs=0.4 * SECOND)
     assert busy == pytest.approx((gpu.meter.busy - worked) * SECOND, rel=0.02)
     assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
-
-
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_a_driver_without_process_utilisation(bench: NvmlBench, error: int) -> None:
-    bench.faults.fail(PROCESSES, error)
-    bench.faults.fail(NEWER, error)
-    bench.place(41, 0.5)
-    bench.start()
-    for _ in range(3):
-        usage = bench.after(1)
-        assert usage.busy_ns == SECOND // 2
-        assert usage.process_busy_ns is None
-    assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
-    assert (bench.driver.calls[PROCESSES], bench.driver.calls[NEWER]) == (1, 1)
-    assert bench.lacks == {"no_process_utilization"}
-    bench.faults.clear(PROCESSES)
-    bench.faults.relayout(0, ["3g.40gb"])
-    bench.after(1)
-    bench.faults.relayout(0, None)
-    assert bench.after(1).process_busy_ns == {}, "read again after the topology changed"
 
 
 # GPUs that support only the newer call (some Blackwell parts)
@@ -146,22 +113,6 @@ def test_a_driver_without_samples_is_integrated_by_its_rate(bench: NvmlBench) ->
     assert total[41] == pytest.approx(0.5 * total["window"], rel=0.01)
     assert total[42] == pytest.approx(0.2 * total["window"], rel=0.01)
     assert bench.driver.calls[SAMPLES] == 1
-
-
-# Garbage
-
-
-@pytest.mark.parametrize("nonsense", [101, GARBAGE])
-def test_an_impossible_process_figure_costs_only_that_process(bench: NvmlBench, nonsense: int) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    at = bench.wall() + 1
-    bench.faults.answer(PROCESSES, [entry(41, nonsense, at), entry(42, 20, at)])
-    assert bench.after(1).process_busy_ns == {41: None, 42: SECOND // 5}, "41 did not rest: it is not known"
-    assert bench.answer.dropped == (PROCESSES,)
-    bench.faults.clear(PROCESSES)
-    bench.after(1)
-    assert not bench.answer.dropped
 
 
 # Clocks
@@ -218,21 +169,6 @@ def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: 
     bench.driver.remove(42)
     assert bench.after(1).energy_mj is not None, "a process that ended has paid"
     assert bench.after(1).energy_mj is None
-
-
-# Memory and processes
-
-
-@pytest.mark.parametrize("spec", ["1xH100", "1xH100/2x3g.40gb"])
-def test_processes_that_are_not_visible_are_not_read(spec: str) -> None:
-    bench = NvmlBench(spec, sees_processes=False)
-    for _ in range(3):
-        bench.now += 1
-        usages = bench.usages()
-        bench.now += 0.01
-        usages += bench.usages()
-        assert all(usage.processes is None and usage.process_busy_ns is None for usage in usages)
-    assert not [name for name in bench.driver.calls if "Process" in name]
 
 
 # MIG

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.simulate.kubelet import SimulatedKubelet
+from tests.simulated_kubelet import FaultyKubelet
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def kubelet(folder: Path) -> Iterator[SimulatedKubelet]:
-    with SimulatedKubelet(str(folder / "kubelet.sock")) as running:
+def kubelet(folder: Path) -> Iterator[FaultyKubelet]:
+    with FaultyKubelet(str(folder / "kubelet.sock")) as running:
         yield running
 
 
@@ -41,5 +41,5 @@ def make_source() -> Iterator[Callable[..., KubeletAllocation]]:
 
 
 @pytest.fixture
-def source(kubelet: SimulatedKubelet, make_source: Callable[..., KubeletAllocation]) -> KubeletAllocation:
+def source(kubelet: FaultyKubelet, make_source: Callable[..., KubeletAllocation]) -> KubeletAllocation:
     return make_source(kubelet.socket)

@@ -11,8 +11,9 @@ from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
 from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
 from podgpu.model import Allocation, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
+from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, SimulatedDevice, list_answer
 
 MakeSource = Callable[..., KubeletAllocation]
 POOL = "node-a"
@@ -69,7 +70,7 @@ def claim(name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVE
 
 
 def pod(name: str, *claims: SimulatedClaim, **resources: list[str]) -> SimulatedPod:
-    return SimulatedPod("team", name, {"main": {"nvidia.com/gpu": resources.get("ids", [])}}, {"main": claims})
+    return ClaimingPod("team", name, {"main": {"nvidia.com/gpu": resources.get("ids", [])}}, {"main": claims})
 
 
 def holder(name: str, container: str = "main") -> Workload:
@@ -107,7 +108,7 @@ def test_a_claimed_mig_device() -> None:
 
 def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
     shared = claim("shared", "gpu-0")
-    duo = SimulatedPod("team", "duo", {"main": {}, "side": {}, "idle": {}}, {"main": [shared], "side": [shared]})
+    duo = ClaimingPod("team", "duo", {"main": {}, "side": {}, "idle": {}}, {"main": [shared], "side": [shared]})
     allocation = held(duo, pod("solo", shared))
     assert [one.holder for one in allocation.assignments] == [holder("duo"), holder("duo", "side"), holder("solo")]
     assert {one.device for one in allocation.assignments} == {uuid(1)}
@@ -151,7 +152,7 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
 # Ids and claims together, from a kubelet
 
 
-def test_ids_and_claims_of_a_kubelet(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+def test_ids_and_claims_of_a_kubelet(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED)))
     kubelet.pods = (
         pod("claims", claim("one", "gpu-2"), claim("bad", "gpu-7")),
@@ -164,7 +165,7 @@ def test_ids_and_claims_of_a_kubelet(kubelet: SimulatedKubelet, make_source: Mak
 
 
 def test_a_gpu_listed_both_ways_is_held_once_with_share_and_labels(
-    kubelet: SimulatedKubelet, make_source: MakeSource
+    kubelet: FaultyKubelet, make_source: MakeSource
 ) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED)))
     kubelet.pods = (pod("a", claim("extended", "gpu-2"), ids=[uuid(2)]), pod("b", claim("extended", "gpu-2")))

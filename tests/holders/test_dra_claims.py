@@ -16,7 +16,6 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import NVIDIA_DRIVER, Pairs, PoolSlice, SliceDevice
-from podgpu.simulate.kubelet import SimulatedKubelet
 from tests.holders.test_dra import (
     NODE,
     OFFERED,
@@ -31,6 +30,7 @@ from tests.holders.test_dra import (
 )
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import node_of, read_description
+from tests.simulated_kubelet import FaultyKubelet
 
 NODES = Path(__file__).parents[1] / "nodes"
 MakeSource = Callable[..., KubeletAllocation]
@@ -90,7 +90,7 @@ def file(folder: Path) -> Path:
     "the DRA driver is away: its ResourceSlices are gone while its claims are held",
     "the devices of held claims stay known: the pod keeps the GPU and its labels",
 )
-def test_holders_stay_while_the_driver_is_away(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
     feed = feed_of(*OFFERED)
     whole = feed.slices
     source = make_source(kubelet.socket, claims=DraClaims(feed))
@@ -114,7 +114,7 @@ def test_holders_stay_while_the_driver_is_away(kubelet: SimulatedKubelet, make_s
     "the kubelet restarts while the DRA driver is away: it deletes the node's ResourceSlices before it lists a claim",
     "all devices of the pool stay known",
 )
-def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+def test_a_kubelet_that_restarts_without_the_driver(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
     """Like kubelet 1.35.8: first no claims, then no slices, then the claims again."""
     feed = feed_of(*OFFERED)
     source = make_source(kubelet.socket, claims=DraClaims(feed))
@@ -136,7 +136,7 @@ def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, m
 
 
 def test_the_checkpoint_distinguishes_instances_of_one_profile(
-    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
+    kubelet: FaultyKubelet, make_source: MakeSource, file: Path
 ) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
     kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
@@ -157,7 +157,7 @@ def test_checkpoints_of_older_drivers(part: dict[str, Any]) -> None:
 
 
 def test_without_the_api_server_the_checkpoint_is_enough(
-    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
+    kubelet: FaultyKubelet, make_source: MakeSource, file: Path
 ) -> None:
     file.write_text(checkpoint(prepared("x", prepared_device("gpu-0", uuid(1)))))
     source = make_source(kubelet.socket, claims=DraClaims(None, checkpoint=DriverCheckpoint(str(file))))
@@ -172,7 +172,7 @@ def test_without_the_api_server_the_checkpoint_is_enough(
     "its last content is kept and the error is logged once; it is read again at every reading",
 )
 def test_a_malformed_checkpoint_keeps_the_last_content(
-    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path, caplog: pytest.LogCaptureFixture
+    kubelet: FaultyKubelet, make_source: MakeSource, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = checkpoint(
         *(prepared(n, prepared_device(d, mig_uuid(x))) for n, d, x in zip("ab", SMALL, "cd", strict=True))
@@ -216,7 +216,7 @@ class Time:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_each_claim_is_read_once(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, version: str
+    kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer, version: str
 ) -> None:
     api.resource_api_versions = (version,)
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
@@ -230,7 +230,7 @@ def test_each_claim_is_read_once(
 
 
 def test_a_forbidden_read_keeps_all_holders(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, caplog: pytest.LogCaptureFixture
+    kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Time()
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
@@ -251,7 +251,7 @@ def test_a_forbidden_read_keeps_all_holders(
     "claims are not mapped until adminAccess is known, so the monitor never becomes a holder",
 )
 def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+    kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer
 ) -> None:
     clock, feed = Time(), feed_of(*OFFERED)
     feed.synced, api.refusal = False, (503, "starting")
@@ -268,7 +268,7 @@ def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
     "the API server is upgraded and has another version of DRA",
     "the next claim is read in the new version, including its adminAccess",
 )
-def test_an_upgraded_api_server(kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer) -> None:
+def test_an_upgraded_api_server(kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer) -> None:
     """Like kube-apiserver from 1.33 to 1.34: a removed version is 404, as is a deleted claim."""
     api.resource_api_versions = ("v1beta1",)
     claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
@@ -305,7 +305,7 @@ NODE_WITH_MEMORY = tuple(replace(device, memory_bytes=80 * 2**30) for device in 
     ],
 )
 def test_the_share_is_the_consumed_part_of_the_capacity(
-    kubelet: SimulatedKubelet,
+    kubelet: FaultyKubelet,
     make_source: MakeSource,
     file: Path,
     capacity: Pairs,
@@ -322,7 +322,7 @@ def test_the_share_is_the_consumed_part_of_the_capacity(
 
 
 def test_shares_without_the_api_server_and_by_the_api_server_alone(
-    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path, api: SimulatedApiServer
+    kubelet: FaultyKubelet, make_source: MakeSource, file: Path, api: SimulatedApiServer
 ) -> None:
     kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "gpu-0")))
     gpu_0 = prepared_device("gpu-0", uuid(1))
@@ -341,7 +341,7 @@ def shares(source: KubeletAllocation) -> list[tuple[str, float | None]]:
 
 
 def test_a_claim_of_several_containers_is_one_share(
-    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
+    kubelet: FaultyKubelet, make_source: MakeSource, file: Path
 ) -> None:
     gpu_0 = prepared_device("gpu-0", uuid(1))
     monitor = prepared("all", gpu_0, admin=True, memory="80Gi")

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.holders.grpc_client import GrpcError, UnixGrpcClient
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.nodes.clock import PATIENCE, wait_until
+from tests.simulated_kubelet import FaultyKubelet, list_answer
 
 LIST = "/v1.PodResourcesLister/List"
 PODS = [SimulatedPod("ml", f"train-{n}", {"main": {"nvidia.com/gpu": [f"GPU-{n:032x}"]}}) for n in range(250)]
@@ -33,14 +34,14 @@ def failure(client: UnixGrpcClient, timeout: float = PATIENCE) -> GrpcError:
     return caught.value
 
 
-def test_many_calls(kubelet: SimulatedKubelet, client: UnixGrpcClient) -> None:
+def test_many_calls(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     kubelet.pods = tuple(PODS)
     files = len(os.listdir("/proc/self/fd"))
     assert {client.call(LIST, PATIENCE) for _ in range(1010)} == {list_answer(PODS)}
     assert len(os.listdir("/proc/self/fd")) <= files + 4
 
 
-def test_restarts(kubelet: SimulatedKubelet, client: UnixGrpcClient) -> None:
+def test_restarts(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     for _ in range(3):
         client.call(LIST, PATIENCE)
         kubelet.restart()
@@ -52,14 +53,14 @@ def test_restarts(kubelet: SimulatedKubelet, client: UnixGrpcClient) -> None:
     client.call(LIST, PATIENCE)
 
 
-def test_deadline(kubelet: SimulatedKubelet, client: UnixGrpcClient) -> None:
+def test_deadline(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     kubelet.hang()
     assert failure(client, timeout=0.2).status == "DEADLINE_EXCEEDED"
     kubelet.resume()
     client.call(LIST, PATIENCE)
 
 
-def test_close_from_another_thread_ends_a_call(kubelet: SimulatedKubelet, client: UnixGrpcClient) -> None:
+def test_close_from_another_thread_ends_a_call(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     kubelet.hang()
     statuses: list[str] = []
     calling = threading.Thread(target=lambda: statuses.append(failure(client).status))
@@ -74,7 +75,7 @@ def test_close_from_another_thread_ends_a_call(kubelet: SimulatedKubelet, client
     client.close()
 
 
-def test_status_and_message(kubelet: SimulatedKubelet, client: UnixGrpcClient) -> None:
+def test_status_and_message(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     kubelet.refusal = ("RESOURCE_EXHAUSTED", "rejected by rate limit: 100 % ü")
     error = failure(client)
     assert (error.status, error.message) == kubelet.refusal

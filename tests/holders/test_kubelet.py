@@ -11,8 +11,9 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.model import Allocation, Device
-from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.privilege import without_privilege
+from tests.simulated_kubelet import RATE_LIMITED, FaultyKubelet
 
 MakeSource = Callable[..., KubeletAllocation]
 
@@ -45,7 +46,7 @@ def failure(source: KubeletAllocation) -> SourceError:
 # What it gives
 
 
-def test_pods_are_read_as_they_come_and_go(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_pods_are_read_as_they_come_and_go(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
     assert source.assignments(NODE) == Allocation()
     kubelet.pods = (pod("a", UUID), pod("b", OTHER))
     assert pods_by_device(source.assignments(NODE)) == [(UUID, "a"), (OTHER, "b")]
@@ -53,14 +54,14 @@ def test_pods_are_read_as_they_come_and_go(kubelet: SimulatedKubelet, source: Ku
     assert pods_by_device(source.assignments(NODE)) == [(OTHER, "b")]
 
 
-def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_a_reading_is_one_list_call(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)
     offered = "/v1.PodResourcesLister/GetAllocatableResources"
     assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
 
 
-def test_another_server(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_another_server(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
     kubelet.versions = frozenset()
     error = failure(source)
     assert error.reason == "error"
@@ -84,7 +85,7 @@ def test_a_file_or_directory_instead_of_a_socket(folder: Path, make_source: Make
     assert failure(make_source(folder)).reason == "not_a_socket"
 
 
-def test_no_permission_to_connect(kubelet: SimulatedKubelet, folder: Path, make_source: MakeSource) -> None:
+def test_no_permission_to_connect(kubelet: FaultyKubelet, folder: Path, make_source: MakeSource) -> None:
     folder.chmod(0o755)
     os.chmod(kubelet.socket, 0o555)
     with without_privilege():
@@ -94,7 +95,7 @@ def test_no_permission_to_connect(kubelet: SimulatedKubelet, folder: Path, make_
     assert list(kubelet.calls) == []
 
 
-def test_a_hanging_kubelet_times_out(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+def test_a_hanging_kubelet_times_out(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
     source = make_source(kubelet.socket, deadline=0.2)
     kubelet.hang()
     error = failure(source)
@@ -105,7 +106,7 @@ def test_a_hanging_kubelet_times_out(kubelet: SimulatedKubelet, make_source: Mak
     assert pods_by_device(source.assignments(NODE)) == [(UUID, "a")]
 
 
-def test_a_rate_limit(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_a_rate_limit(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
     kubelet.refusal = RATE_LIMITED
     error = failure(source)
     assert error.reason == "rate_limited"
@@ -114,7 +115,7 @@ def test_a_rate_limit(kubelet: SimulatedKubelet, source: KubeletAllocation) -> N
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "RESOURCE_EXHAUSTED"])
-def test_other_errors_contain_their_status(kubelet: SimulatedKubelet, source: KubeletAllocation, code: str) -> None:
+def test_other_errors_contain_their_status(kubelet: FaultyKubelet, source: KubeletAllocation, code: str) -> None:
     kubelet.refusal = (code, "device manager\nis on fire")
     error = failure(source)
     assert error.reason == "error"
@@ -122,7 +123,7 @@ def test_other_errors_contain_their_status(kubelet: SimulatedKubelet, source: Ku
 
 
 @pytest.mark.parametrize("garbage", [b"\xff", b"\n\xff\x01", b"\n\x04\n\x02\xff\xfe", b"HTTP/1.1 200 OK"])
-def test_garbage(kubelet: SimulatedKubelet, source: KubeletAllocation, garbage: bytes) -> None:
+def test_garbage(kubelet: FaultyKubelet, source: KubeletAllocation, garbage: bytes) -> None:
     kubelet.raw_answer = garbage
     assert failure(source).reason == "bad_answer"
     kubelet.raw_answer = None

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from podgpu.errors import SourceError
 from podgpu.holders.kubelet import decode_list, parse_assignments
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedPod
 from tests.holders.devices import gpu, mig_uuid, uuid
+from tests.simulated_kubelet import list_answer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"
 LIST = (FIXTURES / "podresources-v1-list.bin").read_bytes()

@@ -9,8 +9,8 @@ import pytest
 
 from podgpu.cluster.collect import NodeReading
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.view import make_view
-from podgpu.cluster.waste import make_waste
+from podgpu.cluster.view import View, make_view
+from podgpu.cluster.waste import WasteAnswer, make_waste
 from podgpu.holders.merge import merge
 from podgpu.holders.reservations import find_reserved, replace_reservations
 from podgpu.kube.objects import ContainerRecord, PodRecord
@@ -132,20 +132,34 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
         return [running.agent.published.state, *node_from_text(text.decode(), "node-1")]
 
 
+def view_of(document: NodeState) -> tuple[View, WasteAnswer]:
+    """Checks that the holders of a GPU have at most the whole."""
+    reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
+    state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
+    view = make_view(state)
+    for device in view.nodes[0].gpus:
+        assert sum(holder.part for holder in device.holders) <= 1
+    return view, make_waste("pod", state, (), None, 0.0)
+
+
 @pytest.mark.parametrize(
     ("scenario", "allocated", "unknown", "free"), [("kai", 3.1, 0.0, 2.9), ("kai-no-api", 3.0, 2.0, 0.0)]
 )
 def test_the_cluster_view(folder: Path, scenario: str, allocated: float, unknown: float, free: float) -> None:
     for document in read_states(scenario, folder):
-        reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
-        state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
-        view = make_view(state)
+        view, waste = view_of(document)
         totals = view.totals
         assert (totals.allocated, totals.unknown, totals.free) == (allocated, unknown, free)
         assert totals.cost_per_hour == pytest.approx(10 * allocated)
-        for device in view.nodes[0].gpus:
-            assert sum(holder.part for holder in device.holders) <= 1
-            assert not any("reservation" in holder.pod for holder in device.holders)
-        assert not any("reservation" in row.namespace for row in view.namespaces)
-        wasted = make_waste("pod", state, (), None, 0.0)
-        assert all(row.pod and "reservation" not in row.pod for row in wasted.rows)
+        names = [f"{holder.namespace}/{holder.pod}" for device in view.nodes[0].gpus for holder in device.holders]
+        names += [f"{row.namespace}/{row.pod}" for row in waste.rows] + [row.namespace for row in view.namespaces]
+        assert not any("reservation" in name for name in names)
+        assert all(row.pod for row in waste.rows)
+
+
+def test_the_cost_of_shares_of_dra_claims(folder: Path) -> None:
+    for document in read_states("dra-capacity", folder):
+        view, _ = view_of(document)
+        costs = {row.namespace: row.cost_per_hour for row in view.namespaces}
+        assert costs == {"serving": 7.5, "notebooks": 13.0}, "a sole holder without a limit has the whole GPU"
+        assert (view.totals.allocated, view.totals.free) == (2.05, 0.95)

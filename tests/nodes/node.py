@@ -25,12 +25,13 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.api import ApiAccess
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 from tests.simulated import OTHER_PID_NAMESPACE, FaultyNvml, FaultyProc, cgroup_text, container_cgroup
+from tests.simulated_kubelet import ClaimingPod, FaultyKubelet, SimulatedClaim, SimulatedDevice
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 _PACE = ReflectorSettings(first_delay=0.05, max_delay=0.2, max_refused_delay=0.2)
@@ -73,6 +74,8 @@ class Description:
     """Pid -> `uid` and `container_id` of its container. None: podgpu runs in its own PID namespace."""
     host_processes: Sequence[int] = ()
     """Pids outside any container."""
+    mps_servers: Sequence[int] = ()
+    """Pids of MPS servers, outside any container."""
     api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     """Resource -> objects of the API server in `{folder}/kubeconfig`; None: there is no API server."""
     api_away: bool = False
@@ -98,7 +101,7 @@ class Node:
     description: Description
     clock: FakeClock
     driver: FaultyNvml
-    kubelet: SimulatedKubelet
+    kubelet: FaultyKubelet
     agent: Agent
     api: ApiAccess
     api_server: SimulatedApiServer | None
@@ -168,6 +171,8 @@ def write_files(description: Description, folder: Path) -> None:
             proc.add(int(pid), container_cgroup(**container))
         for pid in description.host_processes:
             proc.add(pid, cgroup_text("/system.slice/gpu-burn.service"))
+        for pid in description.mps_servers:
+            proc.add(pid, cgroup_text("/system.slice/nvidia-mps.service"), "nvidia-cuda-mps-server")
 
 
 @contextmanager
@@ -210,7 +215,7 @@ def _gpu_and_slot(place: str) -> tuple[int, int]:
     return int(gpu), int(slot)
 
 
-class RecordedKubelet(SimulatedKubelet):
+class RecordedKubelet(FaultyKubelet):
     """Returns the recorded responses of a real kubelet."""
 
     def __init__(self, socket: str, answers: Mapping[str, bytes]) -> None:
@@ -223,18 +228,18 @@ class RecordedKubelet(SimulatedKubelet):
         return None if answer is None else grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
 
 
-def _kubelet(description: Description, driver: FaultyNvml, socket: str) -> SimulatedKubelet:
+def _kubelet(description: Description, driver: FaultyNvml, socket: str) -> FaultyKubelet:
     if description.kubelet_answers:
         files = description.kubelet_answers.items()
         return RecordedKubelet(socket, {method: (FIXTURES / file).read_bytes() for method, file in files})
     if description.lived_in:
-        return SimulatedKubelet(socket, pods(tenants(driver)))
-    return SimulatedKubelet(socket, [_pod(**pod) for pod in description.pods])
+        return FaultyKubelet(socket, pods(tenants(driver)))
+    return FaultyKubelet(socket, [_pod(**pod) for pod in description.pods])
 
 
 def _pod(claims: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **pod: Any) -> SimulatedPod:
     held = {container: [_claim(**claim) for claim in each] for container, each in (claims or {}).items()}
-    return SimulatedPod(**pod, claims=held)
+    return ClaimingPod(**pod, claims=held)
 
 
 def _claim(namespace: str, name: str, devices: Sequence[Mapping[str, Any]]) -> SimulatedClaim:

@@ -13,10 +13,10 @@ from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.cluster.view import decode_view
 from podgpu.holders.sources import SOURCES
-from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.simulated import FaultyProc, cgroup_text
+from tests.simulated_kubelet import FaultyKubelet
 from tests.top.scene import HEADER
 
 GPUS = "8xH100,1xH100/7x1g.10gb"
@@ -36,7 +36,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     on_node = tenants(simulated_driver(GPUS))
     furnish(host, on_node)
     socket = f"/tmp/pgtop{os.getpid()}.sock"
-    with SimulatedKubelet(socket, pods(on_node)):
+    with FaultyKubelet(socket, pods(on_node)):
         yield [
             *("--telemetry", f"simulated:{GPUS}", "--pod-resources-kubelet-socket", socket),
             *("--path-proc", str(host / "proc"), "--path-varlog", str(host), "--interval", "300ms"),

@@ -346,9 +346,26 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
     for snapshot in (charge(mps({1: A, 2: B}, {9})), charge(mps({1: A}, set()))):
         usage = usage_of(snapshot, A)
         assert (usage.busy_ns, usage.idle_ns, usage.energy_mj, usage.utilization_ratio) == (None,) * 4
+        assert (usage.busy_min_ns, usage.busy_max_ns) == (None, 500), "the server's busy time is the upper bound"
         assert (usage.memory_used_bytes, usage.processes) == (10, 1)
         assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
-    assert usage_of(charge(mps({1: A, 2: A}, {9})), A).busy_ns == 500
+        assert snapshot.devices[GPU.key].method == "mps"
+    sole = charge(mps({1: A, 2: A}, {9}))
+    assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
+
+
+def test_the_mps_server_is_not_use_of_the_pod_that_runs_the_daemon() -> None:
+    usage = second({9: 500}, processes=(ProcessUsage(GPU.key, 9, 10),))
+    snapshot = charge(turn(usage, *held(A), owners=Owners({9: C}, mps_servers=frozenset({9}))))
+    assert [workload for workload, _ in all_holders(snapshot)] == [A]
+    assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
+
+
+def test_busy_time_before_and_after_mps_stays_within_the_upper_bound() -> None:
+    alone, shared = turn(second({1: 300}), *held(A)), mps({1: A, 2: B}, {9})
+    assert usage_of(charge(alone, shared), A).busy_max_ns == 300 + 500
+    after = usage_of(charge(alone, shared, alone), A)
+    assert (after.busy_ns, after.busy_max_ns) == (600, 1100)
 
 
 def test_processes_that_report_more_than_the_device_or_the_window_are_its_figure() -> None:

@@ -16,11 +16,12 @@ from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.render import Policy
 from podgpu.model import Workload
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.web.exporter_app import gpu_manager_application
 from tests.agent.simulated_node import SimulatedNode
 from tests.nodes.node import Node as DefaultNode
 from tests.simulated import FaultyProc, container_cgroup
+from tests.simulated_kubelet import FaultyKubelet
 from tests.web.server import Client, running
 from tests.web.test_metrics import families
 
@@ -77,13 +78,13 @@ class Node(SimulatedNode):
 
 
 @pytest.fixture
-def kubelet(folder: Path) -> Iterator[SimulatedKubelet]:
-    with SimulatedKubelet(str(folder / "kubelet.sock"), PODS) as found:
+def kubelet(folder: Path) -> Iterator[FaultyKubelet]:
+    with FaultyKubelet(str(folder / "kubelet.sock"), PODS) as found:
         yield found
 
 
 @pytest.fixture
-def shared(folder: Path, kubelet: SimulatedKubelet) -> Iterator[Node]:
+def shared(folder: Path, kubelet: FaultyKubelet) -> Iterator[Node]:
     built = Node(folder, kubelet.socket)
     yield built
     built.stop()

@@ -30,6 +30,7 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what was removed at an operator's request
+_UNALLOCATED_READINGS = 12  # allocation readings after which use without an allocation is reported; usually a minute
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ class Agent:
         self._allocations = AllocationReader(holders or HolderSources(), workers, errors, self.clock, self.reload)
         self._usage_turn = None
         if containers is not None:
+            unallocated_after = _UNALLOCATED_READINGS * self.settings.allocation_interval
             self._usage_turn = UsageTurn(
-                telemetry, containers, self._allocations, workers, errors, deadline, self.clock
+                telemetry, containers, self._allocations, workers, errors, deadline, self.clock, unallocated_after
             )
         self._health = HealthWatch(self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000)
         self._telemetry_result = TelemetryResult()
@@ -143,8 +145,7 @@ class Agent:
         """Reads the usage of the GPUs once and publishes the result."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
-        assignments = self._allocation_result.allocation.assignments
-        self._usage_result = self._usage_turn.collect(self._telemetry_result, assignments)
+        self._usage_result = self._usage_turn.collect(self._telemetry_result, self._allocation_result)
         self._publish()
 
     def read_counters(self) -> None:

@@ -25,7 +25,8 @@ from podgpu.errors import few_of
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.holders.unmapped import describe, explain
-from podgpu.metrics.encode import NO_LABELS, Body, Exposition, Family, Sample, encode
+from podgpu.metrics.conditions import UNALLOCATED
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
 from podgpu.metrics.families import THROTTLE_REASONS, families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
@@ -33,6 +34,7 @@ from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
 from podgpu.metrics.render import Policy, render_node, render_self
 from podgpu.model import (
     RESERVATION,
+    Condition,
     Device,
     DeviceState,
     EntityState,
@@ -41,6 +43,7 @@ from podgpu.model import (
     NodeState,
     PodLabels,
     Reading,
+    Slot,
     SourceStatus,
     Unmapped,
     device_key,
@@ -158,6 +161,7 @@ class _DeviceBuilder:
         health = self._health.get(device.uuid, GpuHealth(device))
         values = {} if reading is None else reading.values
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
+        held_instances = (holder for instance in instances for holder in instance.holders)
         return DeviceState(
             uuid=device.uuid,
             index=device.index,
@@ -167,7 +171,7 @@ class _DeviceBuilder:
             maker=device.maker,
             mig_enabled=device.mig_enabled,
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
-            conditions=health.conditions,
+            conditions=(*health.conditions, *_find_unallocated_use((*slot["holders"], *held_instances))),
             healthy=health.healthy,
             last_holders=health.last_holders,
             instances=instances,
@@ -224,6 +228,13 @@ def _group_holders(results: TurnResults) -> dict[str, list[Holder]]:
     return holders
 
 
+def _find_unallocated_use(holders: Iterable[Holder]) -> Iterator[Condition]:
+    users = [h for h in holders if h.usage is not None and h.usage.unallocated_since is not None]
+    if users:
+        since = min(user.usage.unallocated_since or 0.0 for user in users if user.usage is not None)
+        yield Condition(UNALLOCATED, since, few_of((user.text for user in users), 2)[:256])
+
+
 def _read_figures(reading: Reading | None) -> dict[str, float]:
     if reading is None:
         return {}
@@ -271,16 +282,16 @@ class Published:
         return self._make_once(f"json {fresh}", lambda: Body(encode_node(state if fresh else remove_figures(state))))
 
     @property
-    def fresh(self) -> Exposition:
+    def fresh(self) -> Body:
         return self._make_once("fresh", lambda: _encode(self._render_fresh()))
 
     @property
-    def stale(self) -> Exposition:
+    def stale(self) -> Body:
         """Metrics about the exporter only. Served when the figures are too old."""
         return self._make_once("stale", lambda: _encode((*render_self(self.state), *self._render_process())))
 
     @property
-    def gpu_manager(self) -> Exposition:
+    def gpu_manager(self) -> Body:
         """Metrics with the names of gpu-manager only."""
         return self._make_once("gpu_manager", lambda: _encode(render_gpu_manager(self.state, self._policy)))
 
@@ -293,7 +304,7 @@ class Published:
     def _render_process(self) -> tuple[Family, ...]:
         return process_families(self._policy.process_metrics) if self._policy.process_metrics else ()
 
-    def find_made(self, name: str) -> Exposition | None:
+    def find_made(self, name: str) -> Body | None:
         """Returns a text if it has been made already."""
         return self._made.get(name)
 
@@ -305,8 +316,8 @@ class Published:
             return value
 
 
-def _encode(families: Iterable[Family]) -> Exposition:
-    return Exposition(encode(families))
+def _encode(families: Iterable[Family]) -> Body:
+    return Body(encode(families))
 
 
 # -- process_* -----------------------------------------------------------------------------------------------------
@@ -363,6 +374,7 @@ class ChangeLog:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
         self._unsupported: set[tuple[str, str]] = set()  # device key and field
         self._unmapped: frozenset[Unmapped] = frozenset()
+        self._mps: set[str] = set()  # devices whose clients of MPS are not measured
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
         sources = [source for source in state.sources if source.up is not None]
@@ -371,7 +383,10 @@ class ChangeLog:
         present = {(source.name, source.device) for source in sources}
         if any(device for _, device in present):  # without a driver no GPU is listed, so keep their faults
             self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
-        self._report_unsupported(state)
+        slots: dict[str, Slot] = {gpu.uuid: gpu for gpu in state.devices}
+        slots |= {device_key(gpu.uuid, instance.id): instance for gpu in state.devices for instance in gpu.instances}
+        self._report_unsupported(slots)
+        self._report_mps(slots)
         self._report_unmapped(frozenset(unmapped))
 
     def _report_source(self, source: SourceStatus) -> None:
@@ -385,15 +400,23 @@ class ChangeLog:
             message = source.message.removeprefix(f"{source.name}: ")
             _log.warning("%s: %s; podgpu continues and retries", name, message)
 
-    def _report_unsupported(self, state: NodeState) -> None:
+    def _report_mps(self, slots: Mapping[str, Slot]) -> None:
+        shared = {key for key, slot in slots.items() if slot.usage is not None and slot.usage.method == "mps"}
+        for key in sorted(shared - self._mps):
+            _log.warning(
+                "%s: several containers share it by MPS; their busy time, idle time and energy are not known, because"
+                " the driver reports only the MPS server",
+                key,
+            )
+        self._mps = shared
+
+    def _report_unsupported(self, slots: Mapping[str, Slot]) -> None:
         new: defaultdict[str, list[str]] = defaultdict(list)
-        for gpu in state.devices:
-            slots = {gpu.uuid: gpu.unsupported} | {device_key(gpu.uuid, i.id): i.unsupported for i in gpu.instances}
-            for key, names in slots.items():
-                for name in names:
-                    if (key, name) not in self._unsupported:
-                        self._unsupported.add((key, name))
-                        new[name].append(key)
+        for key, slot in slots.items():
+            for name in slot.unsupported:
+                if (key, name) not in self._unsupported:
+                    self._unsupported.add((key, name))
+                    new[name].append(key)
         for name, keys in new.items():
             _log.warning("%s is not supported by %s and has no series there", name, few_of(keys))
 

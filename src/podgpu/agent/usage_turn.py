@@ -10,9 +10,11 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageAnswer
+from podgpu.holders.merge import LAST_RESORT
+from podgpu.holders.reader import AllocationResult
+from podgpu.holders.reservations import find_reserved
 from podgpu.model import (
     NS,
-    Assignment,
     Device,
     DeviceUsage,
     HolderUsage,
@@ -20,8 +22,9 @@ from podgpu.model import (
     SlotUsage,
     SourceStatus,
     Workload,
+    WorkloadKey,
 )
-from podgpu.usage.attribution import make_turns
+from podgpu.usage.attribution import GpuTurn, make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import Ledger
 from podgpu.usage.owners import NameSource, Owners, ProcessOwners
@@ -29,6 +32,7 @@ from podgpu.workers import ErrorCounts, Result, Workers
 
 SOURCE = "usage"
 SWITCHES = "switches"
+_KUBELET = "kubelet"  # the only source that lists every container of the node
 
 Results = Mapping[str, Result[UsageAnswer]]
 
@@ -79,6 +83,7 @@ class UsageTurn:
         errors: ErrorCounts,
         deadline: float,
         clock: Clock,
+        unallocated_after: float,
     ) -> None:
         self._telemetry = telemetry
         self._processes = ProcessOwners(finder, names)
@@ -86,13 +91,13 @@ class UsageTurn:
         self._errors = errors
         self._deadline = deadline
         self._clock = clock
-        self._ledger = Ledger()
+        self._ledger = Ledger(unallocated_after=unallocated_after)
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()  # keys of devices with processes of several containers
         self._lacking: frozenset[tuple[str, str, str]] = frozenset()  # (worker, figure, reason): figures not supported
 
-    def collect(self, telemetry: TelemetryResult, assignments: Sequence[Assignment]) -> UsageResult:
+    def collect(self, telemetry: TelemetryResult, result: AllocationResult) -> UsageResult:
         gpus = [device for device in telemetry.listed if not device.is_instance]
         self._end_workers(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
@@ -107,7 +112,8 @@ class UsageTurn:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * NS)
         self._charged_at = began
-        self._ledger.charge(make_turns(telemetry.devices, usages, assignments, owners), elapsed)
+        turns = make_turns(telemetry.devices, usages, result.allocation.assignments, owners)
+        self._ledger.charge(turns, elapsed, _find_unallocated(turns, result))
         reported = {source.device for source in telemetry.sources if not source.up}
         failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) and g.uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
@@ -154,6 +160,32 @@ class UsageTurn:
             message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
             return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
         return SourceStatus(SOURCE, True, seconds)
+
+
+def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
+    """Returns device and workload of each pod that uses a device without an allocation.
+
+    Empty while the kubelet does not answer. Pods of which an allocation is not mapped to a device are omitted, and
+    devices that are reserved for unknown pods.
+    """
+    allocation = result.allocation
+    if not any(source.name == _KUBELET and source.up for source in result.sources):
+        return set()
+    allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
+    unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
+    reserved = find_reserved(allocation)
+    used = {
+        (turn.device.key, process.owner)
+        for gpu in gpus
+        for turn in gpu.devices
+        for process in turn.processes or ()
+        if isinstance(process.owner, Workload) and process.owner.pod and turn.device.key not in reserved
+    }
+    return {
+        (key, owner.key)
+        for key, owner in used
+        if (key, owner.key) not in allocated and (owner.namespace, owner.pod) not in unclear
+    }
 
 
 def _pids_of(usages: Iterable[DeviceUsage]) -> set[int]:

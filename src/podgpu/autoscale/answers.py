@@ -16,6 +16,7 @@ from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found
 from podgpu.autoscale.requests import AggregationOptions, PodSelector
 from podgpu.autoscale.samples import SampleKey
 from podgpu.autoscale.store import MetricsSnapshot
+from podgpu.cluster.parts import MPS_REASON
 from podgpu.errors import few_of
 
 MIN_VALUE = 0.001
@@ -168,6 +169,11 @@ def _explain_missing(
             f"{selector.text}: {len(unreported)} of {len(selected)} pods request a GPU but are not reported by any"
             f" exporter ({few_of([_describe_place(snapshot, pod) for pod in unreported], 3)}): check that podgpu's"
             f" exporter runs on these nodes{notes}"
+        )
+    if under_mps := [pod.name for pod in missing if pod.key in snapshot.mps]:
+        return no_data(
+            f"{selector.text}: {metric.name} of {few_of(under_mps, 3)} is {MPS_REASON}: the driver reports only the MPS"
+            " server. Use time slices or MIG, or scale by another metric"
         )
     if missing or (metric is USED and selector.is_scope):
         names = few_of((pod.name for pod in missing or selected), 3)

@@ -35,6 +35,7 @@ class RoundSamples(NamedTuple):
     rows: dict[SampleKey, Sequence[float]]
     holding: dict[SampleKey, IdleSeconds]  # pods that hold a GPU
     ignored: dict[SampleKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
+    mps: set[SampleKey]  # pods whose use is not known under MPS
 
 
 class _UsageRate(NamedTuple):
@@ -138,6 +139,7 @@ class _DeviceSample(NamedTuple):
 
 def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods) -> RoundSamples:
     devices: dict[SampleKey, dict[str, list[_DeviceSample]]] = {}  # by pod and node
+    mps: set[SampleKey] = set()
     for node in state.nodes:
         if node.stale:
             continue
@@ -148,10 +150,12 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods) -> R
                 if part.holder.pod:
                     by_pod.setdefault((part.holder.namespace, part.holder.pod), []).append((part, rate))
             alone = len(by_pod) == 1 and all(part.holder.pod for part, _ in parts)
+            if not alone:
+                mps |= {pod for pod, own in by_pod.items() if any(part.unknown_because for part, _ in own)}
             for pod, own in by_pod.items():
                 devices.setdefault(pod, {}).setdefault(node.name, []).append(_sample_device(own, alone, state))
     rates.next_round()
-    samples = RoundSamples({}, {}, {})
+    samples = RoundSamples({}, {}, {}, mps)
     for scope, used in state.used.items():
         if scope.scope in ("namespace", "cluster"):
             row = samples.rows[scope.namespace, ""] = _empty_row()

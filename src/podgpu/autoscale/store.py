@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ class MetricsSnapshot:
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
+    mps: Collection[SampleKey] = ()  # pods whose use is not known under MPS
 
     def rounds_in(self, window: float) -> list[SampleRound]:
         first = self.rounds[-1].at - window + self.interval / 2  # rounds do not end exactly after an interval
@@ -88,6 +89,7 @@ class SampleStore:
             pods,
             {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
             tuple(dict.fromkeys((*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error)))),
+            samples.mps,
         )
 
     def _log_ignored(self, ignored: Mapping[SampleKey, Sequence[str]], pods: RunningPods) -> None:

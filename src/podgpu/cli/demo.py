@@ -8,9 +8,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +46,6 @@ from podgpu.web.sockets import Address, parse_address
 CLUSTER_OPTION = "--cluster-address"
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
 CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=60.0, idle_after=30.0)
-_SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
 _STOP_SECONDS = 2.0
@@ -78,15 +77,14 @@ def run_demo(
     """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
     with ExitStack() as stack:
         nodes = []
-        for number, spec in enumerate(gpus, start=1):
-            node = stack.enter_context(_make_node(number, spec))
-            nodes.append(node)
-            count, socket = len(node.kubelet.pods), node.kubelet.socket
-            click.echo(f"SIMULATED {node.name}: {spec}, {count} pods, kubelet on {socket}")
+        for number, spec in enumerate(gpus):
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podgpu-demo-")))
+            node = StageNode(f"node-{number + 1}", spec, root, first=number * _PODS_PER_NODE, seed=number)
+            nodes.append(stack.enter_context(node))
+            click.echo(f"SIMULATED {node.name}: {spec}, {len(node.kubelet.pods)} pods")
         exporters = [make_exporter(node, prices) for node in nodes]
-        with ThreadPoolExecutor(
-            len(exporters)
-        ) as pool:  # in parallel, because each waits a second between its first two readings
+        # In parallel, because each waits a second between its first two readings.
+        with ThreadPoolExecutor(len(exporters)) as pool:
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
@@ -112,29 +110,24 @@ def run_demo(
 
         def on_listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
-            _print_overview(bound, exporters[0].agent, script)
+            _print_overview(bound, script)
 
         run(services, listeners, on_listening)
 
 
-def _print_overview(bound: Sequence[Address], first: Agent, script: Sequence[Act]) -> None:
+def _print_overview(bound: Sequence[Address], script: Sequence[Act]) -> None:
+    *nodes, cluster = bound
     click.echo("All values come from a simulated driver.\n")
-    click.echo(f"  the cluster  {bound[-1].url}/          a page; {bound[-1].url}/metrics")
-    click.echo(f"  node-1       {bound[0].url}/          a page; {bound[0].url}/metrics, /health, /ready")
-    for number, address in enumerate(bound[1:-1], start=2):
-        click.echo(f"  node-{number}       {address.url}/          a page")
-    path = Path(sys.argv[0])
-    podgpu = os.path.relpath(path) if path.name == "podgpu" and path.exists() else "python -m podgpu"
-    click.echo(f"  a terminal   {podgpu} top --cluster {bound[-1].url}\n")
-    lines = first.published.fresh.plain.decode().splitlines()
-    for name in _SAMPLES:
-        for line in [line for line in lines if line.startswith(name)][:2]:
-            click.echo(line)
+    click.echo(f"  the cluster  {cluster.url}/          a page; {cluster.url}/metrics")
+    for number, node in enumerate(nodes, start=1):
+        click.echo(f"  node-{number}       {node.url}/          a page; {node.url}/metrics")
+    podgpu = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/podgpu") else "podgpu"
+    click.echo(f"  a terminal   {podgpu} top --cluster {cluster.url}\n")
     if script:
         click.echo(f"Events, repeated every {CYCLE_SECONDS:.0f} s (turn them off with --calm):")
         for act in script:
             click.echo(f"  {act.at:4.0f} s  {act.message}")
-    click.echo(f"... {sum(not line.startswith('#') for line in lines)} series. Ctrl-C ends the demo.")
+    click.echo("Ctrl-C ends the demo.")
 
 
 class Director:
@@ -170,17 +163,6 @@ class Director:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
-
-
-@contextmanager
-def _make_node(number: int, gpus: str) -> Iterator[StageNode]:
-    with (
-        tempfile.TemporaryDirectory(prefix=f"podgpu-demo-{number}-") as directory,
-        StageNode(
-            f"node-{number}", gpus, Path(directory), first=(number - 1) * _PODS_PER_NODE, seed=number - 1
-        ) as node,
-    ):
-        yield node
 
 
 class DemoExporter(NamedTuple):

@@ -10,7 +10,7 @@ from podgpu.agent.lanes import collection_of_fields
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.findings import Finding, ok, wrong
-from podgpu.doctor.gpus import SIMULATED, GpuReadings, check_gpus, check_usage, read_gpus
+from podgpu.doctor.gpus import SIMULATED, GpuReadings, check_gpus, check_mps, check_usage, read_gpus
 from podgpu.doctor.holders import check_holders, check_watches
 from podgpu.doctor.host import check_device_files, check_host_name, check_pid_namespace, check_privileges
 from podgpu.errors import SourceError, UsageError
@@ -60,6 +60,7 @@ class NodeExamination:
             ]
             if options["usage_from"] != "none" and whole:
                 findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
+                findings += check_mps(telemetry, whole, workers, deadline)
             findings += check_watches(self._api.feeds, deadline)
             identities, required = make_identities(options, self._api), options["kubernetes"]
             findings += check_holders(

@@ -111,6 +111,8 @@ def check_options(options: Mapping[str, Any]) -> ListenAddresses:
     )
     if gpu_manager and not options["gpu_manager_metrics"]:
         raise UsageError(f"{GPU_MANAGER_OPTION} {gpu_manager} needs --gpu-manager-metrics")
+    if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
+        raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
     return addresses
 
 

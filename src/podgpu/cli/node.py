@@ -79,6 +79,7 @@ def build_exporter_agent(
             old_namespace=options["use_old_namespace"],
             replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
             pod_uid=options["kubernetes_enable_pod_uid"],
+            dcgm_holders=options["dcgm_holder_labels"],
             virtual_gpus=options["kubernetes_virtual_gpus"],
             copy_parent_values=options["mig_copy_parent_values"],
             gpu_manager=options["gpu_manager_metrics"],

@@ -16,6 +16,7 @@ N = TypeVar("N", int, float)
 SlotKey = tuple[str, int | None]  # `gpu_id`, MIG instance
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({LOST, UNREADABLE, DRIVER_AWAY, NODE_GONE})  # conditions under which all figures are outdated
+MPS_REASON = "not known under MPS"
 _DIGITS = 4
 _NO_USAGE = HolderUsage()
 
@@ -37,6 +38,11 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     def idle_since(self) -> float | None:
         """Unix time. None if busy or unknown."""
         return self.last_idle_since if self.use == "idle" else None
+
+    @property
+    def unknown_because(self) -> str:
+        """The reason why `use` is unknown. Empty if it is known, or if there is no known reason."""
+        return MPS_REASON if self.use == "unknown" and is_mps_client(self.slot, self.holder) else ""
 
     @property
     def slot(self) -> Slot:
@@ -115,12 +121,20 @@ def divide_slot(holders: Sequence[Holder]) -> list[float]:
     return divide([None if h.share_ratio is None else min(h.share_ratio, 1.0) for h in holders], 1.0)
 
 
+def is_mps_client(slot: Slot, holder: Holder) -> bool:
+    """Returns True if the holder's use is not known, because the driver reports only the MPS server."""
+    is_unmeasured = holder.usage is not None and holder.usage.utilization_ratio is None
+    return is_unmeasured and slot.usage is not None and slot.usage.method == "mps"
+
+
 def measure_use(slot: Slot, holder: Holder) -> Use:
     """Returns whether the holder uses its part of the GPU or MIG instance at this moment."""
     usage = holder.usage or _NO_USAGE
     own, device = usage.utilization_ratio, slot.utilization_ratio
     if holder.source == RESERVATION:
         return "used" if device else "unknown"
+    if is_mps_client(slot, holder):
+        return "unknown"
     if own == 0 and usage.processes and device:
         return "unknown"  # driver samples credit only the busiest process, so 0 does not mean idle
     ratio = device if own is None else own

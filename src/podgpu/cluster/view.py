@@ -37,7 +37,7 @@ from podgpu.cluster.parts import (
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
-from podgpu.metrics.conditions import xid_spec
+from podgpu.metrics.conditions import UNALLOCATED, xid_spec
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
@@ -89,6 +89,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     cost_per_hour: float | None = None
     part: float | None = None  # fraction of a physical GPU
     use: Use | None = None
+    unknown_because: str = ""  # reason, if `use` is unknown
 
 
 class SlotView(_JsonStruct, kw_only=True):
@@ -277,7 +278,7 @@ def total_of(state: ClusterState) -> Totals:
         **asdict(held),
         gpus=len(gpus),
         free=round(max(0.0, len(gpus) - held.allocated), 4),
-        broken=sum(bool(gpu.conditions) for _, gpu in gpus),
+        broken=sum(any(c.name != UNALLOCATED for c in gpu.conditions) for _, gpu in gpus),
         power_watts=round(sum(watts), 1) if watts else None,
     )
 
@@ -383,6 +384,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         cost_per_hour=_rounded(part.cost_per_hour),
         part=round(part.part, 6),
         use=part.use,
+        unknown_because=part.unknown_because,
     )
 
 

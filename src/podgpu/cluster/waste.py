@@ -44,6 +44,7 @@ class WasteRow(msgspec.Struct, omit_defaults=True, kw_only=True):
     cost_per_hour: float | None = None
     idle_since: int | None = None
     ended_at: int | None = None
+    unknown_because: str = ""  # reason why the idle time of a part of its GPUs is not known
 
 
 class WasteAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -145,13 +146,14 @@ def _row(name: PodId, owner: WorkloadOwner | None, pods: Sequence[_PodWaste]) ->
         cost_per_hour=now.cost_per_hour,
         idle_since=round(max(since)) if since and len(since) == len(held) else None,
         ended_at=round(max(ended)) if ended and all(pod.has_ended for pod in pods) else None,
+        unknown_because=max((part.unknown_because for part in held), default=""),
     )
 
 
 _COLUMNS = (
     *("namespace", "pod", "owner_kind", "owner_name", "job", "uid", "container_id"),
     *("gpus", "idle_gpus", "idle_hours", "allocated_hours", "wasted", "cost_per_hour"),
-    *("currency", "prices", "idle_since", "ended_at"),
+    *("currency", "prices", "idle_since", "ended_at", "unknown_because"),
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from podgpu.cluster.parts import MPS_REASON
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.host import read_kernel_driver
 from podgpu.errors import SourceError, StartError, few_of
@@ -284,6 +285,20 @@ def check_usage(
         replace(finding, text=f"GPU{'s' * (len(numbers) > 1)} {few_of(numbers)}: {finding.text}")
         for finding, numbers in findings.items()
     ]
+
+
+def check_mps(telemetry: Telemetry, gpus: Sequence[Device], workers: Workers, deadline: float) -> list[Finding]:
+    """Reports the GPUs that clients of MPS use now."""
+    results = workers.run({f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}, deadline)
+    shared = [gpu.index for gpu in gpus if any(p.mps for p in results[f"processes-{gpu.uuid}"].value or ())]
+    if not shared:
+        return []
+    text = (
+        f"GPU {few_of(shared)}: used by clients of MPS. The driver reports only the MPS server. Busy time, idle time,"
+        f" energy, waste, cost by use and values for autoscaling of these containers are {MPS_REASON}, unless all"
+        " clients on the GPU belong to one container"
+    )
+    return [note("MPS", text)]
 
 
 def _check_switches(capability: Capability) -> Finding:

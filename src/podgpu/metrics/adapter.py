@@ -59,6 +59,7 @@ class OwnRule(NamedTuple):
 OWN_RULES = {
     **{n: OwnRule(spec.part, spec.member, spec.factor) for n, spec in families_in("exporter").items() if spec.part},
     "podgpu_allocation_info": OwnRule("holder", "source", label="source"),
+    "podgpu_device_usage_method": OwnRule("slot_usage", "method", label="method"),
     "podgpu_device_last_holder_info": OwnRule("holder", "is_last"),
     "podgpu_device_condition_since_timestamp_seconds": OwnRule("conditions", "{}", label="condition"),
     "podgpu_exporter_source_up": OwnRule("sources", "{}", label="source"),

@@ -15,6 +15,7 @@ from podgpu.metrics.fields import table_rows
 LOST, UNREADABLE, XID, NVLINK = "lost", "unreadable", "xid", "nvlink"
 THERMAL, POWER_BRAKE = "thermal", "power_brake"
 DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
+UNALLOCATED = "unallocated_use"
 FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap_pending", 311: "ecc"}
 """DCGM field id -> condition that is present while the field is above 0."""
 _MAX_XIDS = 6  # maximum number of XIDs in the detail of a condition
@@ -56,6 +57,8 @@ def words_for(condition: str, detail: str = "") -> tuple[str, str]:
         return spec.says.format(detail=_describe_xids(detail)), _xid_action(detail)
     if condition == NVLINK:
         return spec.says.format(detail=detail.replace("/", " of its ") or "some of its"), spec.do
+    if condition == UNALLOCATED:
+        return spec.says.format(detail=detail or "a container"), spec.do
     return spec.says.format(detail=f" ({detail})" if detail else ""), spec.do
 
 

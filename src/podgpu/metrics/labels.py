@@ -32,6 +32,7 @@ class Policy:
     old_namespace: bool = False  # label names of dcgm-exporter 1.x: uuid, pod_name, pod_namespace, container_name
     replace_blanks_in_model_name: bool = False
     pod_uid: bool = False
+    dcgm_holders: bool = True  # holders' labels on DCGM series; if False, only on podgpu's own series
     virtual_gpus: bool = False  # one series per holder of a shared device
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False

@@ -13,7 +13,16 @@ from typing import Literal, TypeVar
 from msgspec import structs
 
 from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
-from podgpu.model import Assignment, Device, DeviceUsage, Workload, WorkloadKey, device_key, parts_of, physical
+from podgpu.model import (
+    Assignment,
+    Device,
+    DeviceUsage,
+    Workload,
+    WorkloadKey,
+    device_key,
+    parts_of,
+    physical,
+)
 from podgpu.usage.owners import Owners
 
 K = TypeVar("K")
@@ -39,6 +48,7 @@ class DeviceTurn:
     usage: DeviceUsage  # the window is 0 if the device did not answer
     holders: Mapping[Workload, float | None] = field(default_factory=dict)  # share of each holder; None if unknown
     processes: tuple[ProcessSample, ...] | None = None  # None if not visible, for example without hostPID
+    mps_busy_ns: int | None = None  # busy time of all MPS clients; None if there are none, or if it has one owner
 
     @property
     def device(self) -> Device:
@@ -162,12 +172,16 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
         return "host" if user.uid and name.uid and user.uid != name.uid else name
 
     # The driver reports the busy time of all MPS clients for the MPS server. It is attributed if they have one owner.
+    servers = owners.mps_servers.intersection(pids)
     clients = {pid for pid, process in listed.items() if process.mps and pid not in busy}
-    client_owners = {find_owner(pid) for pid in clients} if owners.mps_servers.intersection(pids) else set[Owner]()
+    client_owners = {find_owner(pid) for pid in clients} if servers else set[Owner]()
     sole_owner = client_owners.pop() if len(client_owners) == 1 else None
+    mps_busy_ns = None
+    if clients and sole_owner is None:
+        mps_busy_ns = sum(busy.get(pid) or 0 for pid in servers) if servers else usage.busy_ns or 0
 
     def make_sample(pid: int) -> ProcessSample:
-        owner = sole_owner or "host" if clients and pid in owners.mps_servers else find_owner(pid)
+        owner = sole_owner or "host" if pid in servers else find_owner(pid)
         is_measured = pid not in clients or sole_owner is not None
         memory = listed[pid].memory if pid in listed else None
         return ProcessSample(pid, owner, busy.get(pid, 0) if is_measured else None, memory, pid not in listed)
@@ -176,6 +190,7 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
         usage,
         {names[key]: None if shares[key][0] < 0 else shares[key][0] for key in sorted(shares)},
         None if usage.processes is None else tuple(map(make_sample, pids)),
+        mps_busy_ns,
     )
 
 
@@ -242,9 +257,15 @@ def compute_idle(device: DeviceTurn, workload: Workload, busy: Division, elapsed
     return elapsed_ns if is_certain else None
 
 
-def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int, int]]:
-    """Returns the minimum and maximum busy time of each workload. The attributed time lies between them."""
+def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int | None, int]]:
+    """Returns the minimum and maximum busy time of each workload. The attributed time lies between them.
+
+    A client of MPS has only a maximum: the busy time of the server.
+    """
     usage, parts = device.usage, busy.parts
+    if device.mps_busy_ns is not None:
+        clients = {process.owner for process in device.processes or () if process.busy_ns is None}
+        return {owner: (None, device.mps_busy_ns) for owner in clients if isinstance(owner, Workload)}
     if not usage.bounded or parts is None or busy.total is None:
         return {}
     owners = {process.pid: process.owner for process in device.processes or ()}

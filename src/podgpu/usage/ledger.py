@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from msgspec import structs
@@ -65,6 +65,8 @@ class Account:
     utilization: float | None = None  # busy fraction of the last turn
     power_ratio: float | None = None  # fraction of the GPU's energy between the last two readings
     idle_streak_ns: int | None = None  # idle time since it was last busy
+    is_mps_client: bool = False  # its busy time is not known, only that of the MPS server
+    unallocated_ns: int = 0  # time for which it has used the device without an allocation
 
     def charge(self, increment: UsageCounters) -> None:
         """Adds to the counters of the workload and of its namespace."""
@@ -73,9 +75,20 @@ class Account:
         may_have_run = increment.busy_ns is not None and (increment.busy_ns > 0 or increment.idle_ns is None)
         self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
 
-    def to_usage(self, at: float) -> HolderUsage:
+    def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
+        """Returns the increments of the bounds. A bound that exists stays one in turns without bounds."""
+        if bounds is not None and bounds[0] is None and self.counters.busy_max_ns is None:
+            return None, bounds[1] + (self.counters.busy_ns or 0)
+        if bounds is None and self.counters.busy_max_ns is not None:
+            return part if self.counters.busy_min_ns is not None else None, part
+        return bounds or (None, None)
+
+    def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
         """Omits counters that are not being updated while the workload may be running."""
-        counters = self.counters if self.is_measured else UsageCounters(self.counters.allocated_ns)
+        counters = self.counters
+        if not self.is_measured:
+            busy_max_ns = counters.busy_max_ns if self.is_mps_client else None
+            counters = UsageCounters(counters.allocated_ns, busy_max_ns=busy_max_ns)
         streak_ns = self.idle_streak_ns if self.is_measured else None
         return HolderUsage(
             utilization_ratio=self.utilization,
@@ -89,6 +102,7 @@ class Account:
             energy_mj=counters.energy_mj,
             power_ratio=self.power_ratio,
             idle_since=at - streak_ns / NS if streak_ns else None,
+            unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
         )
 
 
@@ -168,8 +182,12 @@ class EnergyWindow:
 class Ledger:
     """Adds up the usage of all devices of a node. Not thread-safe."""
 
-    def __init__(self, max_namespaces: int = MAX_NAMESPACES) -> None:
+    def __init__(self, max_namespaces: int = MAX_NAMESPACES, unallocated_after: float = 60.0) -> None:
+        """Use without an allocation is reported after `unallocated_after` seconds, because it is normal while a pod
+        starts or ends.
+        """
         self._max_namespaces = max_namespaces
+        self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
         self._devices: dict[str, DeviceAccount] = {}  # includes removed devices, which may return
@@ -180,14 +198,22 @@ class Ledger:
         self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
         self._windows: dict[str, EnergyWindow] = {}  # by GPU UUID
 
-    def charge(self, gpus: Sequence[GpuTurn], elapsed_ns: int) -> None:
+    def charge(
+        self, gpus: Sequence[GpuTurn], elapsed_ns: int, unallocated: Collection[tuple[str, WorkloadKey]] = ()
+    ) -> None:
         """Adds one turn. `elapsed_ns` is the monotonic time since the previous turn.
+
+        `unallocated` contains device and workload of each use without an allocation.
 
         Devices that are not in `gpus` are removed from the snapshot. If they return, their counters continue.
         """
         self._remove_missing(gpus)
         for gpu in gpus:
             charged = [self._charge_time(device, elapsed_ns) for device in gpu.devices]
+            for one in charged:
+                for workload, account in one.accounts.items():
+                    is_allocated = (one.device.device.key, workload.key) not in unallocated
+                    account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
             if gpu.answered:
                 self._charge_energy(gpu, charged, elapsed_ns)
         self._evict()
@@ -195,7 +221,10 @@ class Ledger:
     def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
         """Returns the usage of holders and other users by device key. `at` is the Unix time of the last turn."""
         return {
-            key: tuple((account.workload, account.to_usage(at)) for _, account in sorted(accounts.items()))
+            key: tuple(
+                (account.workload, account.to_usage(at, self._unallocated_after_ns))
+                for _, account in sorted(accounts.items())
+            )
             for key, accounts in self._accounts.items()
         }
 
@@ -219,7 +248,10 @@ class Ledger:
             share, part = turn.holders.get(workload), busy.part(workload)
             allocated = None if share is None else round(share * elapsed_ns)
             idle = compute_idle(turn, workload, busy, elapsed_ns)
-            account.charge(UsageCounters(allocated, part, idle, None, *bounds.get(workload, ())))
+            account.is_mps_client = workload in bounds and turn.mps_busy_ns is not None
+            account.charge(
+                UsageCounters(allocated, part, idle, None, *account.extend_bounds(bounds.get(workload), part))
+            )
             account.utilization = part / window_ns if part is not None and window_ns else None
             account.memory = None if memory.parts is None else memory.parts.get(workload)
             account.processes = processes.get(workload)
@@ -231,6 +263,8 @@ class Ledger:
         device.utilization = busy.total / window_ns if busy.total is not None and window_ns else None
         device.memory = memory
         device.method = None if busy.parts is None else turn.usage.method
+        if turn.mps_busy_ns is not None:
+            device.method = "mps"
         device.has_seen_processes |= turn.processes is not None
         return _Charged(turn, busy, accounts)
 

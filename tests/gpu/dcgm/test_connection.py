@@ -20,9 +20,6 @@ def refusal(bench: Bench) -> SourceError:
     return caught.value
 
 
-# -- loss and return -------------------------------------------------------------------------------------------------
-
-
 def test_a_lost_connection_comes_back_with_its_watches(bench: Bench) -> None:
     bench.read(*PLAIN)
     watches = bench.double.told("watches")
@@ -47,9 +44,6 @@ def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
     bench.double.tick()
     bench.double.speak(0)
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
-
-
-# -- library and versions --------------------------------------------------------------------------------------------
 
 
 def test_a_missing_library_is_one_line_with_the_way_out(double: Double, tmp_path: Path) -> None:
@@ -78,9 +72,6 @@ def test_dcgm_3_works_too(bench: Bench) -> None:
     assert len(details) == 10
 
 
-# -- embedded --------------------------------------------------------------------------------------------------------
-
-
 def test_without_an_address_the_engine_runs_inside(double: Double) -> None:
     double.gpu(0)
     double.speak(0)
@@ -89,9 +80,6 @@ def test_without_an_address_the_engine_runs_inside(double: Double) -> None:
     assert (double.told("severity"), double.call("address")) == (0, b"")
     assert bench.telemetry.release(1.0)
     assert (double.told("alive"), double.told("initialised")) == (0, 0)
-
-
-# -- addresses -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,9 +106,6 @@ def test_bad_addresses_are_named(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_address(text)
     assert "-r" in str(caught.value)
-
-
-# -- companion driver ------------------------------------------------------------------------------------------------
 
 
 def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Double) -> None:

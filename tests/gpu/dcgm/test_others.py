@@ -26,9 +26,6 @@ def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
     return of_gpu(bench.read(*PLAIN, name, index=index)).details
 
 
-# -- health and reach ------------------------------------------------------------------------------------------------
-
-
 def test_the_worst_incident_per_watch_and_gpu_counts(bench: Bench) -> None:
     bench.double.call("incident", 0, PCIE, 20, 3)
     bench.double.call("incident", 0, PCIE, 10, 46)
@@ -50,9 +47,6 @@ def test_reach_over_nvlink(bench: Bench) -> None:
     bench.double.call("peer", 1, 0, 3)
     assert judged(bench, P2P) == (Detail(9004, (("link_status", "OK"), ("peer_gpu", "1")), 0),)
     assert judged(bench, P2P, 1) == (Detail(9004, (("link_status", "TopologyNotSupported"), ("peer_gpu", "0")), 3),)
-
-
-# -- what is no GPU --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -80,21 +74,6 @@ def fabric(double: Double) -> Double:
 def others(bench: Bench) -> tuple[OtherReading, ...]:
     bench.telemetry.inventory()
     return bench.telemetry.read_others(fields_named(*PLAIN, *OTHERS)).others
-
-
-def test_switches_links_and_cpus_have_labels_of_their_own(fabric: Double) -> None:
-    assert [o for o in others(Bench(fabric)) if o.values] == [
-        OtherReading("SWITCH", (("nvswitch", "nvswitch0"),), {SWITCH_TEMP: 50}),
-        OtherReading("LINK", (("nvlink", "4"), ("nvswitch", "nvswitch0")), {SWITCH_LINK_FLIT: 4}),
-        OtherReading("SWITCH", (("nvswitch", "nvswitch1"),), {SWITCH_TEMP: 51}),
-        OtherReading("LINK", (("nvlink", "4"), ("nvswitch", "nvswitch1")), {SWITCH_LINK_FLIT: 14}),
-        OtherReading("CPU", (("cpu", "0"),), {CPU_POWER: 100.0}),
-        OtherReading("CPU_CORE", (("cpucore", "0"), ("cpu", "0")), {CPU_UTIL: 0.5}),
-        OtherReading("CPU_CORE", (("cpucore", "1"), ("cpu", "0")), {CPU_UTIL: 0.5}),
-        OtherReading("CPU", (("cpu", "1"),), {CPU_POWER: 101.0}),
-        OtherReading("CPU_CORE", (("cpucore", "72"), ("cpu", "1")), {CPU_UTIL: 0.5}),
-        OtherReading("CPU_CORE", (("cpucore", "73"), ("cpu", "1")), {CPU_UTIL: 0.5}),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,6 @@ def test_one_field_the_engine_refuses_costs_only_itself(bench: Bench) -> None:
     assert answer.unsupported == ((uuid_of(0), UTIL),)
 
 
-# -- MIG -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def mig(double: Double) -> Bench:
     double.gpu(0, mig=True, model="NVIDIA A100-SXM4-40GB")
@@ -130,17 +127,6 @@ def mig(double: Double) -> Bench:
         double.int((GI, entity), FB_USED, used)
         double.double((GI, entity), GR_ACTIVE, used / 1000)
     return Bench(double)
-
-
-def test_instances_have_nvmls_ids_and_profiles(mig: Bench) -> None:
-    devices = [r.device for r in mig.read(*PLAIN).readings]
-    assert [(d.gi_id, d.profile, d.mig_uuids) for d in devices] == [
-        (None, "", ()),
-        (2, "3g.20gb", ("MIG-0-2",)),
-        (9, "1g.5gb", ("MIG-0-9",)),
-    ]
-    assert {d.uuid for d in devices} == {uuid_of(0)}
-    assert devices[0].mig_enabled
 
 
 def test_a_changed_layout_is_followed(mig: Bench) -> None:

@@ -262,7 +262,7 @@ function isMap(found, criteria) {
 function emptyText(devices, criteria) {
   if (devices.length && criteria.state === "broken") return "No GPU is broken.";
   if (devices.length || isFiltered(criteria)) return "No GPU matches the filter. Press Escape to clear it.";
-  return "No GPU to show. The notes above say why, if podgpu knows.";
+  return "No GPU to show. See the notes above for the reason.";
 }
 
 new Page().start();

@@ -52,7 +52,7 @@ export async function answerOf(url, signal) {
     if (response.ok && data?.api === "podgpu/v1") return { state: "ready", data };
     const message = typeof data?.error === "string" ? data.error : "";
     if (response.status === 404) return { state: "missing", message };
-    return { state: "failed", message: message || `The server answers ${response.status}` };
+    return { state: "failed", message: message || `The server responds with ${response.status}` };
   } catch {
     return { state: "failed", message: "No answer from the server" };
   }

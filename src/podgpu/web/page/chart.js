@@ -67,7 +67,7 @@ function restText(values, write, withLeast = false) {
     sum += value;
   }
   const mean = `mean ${write(sum / values.length)}`;
-  return withLeast ? `${mean} \u00b7 ${write(least)} to ${write(most)}` : `${mean} \u00b7 most ${write(most)}`;
+  return withLeast ? `${mean} \u00b7 ${write(least)} to ${write(most)}` : `${mean} \u00b7 max ${write(most)}`;
 }
 
 function meanOf(lines) {

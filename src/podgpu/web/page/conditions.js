@@ -15,7 +15,9 @@ const TITLES = {
   nvlink: "NVLink down",
   driver_away: "Driver away",
   node_gone: "Node gone",
+  unallocated_use: "Used without an allocation",
 };
+const OF_WORKLOADS = new Set(["unallocated_use"]); // the GPU itself is well
 const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);
 
 const NOTHING = []; // shared, because nearly every GPU has no conditions
@@ -24,7 +26,11 @@ export function conditionTitle(name) {
   return TITLES[name] ?? String(name).replaceAll("_", " ");
 }
 
-// "broken" is red, "warning" is amber, "" has no colour. A GPU with any condition is counted as broken.
+export function isBroken(conditions) {
+  return conditions.some((condition) => !OF_WORKLOADS.has(condition.name));
+}
+
+// "broken" is red, "warning" is amber, "" has no colour.
 export function severityOf(conditions) {
   if (!conditions.length) return "";
   return conditions.some((condition) => GRAVE.has(condition.name)) ? "broken" : "warning";

@@ -1,6 +1,6 @@
 // Turns the JSON of api/v1/view into a flat list of GPUs with the values for filters, sorting and drawing.
 
-import { conditionsOf, gathered, severityOf } from "./conditions.js";
+import { conditionsOf, gathered, isBroken, severityOf } from "./conditions.js";
 import { amountsOf } from "./totals.js";
 
 const BUCKETS = 5;
@@ -40,7 +40,7 @@ function deviceOf(gpu, node, picture, now) {
   const { holders } = device;
   device.conditions = gathered([device.ownConditions, ...parts.map((part) => part.ownConditions)]);
   const absent = device.absent || parts.some((part) => part.absent);
-  device.broken = device.conditions.length > 0 || absent;
+  device.broken = isBroken(device.conditions) || absent;
   device.severity = absent ? "broken" : severityOf(device.conditions);
   device.amounts = amountsOf(device);
   device.held = holders.length > 0;
@@ -98,6 +98,7 @@ function holdersOf(of, part) {
     cost: holder.cost_per_hour,
     amount: holder.part ?? 0, // of the physical GPU
     use: holder.use ?? "unknown",
+    unknownBecause: holder.unknown_because,
     part,
   }));
 }

@@ -64,9 +64,9 @@ export class Feed {
     if (response.status === 304) return this.fault ? this.picture : undefined;
     if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
     if (response.status === 429) throw new Refused("Too many requests, trying again");
-    if (!response.ok) throw new Refused(`The server answers ${response.status}, trying again`);
+    if (!response.ok) throw new Refused(`The server responds with ${response.status}, trying again`);
     const picture = await response.json();
-    if (picture.api !== "podgpu/v1") throw new Refused("Not podgpu's answer, trying again");
+    if (picture.api !== "podgpu/v1") throw new Refused("The response is not from podgpu, trying again");
     this.picture = picture;
     this.etag = response.headers.get("ETag") ?? "";
     return picture;

@@ -10,7 +10,7 @@ import { brokenText, idleText, Troubles } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
 
 const EVERY_SECONDS = 10;
-const NO_FIELDS = "This server tells no more of it: its podgpu is older than this page.";
+const NO_FIELDS = "This server provides no details: its podgpu is older than this page.";
 
 export class GpuView {
   constructor(context, onAnswer) {
@@ -38,7 +38,7 @@ export class GpuView {
     this.sourceSection = h("section", {}, h("h3", {}, "Sources"), this.sources);
     this.method = h("p", { class: "about" });
     this.about = h("p", { class: "about" });
-    const more = h("section", { class: "known" }, h("h2", {}, "Everything podgpu knows of it"), this.about, this.xidSection, this.fields, this.sourceSection, this.method);
+    const more = h("section", { class: "known" }, h("h2", {}, "All fields"), this.about, this.xidSection, this.fields, this.sourceSection, this.method);
     this.element = h("div", { class: "pod gpu" }, this.back, title, this.uuid, this.troubles.element, this.facts, this.holding, this.parts, this.timeline.element, more);
   }
 
@@ -66,7 +66,7 @@ export class GpuView {
     setText(this.model, plain(device?.model ?? known?.gpu?.model ?? ""));
     showText(this.node, device || known ? `on ${plain(device?.node ?? known?.node ?? "")}` : "");
     setText(this.uuid, plain(uuid));
-    const badge = device ? (device.broken ? brokenText(device) : idleText(device, now)) : "not there now";
+    const badge = device ? (device.broken ? brokenText(device) : idleText(device, now)) : "not present";
     showText(this.badge, badge);
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
     this.troubles.element.hidden = !device;
@@ -110,7 +110,7 @@ export class GpuView {
     place(this.fields, fieldSections(list("fields")));
     place(this.sources, sourceRows(list("sources")));
     this.sourceSection.hidden = !list("sources").length;
-    showText(this.method, data?.method ? `Use is measured by: ${plain(data.method)}` : "");
+    showText(this.method, data?.method ? `Usage measured by: ${plain(data.method)}` : "");
   }
 }
 

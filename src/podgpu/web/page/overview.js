@@ -115,7 +115,7 @@ export class Overview {
   }
 }
 
-const NO_PRICES_HINT = "No cost is shown, as no prices are set. Start podgpu with";
+const NO_PRICES_HINT = "No cost is shown, because no prices are set. Start podgpu with";
 const EXAMPLE_HINT = "The prices are examples. Set yours with";
 
 function stateText(feed) {

@@ -91,10 +91,11 @@ function factsOf(held, isOwn, context) {
   const cost = sum(own, ([, holder]) => holder.cost);
   const wasted = sum(own, ([, holder]) => (holder.use === "idle" ? holder.cost : undefined));
   const [, first] = own[0] ?? [];
+  const unknown = own.map(([, holder]) => holder.unknownBecause).find(Boolean);
   return [
     first?.owner && fact("Owner", ownerLink(first)),
     fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`),
-    fact("Mean utilisation", percent(busy.known ? busy.total / busy.known : undefined)),
+    fact("Mean utilisation", unknown ?? percent(busy.known ? busy.total / busy.known : undefined)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     power.known === held.length && fact("Power", watts(power.total)),
     known(own, "busySeconds", "Busy", duration),

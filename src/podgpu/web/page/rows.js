@@ -38,11 +38,11 @@ function rowsOf(device, chosen) {
 }
 
 export function freeText(isFree) {
-  return isFree ? "Free" : "Nobody is known to hold it";
+  return isFree ? "Free" : "Holder unknown";
 }
 
 export function holderText(device) {
-  if (device.absent || device.old) return "Nobody held it";
+  if (device.absent || device.old) return "No holder";
   return freeText(!device.mayWork);
 }
 

@@ -18,7 +18,7 @@ export class Tile {
     this.badge = h("span", { class: "badge" });
     this.ratio = h("span", { class: "tile-ratio" });
     this.whole = h("span", { class: "tile-whole" });
-    this.spark = new Sparkline("Utilisation of late");
+    this.spark = new Sparkline("Recent utilisation");
     this.load = h("div", { class: "tile-load" }, this.ratio, this.whole, this.spark.element);
     this.bar = h("div", { class: "bar", "aria-hidden": "true" });
     this.memory = new Figure("Memory");
@@ -67,7 +67,7 @@ export class Tile {
     const own = this.chosen && device.holders.length > 1 ? device.holders.find(this.chosen) : undefined;
     setText(this.ratio, percent(own ? ownUtilization(device, own) : device.utilization));
     setAttribute(this.ratio, "title", device.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
-    showText(this.whole, own ? `of ${percent(device.utilization)} in all` : "");
+    showText(this.whole, own ? `of ${percent(device.utilization)} total` : "");
     place(this.bar, segments(device, own));
     this.memory.show(memoryOf(device.memoryUsed, device.memoryTotal));
     this.power.show(watts(device.power));

@@ -40,7 +40,7 @@ export class Timeline {
     this.area = area;
     this.spoken = h("p", { class: "announced", "aria-live": "polite" });
     this.marks = h("ul", { class: "marks" });
-    this.markSection = h("section", {}, h("h3", {}, "What went wrong"), this.marks);
+    this.markSection = h("section", {}, h("h3", {}, "Problems"), this.marks);
     const head = h("div", { class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways), this.about);
     this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken, this.markSection);
     this.plot.addEventListener("pointermove", (event) => this.point(event));

@@ -123,6 +123,7 @@ function columnsOf(by, rows, currency, now) {
     number("gpus", "GPUs", parts),
     number("idle_gpus", "Idle now", parts, isSome),
     { name: "idle_for", title: "Idle for", value: (row) => (row.idle_since ? now - row.idle_since : undefined), write: duration },
+    { name: "unknown_because", title: "Idle time", value: (row) => row.unknown_because },
     number("idle_hours", "Idle hours", amount),
     number("allocated_hours", "Allocated hours", amount),
     { name: "idle_part", title: "Idle of allocated", value: idlePart, write: percent },

@@ -93,6 +93,9 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if $kubernetes.virtualGpus }}
 - {name: KUBERNETES_VIRTUAL_GPUS, value: "true"}
 {{- end }}
+{{- if not $kubernetes.dcgmHolderLabels }}
+- {name: PODGPU_DCGM_HOLDER_LABELS, value: "false"}
+{{- end }}
 {{- with include "podgpu.exporter.allocation" . }}
 - {name: PODGPU_ALLOCATION, value: {{ . | quote }}}
 {{- end }}

@@ -1,0 +1,80 @@
+"""`--dcgm-holder-labels=false`: the shipped rules restore the pod labels, on a real Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podgpu.metrics.parse import ParsedSample, parse_text
+from tests.cluster.real_servers import needs, prometheus
+from tests.metrics.test_opencost import ask
+from tests.nodes.clock import wait_until
+from tests.nodes.node import Description, node_of, read_description
+from tests.web.server import running
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules" / "podgpu-holders.yaml"
+RECORDED = {
+    "podgpu:holder_gpu_util:percent": "DCGM_FI_DEV_GPU_UTIL",
+    "podgpu:holder_gpu_power:watts": "DCGM_FI_DEV_POWER_USAGE",
+    "podgpu:holder_gpu_tensor_active:ratio": "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+}
+KEY = ("UUID", "GPU_I_ID", "modelName", "namespace", "pod", "container")
+OFF = "--dcgm-holder-labels=false"
+
+
+def scenario(name: str, *arguments: str) -> Description:
+    described = read_description(ROOT / "tests" / "nodes" / name)
+    return replace(described, arguments=[*described.arguments, *arguments])
+
+
+def samples(text: str) -> list[ParsedSample]:
+    return [sample for family in parse_text(text) for sample in family.samples]
+
+
+def read_metrics(folder: Path, described: Description) -> list[ParsedSample]:
+    folder.mkdir()
+    with node_of(described, folder) as node:
+        node.take_turns()
+        with running(node.agent) as client:
+            return samples(client.ask("/metrics").text)
+
+
+@pytest.mark.parametrize("name", ["mig", "shared", "hpc"])
+def test_holders_are_only_in_podgpu_s_series(folder: Path, name: str) -> None:
+    with_labels = read_metrics(folder / "on", scenario(name))
+    without = read_metrics(folder / "off", scenario(name, OFF))
+    holder = {"namespace", "pod", "container", "hpc_job"}
+    assert any(holder & sample.labels.keys() for sample in with_labels if sample.name.startswith("DCGM_"))
+    assert not any(holder & sample.labels.keys() for sample in without if sample.name.startswith("DCGM_"))
+    for name in ("podgpu_allocation_info", "podgpu_container_gpu_processes"):
+        assert [s.labels for s in without if s.name == name] == [s.labels for s in with_labels if s.name == name]
+
+
+@needs("prometheus")
+@pytest.mark.parametrize("name", ["mig", "shared"])
+def test_the_rules_restore_the_labels(folder: Path, name: str) -> None:
+    expected = {
+        (record, tuple(sample.labels.get(label, "") for label in KEY)): sample.value
+        for sample in read_metrics(folder / "on", scenario(name))
+        for record, field in RECORDED.items()
+        if sample.name == field and "pod" in sample.labels
+    }
+    assert expected
+    (folder / "off").mkdir()
+    with node_of(scenario(name, OFF), folder / "off") as node:
+        node.take_turns()
+        with running(node.agent) as client:
+            target = f"{client.address.host}:{client.address.port}"
+            job = f"{{job_name: gpu, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}"
+            timing = "global: {scrape_interval: 1s, evaluation_interval: 1s}"
+            configuration = f"{{{timing}, rule_files: ['{RULES}'], scrape_configs: [{job}]}}"
+            with prometheus(folder, configuration=configuration) as server:
+                names = "|".join(RECORDED)
+                wait_until(lambda: bool(ask(server, "podgpu:holder_gpu_util:percent")), "the rules have run")
+                recorded = ask(server, f'{{__name__=~"{names}"}}')
+    assert {
+        (labels["__name__"], tuple(labels.get(label, "") for label in KEY)): value for labels, value in recorded
+    } == expected
