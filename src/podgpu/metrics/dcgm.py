@@ -24,6 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
     with_attributes,
 )
+from podgpu.metrics.names import converted, factor_1x
 from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
 
 Values = Mapping[str, Value]
@@ -117,10 +118,11 @@ def _samples(
                 for count, attributes in collector(row.slot, policy):
                     yield Sample(with_attributes(row.labels, *attributes), count)
         return
+    factor = factor_1x(counter.field) if counter.name == counter.field.name_1x else 1.0
     for row in rows:
         value = row.values.get(field)
         if value is not None and not isinstance(value, str):
-            yield Sample(row.labels, value)
+            yield Sample(row.labels, value if factor == 1.0 else converted(counter.field, value, factor))
     for row in rows:
         for name, labels, detail in row.slot.details if row.has_details else ():
             if name == field:
