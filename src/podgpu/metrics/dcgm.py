@@ -24,6 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
     with_attributes,
 )
+from podgpu.metrics.names import converted, factor_1x
 from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
 
 Values = Mapping[str, Value]
@@ -124,7 +125,9 @@ def _samples(
                 for value, attributes in collector(row.slot, policy):
                     yield Sample(with_attributes(row.labels, *attributes), value)
         return
-    yield from _field_samples(counter.field.name, rows, policy)
+    factor = factor_1x(counter.field) if counter.name == counter.field.name_1x else 1.0
+    for sample in _field_samples(counter.field.name, rows, policy):
+        yield sample if factor == 1.0 else Sample(sample.labels, converted(counter.field, sample.value, factor))
     for row in rows:
         for field, labels, detail in row.details:
             if field == counter.field.name:
