@@ -24,7 +24,7 @@ from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
 from podgpu.web.app import PROBE_OPTION, load_protection
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
-from podgpu.web.node_page import node_recorder, node_waste
+from podgpu.web.node_page import node_recorder, node_usage
 from podgpu.web.sockets import Address, open_systemd_sockets, parse_address
 
 if TYPE_CHECKING:  # imports bcrypt and YAML, which are needed only with --web-config-file
@@ -88,7 +88,7 @@ def _serve(
         protection,
         sockets,
         options["web_enable_lifecycle"],
-        page=PageSources(recorder, prices, node_waste(agent, recorder, prices)),
+        page=PageSources(recorder, prices, node_usage(agent, recorder, prices)),
         services=[recorder],
         limits=RequestLimits(
             options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
