@@ -26,6 +26,7 @@ from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 BURSTS = [(40.0, 100.0), (10.0, 100.0), (28.0, 100.0)]
 MEMORY = "podgpu_container_gpu_memory_used_bytes"
+MAXIMUM = "podgpu_container_gpu_busy_seconds_max_total"
 ENERGY = "podgpu_container_gpu_energy_joules_total"
 ENGINE, TENSOR = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
 
@@ -67,6 +68,7 @@ def check_mps(bench: Bench) -> None:
         bench.check(f"MPS: method {method_of(text)}", method_of(text) == "mps")
         bench.check("MPS: no busy time of clients", not pods_with(text, BUSY, tenants))
         bench.check("MPS: no energy of clients", not pods_with(text, ENERGY, tenants))
+        bench.check("MPS: upper bound of every client", pods_with(text, MAXIMUM, tenants) == ["0", "1", "2"])
         bench.check("MPS: memory of every client", pods_with(text, MEMORY, tenants) == ["0", "1", "2"])
         (bench.folder / "mps.prom").write_text(text)
     with mps_daemon(), bench.loads(BURSTS[:1]) as tenants, exporter(bench, tenants, "exact"):

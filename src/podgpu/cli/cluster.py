@@ -144,9 +144,7 @@ def _prometheus_collector(
     server = _prometheus_server(options)
 
     def make() -> Collector:
-        return PrometheusCollector(
-            server, settings, keep_fields=settings.keep_fields, owners=owners.all if owners else dict
-        )
+        return PrometheusCollector(server, settings, owners=owners.all if owners else dict)
 
     with _naming_option("--prometheus"):
         make()  # raises errors in the options at start
@@ -178,11 +176,10 @@ def _scrape_collector(
         wait()
         return ScrapeCollector(
             targets,
+            settings,
             access,
             timeout=min(_SCRAPE_TIMEOUT, settings.interval),
-            keep_fields=settings.keep_fields,
             node_labels=node_labels,
-            drop_after=settings.drop_after,
             owners=owners.all if owners else dict,
             notes=notes,
         )

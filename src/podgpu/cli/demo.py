@@ -87,9 +87,7 @@ def run_demo(
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
-            lambda: ScrapeCollector(
-                FixedTargets(targets), keep_fields=CLUSTER.keep_fields, owners=lambda: find_owners(nodes)
-            ),
+            lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)),
             CLUSTER,
             prices,
         )

@@ -83,8 +83,10 @@ def _dashed(model: str) -> str:
 
 def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
     """Returns a note that lists the models without a price."""
+    if not prices.currency:
+        return ()
     unpriced = sorted({model or "devices of an unknown model" for model in models if prices.of(model).gpu_hour is None})
-    if not prices.currency or not unpriced:
+    if not unpriced:
         return ()
     action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
     return (f"there is no price for {few_of(unpriced)}: costs do not include them; {action}",)

@@ -82,7 +82,14 @@ def meaning(name: str) -> Meaning | None:
     field = field_named(name)
     if field is None:
         return None
+    if name == field.name_1x:
+        return Meaning(field, factor_1x(field))
     return Meaning(field, 1.0) if field.legacy is None else Meaning(fields()[field.legacy], field.factor)
+
+
+def factor_1x(field: Field) -> float:
+    """Returns the factor from a field's value to its value in dcgm-exporter 1.x, which printed durations in µs."""
+    return 1e-3 if field.unit == "ns" else 1.0
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:
