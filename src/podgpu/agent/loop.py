@@ -195,7 +195,7 @@ class Agent:
             pod_labels=self._pod_labels(),
             configured=frozenset(counter.field.id for counter in policy.counters),
         )
-        node = settings.node_name or policy.hostname
+        node = settings.node_name or policy.hostname or "this node"
         return Published(build_node_state(results, node, self._exporter_id, settings.interval), policy, self._read_at)
 
     def warm_up(self) -> None:
