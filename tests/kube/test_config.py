@@ -89,23 +89,12 @@ def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
         "command": "./bin/login",
         "args": ["--cluster", "lab"],
         "env": [{"name": "PROFILE", "value": "ops"}],
-        "provideClusterInfo": True,
         "interactiveMode": "IfAvailable",
-        "installHint": "get it\nfrom us",
     }
-    cluster = {
-        "certificate-authority-data": PEM64,
-        "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "lab"}}],
-    }
-    found = load_config(write(tmp_path / "config", kubeconfig(cluster, {"exec": plugin}))).plugin
+    found = load_config(write(tmp_path / "config", kubeconfig(user={"exec": plugin}))).plugin
     assert found is not None
     assert (found.command, found.args) == (f"{tmp_path}/./bin/login", ("--cluster", "lab"))
     assert [(variable.name, variable.value) for variable in found.env or ()] == [("PROFILE", "ops")]
-    assert found.cluster == {
-        "server": "https://10.0.0.1:6443",
-        "certificate-authority-data": PEM64,
-        "config": {"audience": "lab"},
-    }
 
 
 def test_nothing_hidden_shows(tmp_path: Path) -> None:

@@ -87,16 +87,16 @@ def test_a_plugin_gives_a_token_or_a_certificate(tmp_path: Path) -> None:
     assert "'C'" not in repr(both)
 
 
-def test_a_plugin_is_told_the_cluster_its_variables_and_that_nobody_is_there(tmp_path: Path) -> None:
+def test_a_plugin_gets_its_variables_and_no_terminal(tmp_path: Path) -> None:
     told = tmp_path / "told"
     code = f"import os, sys\nopen({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])\n"
     code += printing("{'token': os.environ['PROFILE'] + repr(len(os.read(0, 9)))}")
-    made = run(plugin(tmp_path, code, env=(ExecVariable("PROFILE", "ops"),), cluster={"server": "https://h"}))
+    made = run(plugin(tmp_path, code, env=(ExecVariable("PROFILE", "ops"),)))
     assert made.token == "ops0"
     assert json.loads(told.read_text()) == {
         "apiVersion": V1,
         "kind": "ExecCredential",
-        "spec": {"interactive": False, "cluster": {"server": "https://h"}},
+        "spec": {"interactive": False},
     }
 
 
