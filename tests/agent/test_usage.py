@@ -187,14 +187,28 @@ def test_a_container_that_uses_a_gpu_it_was_not_given_is_reported_after_a_minute
     assert unallocated_use(node) == [], "it has an allocation now"
 
 
-@pytest.mark.parametrize("case", ["the kubelet is away", "an allocation is not mapped", "gpu-manager"])
+def test_a_container_on_a_gpu_of_nobody_is_reported_although_its_processes_name_it_as_holder(node: Node) -> None:
+    node.holders.more = {"offered": frozenset({node.uuid(0)})}
+    node.holders.now = [Assignment(node.uuid(0), Workload("ns", "train", "main"), "processes")]
+    node.work("train", 41, 0.5, GIB)
+    for _ in range(62):
+        node.turn()
+    assert unallocated_use(node) == ["ns/train/main"]
+
+
+@pytest.mark.parametrize(
+    "case", ["the kubelet is away", "an allocation is not mapped", "gpu-manager", "no device plugin"]
+)
 def test_use_is_not_called_unallocated_if_the_allocation_is_not_known(node: Node, case: str) -> None:
     train = Workload("ns", "train", "main")
+    if case != "no device plugin":
+        node.give("serve")
+        node.turn()
     if case == "the kubelet is away":
         node.holders.error = SourceError("unavailable", "no")
     elif case == "an allocation is not mapped":
         node.holders.more = {"unmapped": (Unmapped("kubelet", "unknown_device", "GPU-x", "nvidia.com/gpu", train),)}
-    else:
+    elif case == "gpu-manager":
         node.holders.more = {"vcuda": (VcudaRequest.for_holder(train, 50, 4),)}
     node.work("train", 41, 0.5, GIB)
     for _ in range(70):
