@@ -97,7 +97,7 @@ def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
     assert [(variable.name, variable.value) for variable in found.env or ()] == [("PROFILE", "ops")]
 
 
-def test_secrets_are_not_in_the_representation(tmp_path: Path) -> None:
+def test_the_representation_hides_credentials(tmp_path: Path) -> None:
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": "login",
