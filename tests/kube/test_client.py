@@ -1,4 +1,4 @@
-"""One question to a real HTTP server: the answer, or one of our errors that says what to do."""
+"""Requests to a real HTTP server, and the errors that explain failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def failure(config: ApiConfig, path: str = PODS, **options: Any) -> SourceError:
 
 @contextmanager
 def raw_server(answer: bytes) -> Iterator[str]:
-    """Whatever is asked, these bytes are the answer, and then the connection ends."""
+    """Answers every request with these bytes and closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -81,7 +81,7 @@ def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pyt
     assert len(server.requests) == 1  # the same token would be refused again
 
 
-def test_a_new_token_is_taken_up_when_the_old_one_is_refused(
+def test_a_new_token_is_read_after_the_old_one_is_rejected(
     server: SimulatedApiServer, config: ApiConfig, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -156,6 +156,6 @@ def test_an_answer_that_is_no_object(server: SimulatedApiServer, config: ApiConf
         (http("500 Oops", "Content-Length: 10", body="{"), "server_error"),
     ],
 )
-def test_answers_no_api_server_gives(config: ApiConfig, answer: bytes, reason: str) -> None:
+def test_answers_of_other_servers(config: ApiConfig, answer: bytes, reason: str) -> None:
     with raw_server(answer) as url:
         assert failure(replace(config, server=url)).reason == reason

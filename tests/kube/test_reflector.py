@@ -1,4 +1,4 @@
-"""A collection kept by list and watch, against a server that cuts, forgets, refuses, hangs and talks nonsense."""
+"""The reflector, with a server that closes connections, drops old versions, rejects, hangs and sends malformed data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_follows_the_collection(server: SimulatedApiServer, watch: MakeWatche
     eventually(lambda: watcher.items() == ("b", "c"))
 
 
-def test_it_speaks_the_protocol(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_the_queries_of_list_and_watch(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     selector = {"fieldSelector": "spec.nodeName=node-a"}
     watcher = watch(params=selector)
@@ -70,7 +70,7 @@ def test_it_speaks_the_protocol(server: SimulatedApiServer, watch: MakeWatcher) 
     assert first.port == second.port
 
 
-def test_only_what_the_caller_keeps_is_kept(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_only_converted_objects_are_stored(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     def keep(body: dict[str, Any]) -> str | None:
         return body["metadata"]["labels"].get("app")
 
@@ -145,7 +145,9 @@ def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: Ma
     ],
     ids=range(6),
 )
-def test_garbage_is_counted_and_listed_again(server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes) -> None:
+def test_after_garbage_the_collection_is_listed_again(
+    server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes
+) -> None:
     server.put("pods", pod("a"))
     watcher = watch()
     wait_watching(server, watcher)
@@ -173,7 +175,7 @@ def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatch
     "a proxy between podgpu and the API server holds the events of a watch back",
     "after 150 s without an event or a bookmark the collection is listed again",
 )
-def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_a_silent_watch_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     watcher = watch(settings=replace(HURRY, silence_seconds=0.2))
     wait_watching(server, watcher)
@@ -183,7 +185,7 @@ def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatche
     assert watcher.error is None
 
 
-def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_a_server_that_hangs_is_retried(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     server.hang()
     watcher = watch(settings=replace(HURRY, request_seconds=0.1))
@@ -192,8 +194,8 @@ def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: M
     eventually(lambda: watcher.items() == ("a",))
 
 
-def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    """An hour: a wait that did not end with the refusal would be noticed."""
+def test_waiting_ends_when_access_is_rejected(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    """The timeout is an hour, so that a wait that does not end would be noticed."""
     server.put("pods", pod("a"))
     server.refusal = (403, "pods is forbidden")
     watcher = watch()
@@ -204,7 +206,7 @@ def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: M
     assert watcher.wait_synced(0)
 
 
-def test_an_object_the_caller_cannot_take_hides_no_other(
+def test_an_object_that_cannot_be_converted_is_skipped(
     server: SimulatedApiServer, watch: MakeWatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     def keep(body: dict[str, Any]) -> str:
@@ -253,7 +255,7 @@ _stories = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "ü"
 
 
 def _live(server: SimulatedApiServer, story: list[tuple[str, str | None]]) -> set[tuple[str, str]]:
-    """Play changes on the server; what must be there in the end."""
+    """Applies changes to the server. Returns what it has at the end."""
     world: dict[str, str] = {}
     for name, label in story:
         if label is None:
