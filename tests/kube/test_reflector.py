@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.reflector import Informer
@@ -181,20 +179,6 @@ def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatche
     assert watcher.error is None
 
 
-def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.put("pods", pod("a"))
-    watcher = watch()
-    wait_watching(server, watcher)
-    server.stop()
-    eventually(lambda: reason(watcher) == "unreachable")
-    assert watcher.synced
-    assert watcher.items() == ("a",)
-    server.put("pods", pod("b"))
-    server.start()
-    eventually(lambda: watcher.items() == ("a", "b"))
-    eventually(lambda: watcher.error is None)
-
-
 def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     server.hang()
@@ -259,40 +243,3 @@ def test_closing_is_prompt_while_a_plugin_runs(config: ApiConfig, tmp_path: Path
     watcher = Informer(replace(config, plugin=plugin), PODS, {}, name_of)
     eventually(started.exists)
     _close_in_time(watcher)
-
-
-_stories = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "ü", "\n", None])), min_size=1, max_size=8)
-
-
-def _live(server: SimulatedApiServer, story: list[tuple[str, str | None]]) -> set[tuple[str, str]]:
-    """Play changes on the server; what must be there in the end."""
-    world: dict[str, str] = {}
-    for name, label in story:
-        if label is None:
-            server.remove("pods", name, "team")
-            world.pop(name, None)
-        else:
-            server.put("pods", pod(name, app=label))
-            world[name] = label
-    return set(world.items())
-
-
-def _name_and_label(body: dict[str, Any]) -> tuple[str, str]:
-    return body["metadata"]["name"], body["metadata"]["labels"]["app"]
-
-
-_over_http = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@_over_http
-@given(story=_stories, at=st.integers(1, 1500))
-def test_a_connection_cut_at_any_byte_gives_the_same_items(story: list[tuple[str, str | None]], at: int) -> None:
-    with SimulatedApiServer() as server:
-        server.cut_after = at
-        config = ApiConfig(server.url, "the test")
-        with Informer(config, PODS, {}, _name_and_label, settings=HURRY) as watcher:
-            wait_watching(server, watcher)
-            server.cut_after = None
-            there = _live(server, [*story, ("end", "x")])
-            eventually(lambda: set(watcher.items()) == there)
-            assert len(lists(server)) == 1
