@@ -33,10 +33,8 @@ def _make_gpu(number: int, load: float) -> GpuSample:
     node, shared = f"gpu-node-{number // 8:05}", number % 10 == 0
     names = [f"job-{number}", f"beside-{number}"] if shared else [f"job-{number}"]
     part = Figures(load / 2, 8 * _GIB, 200.0) if shared else None
-    amounts = Amounts(INTERVAL / len(names), load * INTERVAL, 0.0, 300.0 * INTERVAL)
-    holders = [
-        HolderSample(UsageAccount(node, "research", name, model="H100"), "main", amounts, part) for name in names
-    ]
+    amounts = Amounts(INTERVAL / len(names), (1 - load) * INTERVAL)
+    holders = [HolderSample(UsageAccount("research", name), "main", amounts, part) for name in names]
     figures = Figures(load, load * 80 * _GIB, 100 + 500 * load, 40 + 30 * load)
     return GpuSample(uuid_of(number), "", node, number % 8, figures, holders)
 

@@ -60,7 +60,7 @@ class Server:
 
 def _constants(agent: Agent) -> list[web.RouteDef]:
     body = agent.published.fresh
-    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept, Accept-Encoding"}
+    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
 
     async def plain(_request: web.Request) -> web.Response:
         return web.Response(body=body.plain, headers=headers)

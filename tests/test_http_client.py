@@ -381,5 +381,3 @@ def test_file_that_is_no_longer_written(tmp_path: Path) -> None:
 def test_unusable_files(tmp_path: Path) -> None:
     assert error_of(FileExposition(str(tmp_path / "nothing"))).reason == "file_missing"
     assert error_of(FileExposition(str(tmp_path))).reason == "not_a_file"
-    (tmp_path / "large").write_bytes(EXPOSITION)
-    assert error_of(FileExposition(str(tmp_path / "large"), max_bytes=10)).reason == "too_large"

@@ -81,14 +81,15 @@ def written_kubeconfig(folder: Path, url: str) -> str:
 # The whole process
 
 
-LABELS = 'gpu="0",UUID="GPU-0",Hostname="n1",namespace="serving",pod="a",container="main"'
-
-
 @contextmanager
-def exporter(folder: Path) -> Iterator[ThreadingHTTPServer]:
-    """Reports one GPU at 60 %, held by the pod `a`."""
-    text = f"DCGM_FI_DEV_GPU_UTIL{{{LABELS}}} 60\npodgpu_container_gpu_utilization_ratio{{{LABELS}}} 0.6\n"
-    (folder / "metrics").write_text(text)
+def exporter(folder: Path, node: str = "n1", percent: int = 60) -> Iterator[ThreadingHTTPServer]:
+    """Reports one GPU, held by the pod `a`."""
+    labels = f'gpu="0",UUID="GPU-{node}",Hostname="{node}",namespace="serving",pod="a",container="main"'
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics").write_text(
+        f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {percent}\n"
+        f"podgpu_container_gpu_utilization_ratio{{{labels}}} {percent / 100}\n"
+    )
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -100,10 +101,15 @@ def exporter(folder: Path) -> Iterator[ThreadingHTTPServer]:
     "calls end with an error that names the pods, none with 0; the process stays up",
 )
 def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_gone(tmp_path: Path) -> None:
-    with SimulatedApiServer() as server, exporter(tmp_path) as scraped:
-        server.put("pods", pod_object("a"))
+    """The pod's former node n0 still reports the pod, with 0 %."""
+    with (
+        SimulatedApiServer() as server,
+        exporter(tmp_path / "n1") as scraped,
+        exporter(tmp_path / "n0", "n0", 0) as old,
+    ):
+        server.put("pods", pod_object("a"), pod_object("web") | {"spec": {"nodeName": "n0", "containers": []}})
         command = [sys.executable, "-m", "podgpu", "autoscale", "--interval", "250ms"]
-        command += ["--scrape", f"http://127.0.0.1:{scraped.server_port}/metrics"]
+        command += ["--scrape", ",".join(f"http://127.0.0.1:{each.server_port}/metrics" for each in (scraped, old))]
         command += ["--kubeconfig", written_kubeconfig(tmp_path, server.url), "--probe-address", "127.0.0.1:0"]
         command += ["--keda-address", "127.0.0.1:0", "--stale-after", "1s", "--longest-window", "1m"]
         log = tmp_path / "log"
@@ -118,6 +124,7 @@ def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_go
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(30) == 0
     assert "Traceback" not in log.read_text()
+    assert log.read_text().count("the exporter of n0 reports the pod serving/a, which runs on n1") == 1
 
 
 def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from h2.connection import H2Connection
+from h2.events import RemoteSettingsChanged
+from h2.settings import SettingCodes
 
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.keda import ExternalScaler, KedaTls, start_scaler, stop_scaler
@@ -224,17 +227,42 @@ def test_replaced_certificates_are_used_for_the_next_connection(certificates: Ce
 
 @pytest.mark.fault(
     "300 clients connect to KEDA's listener and do not start the TLS handshake",
-    "their connections are closed after 3 seconds, and KEDA is answered",
+    "KEDA is answered, and their connections are closed after 3 seconds",
 )
-def test_silent_connections_are_closed_and_keda_is_answered(certificates: Certificates, tmp_path: Path) -> None:
+def test_keda_is_answered_beside_silent_connections(certificates: Certificates, tmp_path: Path) -> None:
     async def run() -> None:
         credentials = make_tls(certificates, tmp_path).make_credentials()
         async with serving(Stage(), credentials) as port:
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+            assert await call_over_tls(port, certificates, "client")
+            assert not any(reader.at_eof() for reader, _ in silent)
             async with asyncio.timeout(60):
                 await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
-            assert await call_over_tls(port, certificates, "client")
             for _, writer in silent:
                 writer.transport.abort()
+
+    asyncio.run(run())
+
+
+def test_streams_and_headers_of_a_connection_are_limited(certificates: Certificates, tmp_path: Path) -> None:
+    """A small compressed header can become large: 100 streams of 20 connections cost 900 MB."""
+
+    async def run() -> None:
+        credentials = make_tls(certificates, tmp_path).make_credentials()
+        tls = certificates.client("client")
+        tls.set_alpn_protocols(["h2"])
+        async with serving(Stage(), credentials) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+            client = H2Connection()
+            client.initiate_connection()
+            writer.write(client.data_to_send())
+            settings: dict[int, int] = {}
+            while not settings:
+                events = client.receive_data(await reader.read(65536))
+                changed = (event.changed_settings for event in events if isinstance(event, RemoteSettingsChanged))
+                settings = {code: each.new_value for settings in changed for code, each in settings.items()}
+            writer.transport.abort()
+        assert settings[SettingCodes.MAX_CONCURRENT_STREAMS] == 10
+        assert settings[SettingCodes.MAX_HEADER_LIST_SIZE] <= 8192
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, make_api_tls, parse_front_proxy
 from podgpu.tls import Pem
@@ -37,7 +38,7 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
             aiohttp.ClientSession() as session,
         ):
             for path in paths:
-                async with session.request(method, bound.url + path) as answer:
+                async with session.request(method, URL(bound.url + path, encoded=True)) as answer:
                     answers.append((answer.status, json.loads(await answer.read())))
         return answers
 
@@ -94,6 +95,15 @@ def test_both_versions_with_the_metrics_selector() -> None:
     assert item == {**common, "metricName": "gpu_utilization", "window": 30, "selector": selector}
     (item,) = new["items"]
     assert item == {**common, "metric": {"name": "gpu_utilization", "selector": selector}, "windowSeconds": 30}
+
+
+def test_a_pod_that_was_idle_for_a_round_is_not_zero() -> None:
+    """At 0, an HPA with minReplicas 0 would remove it."""
+    stage = Stage([pod("a")])
+    stage.turns(2, n1=(busy("a", 0.0, 0),))
+    path = f"{V2}/namespaces/serving/pods/*/gpu_utilization?metricLabelSelector=window%3D30s,idleFor%3D"
+    answers = get(stage, f"{path}5m", f"{path}15s")
+    assert [body["items"][0]["value"] for _, body in answers] == ["1m", "0"]
 
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data/custom-metrics-apiserver.json").read_text())
@@ -163,6 +173,8 @@ def test_discovery() -> None:
         ("namespaces/serving/pods", 404, "not a path of this API"),
         ("namespaces//pods/*/gpu_power", 404, "not a path of this API"),
         ("namespaces//metrics/gpu_power", 404, "not a path of this API"),
+        ("namespaces/other/../serving/pods/*/gpu_utilization", 404, "not a path of this API"),
+        ("namespaces/other/%2e%2e/serving/pods/*/gpu_utilization", 404, "not a path of this API"),
         ("namespaces/serving/pods/%00/gpu_power", 404, "no running pod"),
     ],
 )

@@ -41,7 +41,7 @@ def test_figures_holders_and_conditions() -> None:
     assert stored.time == 1015.0
     assert (whole.uuid, whole.node, whole.gpu_index, whole.figures) == ("GPU-0", "n1", 0, Figures(0.5, 7, 300.0, 40))
     (sample,) = whole.holders
-    assert (sample.account.pod, sample.account.owner_name, sample.account.currency) == ("train", "train", "EUR")
+    assert (sample.account.pod, sample.account.owner_name, sample.currency) == ("train", "train", "EUR")
     assert (sample.container, sample.amounts, sample.figures) == ("main", Amounts(), None)
     assert (parent.figures, instance.instance, instance.figures) == (None, "3", Figures(0.2))
     assert [name for name, _ in missing.conditions] == ["lost"]
@@ -66,8 +66,8 @@ def test_amounts_since_the_last_round() -> None:
         stored = recorded.read()
     assert stored is not None
     first, second = stored.gpus[0].holders
-    assert first.amounts == pytest.approx(Amounts(18.0, 6.0, 0.0, 6.0, 0.035, 0.0))
-    assert second.amounts == pytest.approx(Amounts(18.0, 0.0, 18.0, 0.0, 0.035, 0.035))
+    assert first.amounts == pytest.approx(Amounts(18.0, 0.0, 0.035, 0.0))
+    assert second.amounts == pytest.approx(Amounts(18.0, 18.0, 0.035, 0.035))
     assert (first.figures, second.figures) == (Figures(0.4), Figures(0.0)), "a shared GPU has figures of each holder"
     recorded.round(gpu(0, two), seconds=46.0)
     late = recorded.read()

@@ -35,6 +35,17 @@ def test_the_exporter_that_names_holders_counts_then_the_one_that_counted_before
     assert state.nodes[0].target == "http://a", "current figures come first"
 
 
+def test_the_exporter_before_a_roll_out_is_no_second_exporter() -> None:
+    old = node("n1", gpu(0, holder()), target="http://a", listed=False)
+    state = state_of(old, node("n1", gpu(0, holder()), target="http://b", listed=True, read_at=15), at=15)
+    assert (state.nodes[0].target, state.alerts) == ("http://b", ())
+    renamed = node("n2", gpu(0, holder()), target="http://b", listed=True, read_at=15)
+    state = state_of(old, renamed, at=15)
+    assert ([entry.name for entry in state.nodes], state.alerts) == (["n2"], ())
+    twice = [node("n1", gpu(0), target=f"http://{name}", exporter_id="x") for name in "ab"]
+    assert state_of(*twice).alerts == (), "one exporter under two addresses"
+
+
 def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     named = node("n1", gpu(0), gpu(1), read_at=1)
     address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)

@@ -62,7 +62,7 @@ class Ledger:
     def answer(self, by: GroupBy = "pod") -> WasteAnswer:
         state = self.world.state or ClusterState(ViewSettings(), WALL)
         with self.store.reader() as db:
-            return make_waste(by, state, read_usage(db), read_usage_start(db), self.wall())
+            return make_waste(by, state, read_usage(db, self.prices.currency), read_usage_start(db), self.wall())
 
     def rows(self, by: GroupBy = "pod") -> list[WasteRow]:
         return self.answer(by).rows

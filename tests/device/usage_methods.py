@@ -41,6 +41,7 @@ from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 SECONDS = 30.0
 POINTS = 2.0
 MEMORY = "podgpu_container_gpu_memory_used_bytes"
+MAXIMUM = "podgpu_container_gpu_busy_seconds_max_total"
 ENERGY = "podgpu_container_gpu_energy_joules_total"
 ENGINE, TENSOR = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"
 THREE: list[Burst] = [(40, 100), (10, 100), (10, 100)]
@@ -200,8 +201,8 @@ def check_mps(bench: SharedGpu) -> None:
         time.sleep(20)
         text = exposition("exact")
         bench.check(f"MPS: method {method_of(text)}", method_of(text) == "mps")
-        counts = [pods_with(text, family, tenants) for family in (BUSY, ENERGY, MEMORY)]
-        bench.check(f"MPS: pods with busy time, energy and memory {counts}", counts == [0, 0, 3])
+        counts = [pods_with(text, family, tenants) for family in (BUSY, ENERGY, MAXIMUM, MEMORY)]
+        bench.check(f"MPS: pods with busy time, energy, upper bound and memory {counts}", counts == [0, 0, 3, 3])
     with mps_daemon(), bench.loads(THREE[:1]) as tenants, bench.exporters(tenants, ["exact"], "-c", "1000"):
         time.sleep(8)
         measured, (truth,) = busy_percent(tenants, 20)

@@ -1,4 +1,4 @@
-"""One question to a real HTTP server: the answer, or one of our errors that says what to do."""
+"""Requests to a real HTTP server, and the errors that explain failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pyt
     assert len(server.requests) == 1  # the same token would be refused again
 
 
-def test_a_new_token_is_taken_up_when_the_old_one_is_refused(
+def test_a_new_token_is_read_after_the_old_one_is_rejected(
     server: SimulatedApiServer, config: ApiConfig, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"

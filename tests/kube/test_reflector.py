@@ -1,4 +1,4 @@
-"""A collection kept by list and watch, against a server that cuts, forgets, refuses, hangs and talks nonsense."""
+"""The reflector, with a server that closes connections, drops old versions, rejects, hangs and sends malformed data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_it_follows_the_collection(server: SimulatedApiServer, watch: MakeWatche
     eventually(lambda: watcher.items() == ("b", "c"))
 
 
-def test_it_speaks_the_protocol(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_the_queries_of_list_and_watch(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     selector = {"fieldSelector": "spec.nodeName=node-a"}
     watcher = watch(params=selector)
@@ -68,7 +68,7 @@ def test_it_speaks_the_protocol(server: SimulatedApiServer, watch: MakeWatcher) 
     assert first.port == second.port
 
 
-def test_only_what_the_caller_keeps_is_kept(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_only_converted_objects_are_stored(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     def keep(body: dict[str, Any]) -> str | None:
         return body["metadata"]["labels"].get("app")
 
@@ -120,6 +120,8 @@ def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: Ma
     watcher = watch()
     wait_watching(server, watcher)
     server.stop()
+    eventually(lambda: reason(watcher) == "unreachable")
+    assert watcher.items() == ("a",)
     server.put("pods", pod("b"))
     server.remove("pods", "a", "team")
     server.compact()
@@ -141,7 +143,9 @@ def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: Ma
     ],
     ids=range(6),
 )
-def test_garbage_is_counted_and_listed_again(server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes) -> None:
+def test_after_garbage_the_collection_is_listed_again(
+    server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes
+) -> None:
     server.put("pods", pod("a"))
     watcher = watch()
     wait_watching(server, watcher)
@@ -169,7 +173,7 @@ def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatch
     "a proxy between podgpu and the API server holds the events of a watch back",
     "after 150 s without an event or a bookmark the collection is listed again",
 )
-def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_a_silent_watch_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     watcher = watch(settings=replace(HURRY, silence_seconds=0.2))
     wait_watching(server, watcher)
@@ -179,7 +183,7 @@ def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatche
     assert watcher.error is None
 
 
-def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+def test_a_server_that_hangs_is_retried(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     server.hang()
     watcher = watch(settings=replace(HURRY, request_seconds=0.1))
@@ -188,8 +192,8 @@ def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: M
     eventually(lambda: watcher.items() == ("a",))
 
 
-def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    """An hour: a wait that did not end with the refusal would be noticed."""
+def test_waiting_ends_when_access_is_rejected(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    """The timeout is an hour, so that a wait that does not end would be noticed."""
     server.put("pods", pod("a"))
     server.refusal = (403, "pods is forbidden")
     watcher = watch()
@@ -200,7 +204,7 @@ def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: M
     assert watcher.wait_synced(0)
 
 
-def test_an_object_the_caller_cannot_take_hides_no_other(
+def test_an_object_that_cannot_be_converted_is_skipped(
     server: SimulatedApiServer, watch: MakeWatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     def keep(body: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Certificates: whom we believe, what we show, and problems said plainly."""
+"""TLS with the API server: trusted CAs, client certificates, and errors."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ def config_for(server: SimulatedApiServer, certificates: Certificates, ca: str =
 
 
 @pytest.mark.parametrize(
-    ("shown", "believed", "says"),
+    ("shown", "trusted", "message"),
     [
         ("server", "stranger", "unable to get local issuer certificate"),
         ("elsewhere", "ca", "IP address mismatch"),
         ("expired", "ca", "has expired"),
     ],
 )
-def test_certificate_problems_are_said_plainly(
-    certificates: Certificates, shown: str, believed: str, says: str
-) -> None:
+def test_certificate_errors_are_explained(certificates: Certificates, shown: str, trusted: str, message: str) -> None:
     with SimulatedApiServer(certificates.server_context(shown)) as server:
-        config = config_for(server, certificates, believed)
+        config = config_for(server, certificates, trusted)
         error = failure(config)
         assert error.reason == "tls"
-        assert says in str(error)
+        assert message in str(error)
         assert get(replace(config, ca=Pem(), verify=False))["items"] == []
 
 
-def test_a_server_behind_another_name(certificates: Certificates) -> None:
+def test_the_servers_name_can_be_overridden(certificates: Certificates) -> None:
     with SimulatedApiServer(certificates.server_context("elsewhere")) as server:
         config = config_for(server, certificates)
         assert get(replace(config, tls_server_name="api.test"))["items"] == []
@@ -57,7 +55,7 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ca", "certificate", "key", "says"),
+    ("ca", "certificate", "key", "message"),
     [
         (Pem(text="no certificate"), Pem(), Pem(), "contains no usable certificates"),
         (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "the test: /nowhere/ca.crt does not exist"),
@@ -69,14 +67,14 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
         ),
     ],
 )
-def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, says: str) -> None:
+def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, message: str) -> None:
     config = ApiConfig("https://127.0.0.1:1", "the test", ca=ca, certificate=certificate, key=key)
     error = failure(config)
     assert error.reason == "tls"
-    assert says in str(error)
+    assert message in str(error)
 
 
-def test_a_watcher_takes_up_a_replaced_authority(certificates: Certificates, tmp_path: Path) -> None:
+def test_a_watcher_uses_a_replaced_ca(certificates: Certificates, tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
     shutil.copy(certificates.path("stranger.crt"), authority)
     with SimulatedApiServer(certificates.server_context()) as server:

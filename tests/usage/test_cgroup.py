@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.usage.cgroup import ContainerRef, parse_cgroup
+from podgpu.model import Workload
+from podgpu.usage.containers import parse_cgroup
 from tests.simulated import Driver, Qos, Runtime, cgroup_text, container_cgroup
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
@@ -19,32 +20,25 @@ ID = "0123456789abcdef" * 4
 OTHER_ID = "fedcba9876543210" * 4
 
 IN_POD = {
-    "cgroupfs": (f"/kubepods/burstable/pod{UID}/{ID}", ""),
-    "systemd, guaranteed, CRI-O": (f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope", "crio"),
-    "CRI-O, in the cgroup it makes inside": (
-        f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
-        "crio",
-    ),
-    "a cgroup in the container": (
-        f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
-        "containerd",
-    ),
-    "docker in a container": (f"/kubepods/burstable/pod{UID}/{ID}/docker/{OTHER_ID}", ""),
-    "a cluster in a container": (f"/kubepods/pod{UID}/{ID}/kubelet/kubepods/pod{OTHER_UID}/{OTHER_ID}", ""),
+    "cgroupfs": f"/kubepods/burstable/pod{UID}/{ID}",
+    "systemd, guaranteed, CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope",
+    "CRI-O, in the cgroup it makes inside": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
+    "a cgroup in the container": f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
+    "docker in a container": f"/kubepods/burstable/pod{UID}/{ID}/docker/{OTHER_ID}",
+    "a cluster in a container": f"/kubepods/pod{UID}/{ID}/kubelet/kubepods/pod{OTHER_UID}/{OTHER_ID}",
     "containerd told systemd, runc not": (
-        f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}",
-        "containerd",
+        f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}"
     ),
-    "another pod, from a cgroup namespace, cgroupfs": (f"/../../pod{UID}/{ID}", ""),
-    "deleted": (f"/kubepods/pod{UID}/{ID} (deleted)", ""),
+    "another pod, from a cgroup namespace, cgroupfs": f"/../../pod{UID}/{ID}",
+    "deleted": f"/kubepods/pod{UID}/{ID} (deleted)",
 }
 
 OUTSIDE = {
-    "nerdctl": (f"/system.slice/nerdctl-{ID}.scope", "containerd"),
-    "docker in docker": (f"/docker/{ID}/docker/{OTHER_ID}", "docker"),
-    "a sibling, from a cgroup namespace": (f"/../{ID}", ""),
-    "a sibling under systemd": (f"/../cri-containerd-{ID}.scope", "containerd"),
-    "the kubelet's process beside pods, in kind": (f"/docker/{ID}/kubelet.slice/kubelet.service", "docker"),
+    "nerdctl": f"/system.slice/nerdctl-{ID}.scope",
+    "docker in docker": f"/docker/{ID}/docker/{OTHER_ID}",
+    "a sibling, from a cgroup namespace": f"/../{ID}",
+    "a sibling under systemd": f"/../cri-containerd-{ID}.scope",
+    "the kubelet's process beside pods, in kind": f"/docker/{ID}/kubelet.slice/kubelet.service",
 }
 
 NOT_IN_CONTAINER = {
@@ -59,15 +53,15 @@ NOT_IN_CONTAINER = {
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("path", "runtime"), IN_POD.values(), ids=IN_POD)
-def test_a_container_of_a_pod(path: str, runtime: str, version: Literal[1, 2]) -> None:
-    assert parse_cgroup(cgroup_text(path, version)) == ContainerRef(ID, UID, runtime)
+@pytest.mark.parametrize("path", IN_POD.values(), ids=IN_POD)
+def test_a_container_of_a_pod(path: str, version: Literal[1, 2]) -> None:
+    assert parse_cgroup(cgroup_text(path, version)) == Workload(uid=UID, container_id=ID)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("path", "runtime"), OUTSIDE.values(), ids=OUTSIDE)
-def test_a_container_without_a_pod(path: str, runtime: str, version: Literal[1, 2]) -> None:
-    assert parse_cgroup(cgroup_text(path, version)) == ContainerRef(ID, "", runtime)
+@pytest.mark.parametrize("path", OUTSIDE.values(), ids=OUTSIDE)
+def test_a_container_without_a_pod(path: str, version: Literal[1, 2]) -> None:
+    assert parse_cgroup(cgroup_text(path, version)) == Workload(container_id=ID)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -85,7 +79,7 @@ def test_a_static_pods_uid_is_the_hash_it_is(driver: Driver) -> None:
 
 def test_a_hierarchy_that_knows_the_pod_wins() -> None:
     text = f"4:memory:/docker/{OTHER_ID}\n2:freezer:/kubepods/pod{UID}/{ID}\n"
-    assert parse_cgroup(text) == ContainerRef(ID, UID)
+    assert parse_cgroup(text) == Workload(uid=UID, container_id=ID)
 
 
 # Properties
@@ -93,14 +87,6 @@ def test_a_hierarchy_that_knows_the_pod_wins() -> None:
 HEX = "0123456789abcdef"
 uids = st.uuids().map(str) | st.text(HEX, min_size=32, max_size=32)
 container_ids = st.text(HEX, min_size=64, max_size=64)
-RUNTIME_WORDS: dict[tuple[Driver, Runtime], str] = {
-    ("systemd", "containerd"): "containerd",
-    ("systemd", "crio"): "crio",
-    ("systemd", "docker"): "docker",
-    ("cgroupfs", "containerd"): "",
-    ("cgroupfs", "crio"): "crio",
-    ("cgroupfs", "docker"): "",
-}
 
 
 @given(
@@ -125,7 +111,7 @@ def test_every_form_comes_back(
 ) -> None:
     text = container_cgroup(uid, container_id, version=version, driver=driver, qos=qos, runtime=runtime)
     text = text.replace(":/kubepods", f":{around}/kubepods").replace("\n", f"{inside}\n")
-    assert parse_cgroup(text) == ContainerRef(container_id, uid, RUNTIME_WORDS[driver, runtime])
+    assert parse_cgroup(text) == Workload(uid=uid, container_id=container_id)
 
 
 WORDS = (

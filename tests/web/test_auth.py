@@ -98,21 +98,6 @@ def test_users_and_headers_change_without_a_restart(node: Node, write: Callable[
         assert (answer.status, answer.headers["X-Frame-Options"]) == (200, "deny")
 
 
-def test_headers_are_on_every_answer_and_headers_of_handlers_have_priority(
-    node: Node, write: Callable[..., Path]
-) -> None:
-    headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'self'"}
-    with guarded(node, write(http_server_config={"headers": headers}, basic_auth_users={"alice": ALICE})) as client:
-        login = basic("alice", "wonderland")
-        for path, method, status in (("/metrics", "GET", 200), ("/nothing", "GET", 404), ("/metrics", "POST", 405)):
-            answer = client.ask(path, method, Authorization=login)
-            assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
-            assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
-        assert client.ask("/metrics").headers["X-Content-Type-Options"] == "nosniff"
-        own = client.ask("/", Authorization=login).headers["Content-Security-Policy"]
-        assert own.startswith("default-src 'none'; script-src 'self'")
-
-
 def test_an_invalid_file_changes_nothing_until_it_is_fixed(
     node: Node, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,19 +60,6 @@ def test_page_and_view() -> None:
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
     assert json.loads(view.text)["nodes"][0]["gpus"][0]["holders"][0]["pod"] == HOSTILE
     assert pod.status == 404
-
-
-def test_waste() -> None:
-    with serving(reading()) as (client, _):
-        said = json.loads(client.ask("/api/v1/waste?by=owner").body)
-        table = client.ask("/api/v1/waste?format=csv")
-        wrong = client.ask("/api/v1/waste?format=html")
-    assert [(row["pod"], row["gpus"], row["idle_hours"]) for row in said["rows"]] == [(HOSTILE, 1.0, 0.0)]
-    assert "currency" not in said
-    (row,) = csv.DictReader(io.StringIO(table.text, newline=""))
-    assert row["pod"] == HOSTILE
-    assert table.headers["X-Content-Type-Options"] == "nosniff"
-    assert (wrong.status, list(json.loads(wrong.body))) == (400, ["error"])
 
 
 @pytest.mark.fault(

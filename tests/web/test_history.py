@@ -63,14 +63,11 @@ def test_figures_that_are_too_old_are_not_recorded(node: Node) -> None:
     ("path", "status", "says"),
     [
         ("?points=0", 400, "points='0': write a number from 1 to 240"),
-        ("?points=241", 400, "from 1 to 240"),
         ("?points=" + "9" * 5000, 400, "from 1 to 240"),
         ("/gpus/GPU-0?range=2h", 400, "range='2h': write one of 1h, 6h, 24h"),
         ("/gpus/GPU-99", 404, "no history of GPU GPU-99"),
-        ("/gpus/GPU-0?instance=7", 404, "GPU-0/7"),
         ("/gpus/%3Cscript%3E", 404, "<script>"),
         ("/pods/research/nobody", 404, "there is no record that pod research/nobody held a GPU in this time range"),
-        ("/nothing", 404, "no such path"),
     ],
 )
 def test_what_cannot_be_answered_says_why(node: Node, path: str, status: int, says: str) -> None:

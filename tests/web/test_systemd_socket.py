@@ -74,12 +74,3 @@ def test_all_sockets_are_served(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert "Traceback" not in log.read_text()
-
-
-def test_error_names_a_socket_that_does_not_accept(folder: Path) -> None:
-    log = folder / "log"
-    with bound(1) as (first,), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        datagrams.bind(("127.0.0.1", 0))
-        with started([first, datagrams], log=log) as process:
-            assert process.wait(PATIENCE) == 2
-    assert "descriptor 4 is not a listening stream socket: the unit needs ListenStream=" in log.read_text()

@@ -29,12 +29,6 @@ def config(**sections: Any) -> WebConfig:
     return parse(yaml.safe_dump(sections))
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "tls_server_config:\nbasic_auth_users: {}\n"])
-def test_empty_files(text: str) -> None:
-    whole = parse(text)
-    assert (whole.tls, whole.headers, whole.users, whole.rate_limit) == (None, {}, {}, None)
-
-
 def test_all_keys() -> None:
     whole = parse(f"""
 tls_server_config:
@@ -71,12 +65,6 @@ rate_limit: {{interval: 1m30s, burst: 20}}
     assert set(whole.users) == {"alice", "0123", "on"}
     assert whole.rate_limit is not None
     assert (whole.rate_limit.seconds, whole.rate_limit.burst) == (90.0, 20)
-
-
-def test_ciphers_of_tls_13_only() -> None:
-    tls = config(tls_server_config=PAIR | {"cipher_suites": list(TLS13_CIPHERS)}).tls
-    assert tls is not None
-    assert tls.versions == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
 
 
 TLS = "tls_server_config"

@@ -65,19 +65,15 @@ def counters_in_configmap(name: str, read_text: Callable[[], str | None], names:
 
     `read_text` returns None if the ConfigMap or its key is missing.
     """
-    last: tuple[str, CounterSpecs] = ("", ())
 
     def read() -> CounterSpecs:
-        nonlocal last
         text = read_text()
         if text is None:
             message = (
                 f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or podgpu has no permission to read it)"
             )
             raise SourceError("configmap_missing", message)
-        if not last[1] or text != last[0]:
-            last = text, _parse(names, text.encode("utf-8", "replace"), f"ConfigMap {name}")
-        return last[1]
+        return _parse(names, text.encode("utf-8", "replace"), f"ConfigMap {name}")
 
     return read
 

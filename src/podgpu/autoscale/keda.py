@@ -37,9 +37,10 @@ _MAX_CALLS = 4000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # makes it an error to start a second podgpu on the same address
-    ("grpc.max_allowed_incoming_connections", 256),  # KEDA opens one connection per replica
+    # KEDA opens one connection per replica. The others are for clients that never finish the handshake.
+    ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 3_000),  # gRPC's default is two minutes
-    ("grpc.max_concurrent_streams", 100),
+    ("grpc.max_concurrent_streams", 10),  # further calls wait; an oversized header of one stream costs 0.5 MB
     ("grpc.max_metadata_size", 4096),  # protects against decompression bombs in headers
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_connection_idle_ms", 600_000),

@@ -21,7 +21,7 @@ from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.requests import CUSTOM_GROUP
 from podgpu.autoscale.store import SampleStore
 from podgpu.cluster.loop import Cluster
-from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode
 from podgpu.metrics.families import make_families
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.connections import MakeTlsContext
@@ -90,7 +90,7 @@ class AutoscaleServer:
         return True, "OK\n"
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        return await metrics_response(request, Exposition(encode(self.families())))
+        return metrics_response(request, Body(encode(self.families())))
 
     def families(self) -> list[Family]:
         calls: Counter[tuple[str, str]] = Counter()

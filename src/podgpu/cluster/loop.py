@@ -25,7 +25,7 @@ from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage, Scope
 from podgpu.cluster.view import PageState
 from podgpu.errors import SourceError, StartError
-from podgpu.metrics.encode import Exposition, encode
+from podgpu.metrics.encode import Body, encode
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
@@ -53,18 +53,18 @@ class PublishedState:
         self._counting_since = counting_since
 
     @cached_property
-    def metrics(self) -> Exposition:
-        return Exposition(encode(cluster_families(self.state, self._rolling, self._bills)))
+    def metrics(self) -> Body:
+        return Body(encode(cluster_families(self.state, self._rolling, self._bills)))
 
     @cached_property
-    def nodes(self) -> Exposition:
+    def nodes(self) -> Body:
         """`/metrics/nodes`."""
-        return Exposition(encode(node_families(self.state)))
+        return Body(encode(node_families(self.state)))
 
     @cached_property
-    def stale(self) -> Exposition:
+    def stale(self) -> Body:
         """The metrics of podgpu itself, without GPU figures. Served while rounds are overdue."""
-        return Exposition(encode(self_families(self.state)))
+        return Body(encode(self_families(self.state)))
 
     @cached_property
     def page(self) -> PageState:
@@ -138,7 +138,7 @@ class Cluster:
         """Returns the JSON of the web page."""
         return self.published.page
 
-    async def metrics(self, name: Literal["metrics", "nodes"]) -> Exposition:
+    async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
         return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")
 
     async def fetch(self, target: str, path: str) -> bytes:

@@ -67,18 +67,20 @@ def choose_nodes(
         copies.sort(key=lambda copy: (*_rank(copy, settings, now), copy.target != used, not _is_own(copy), copy.target))
         best = chosen[name] = copies[0]
         notes[name] = [*best.notes, *_describe_failures(copies, outcomes), *_describe_reading(best)]
-        others = {copy.target for copy in copies if not _is_stale(copy, settings, now)} - {best.target}
+        others = {copy.target for copy in copies if _is_another(copy, best) and _is_current(copy, settings, now)}
         if others:
-            alerts.append(_describe_conflict(name, best.target, others))
+            alerts.append(_describe_conflict(name, best.target, others, "this node"))
     hidden: dict[str, set[str]] = defaultdict(set)  # name of a node -> UUIDs that are shown on another node
     for (name, other), uuids in _find_claims(chosen, before, settings, now).items():
         hidden[other] |= uuids
-        if _is_stale(chosen[other], settings, now) or uuids <= _lost_gpus(chosen[other].state):
+        if not _is_another(chosen[other], chosen[name]):
+            continue  # one exporter under two addresses
+        if _is_current(chosen[other], settings, now) and not uuids <= _lost_gpus(chosen[other].state):
+            others = {f"{chosen[other].target} (node {other})"}
+            alerts.append(_describe_conflict(name, chosen[name].target, others, "the same GPUs"))
+        else:
             notes[name].append(f"{few_of(sorted(uuids))} was on {other} before")
             notes[other].append(f"{few_of(sorted(uuids))} is on {name} now")
-        else:
-            targets = [f"{chosen[other].target} (node {other})"]
-            alerts.append(_describe_conflict(name, chosen[name].target, targets))
     nodes = []
     for name, reading in chosen.items():
         state = _remove_gpus(reading.state, hidden[name])
@@ -107,8 +109,8 @@ def _rank(reading: NodeReading, settings: ViewSettings, now: float) -> tuple[boo
         stale,
         reading.listed is False,
         not reading.state.devices,
-        not reading.named,
         not names_holders,
+        not reading.named,
         -reading.read_at if stale else 0.0,
     )
 
@@ -121,13 +123,22 @@ def _is_stale(reading: NodeReading, settings: ViewSettings, now: float) -> bool:
     return reading.state.stale or _clock_is_unset(reading) or now - reading.read_at > settings.stale_after
 
 
+def _is_another(reading: NodeReading, other: NodeReading) -> bool:
+    exporter_id = reading.state.exporter_id
+    return reading.target != other.target and (not exporter_id or exporter_id != other.state.exporter_id)
+
+
+def _is_current(reading: NodeReading, settings: ViewSettings, now: float) -> bool:
+    return reading.listed is not False and not _is_stale(reading, settings, now)
+
+
 def _clock_is_unset(reading: NodeReading) -> bool:
     return abs(reading.skew_seconds or 0.0) > _CLOCK_UNSET
 
 
 def _describe_failures(copies: Iterable[NodeReading], outcomes: Mapping[str, TargetOutcome]) -> list[str]:
-    failed = (outcomes.get(copy.target) for copy in copies)
-    return [outcome.text for outcome in failed if outcome is not None and outcome.error]
+    targets = dict.fromkeys(copy.target for copy in copies)
+    return [outcomes[target].text for target in targets if target in outcomes and outcomes[target].error]
 
 
 def _describe_reading(reading: NodeReading) -> Iterator[str]:
@@ -144,9 +155,9 @@ def _describe_reading(reading: NodeReading) -> Iterator[str]:
         yield f"its clock is {-skew:.0f} s behind, or its figures are that old"
 
 
-def _describe_conflict(node: str, used: str, others: Collection[str]) -> Alert:
+def _describe_conflict(node: str, used: str, others: Collection[str], what: str) -> Alert:
     text = (
-        f"node {node}: {used} and {few_of(sorted(others))} report the same GPUs: only the figures of {used} are shown;"
+        f"node {node}: {used} and {few_of(sorted(others))} report {what}: only the figures of {used} are shown;"
         " stop the other exporter, or leave it out of the sources of the cluster view"
     )
     return Alert("warning", text, node)

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.files import ReadOnChange
-from podgpu.metrics.mig import parent_and_part
+from podgpu.metrics.mig import parent_and_fraction
 
 PriceSource = Literal["", "example", "file"]
 EXAMPLE = "example"
@@ -63,7 +63,7 @@ class Prices:
     def _find(self, model: str) -> Price:
         if (price := self._by_name.get(_dashed(model))) is not None:
             return price
-        parent, part = parent_and_part(model)
+        parent, part = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
         return Price(None if whole.gpu_hour is None or part is None else whole.gpu_hour * part, whole.kwh)
 
@@ -83,8 +83,10 @@ def _dashed(model: str) -> str:
 
 def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
     """Returns a note that lists the models without a price."""
+    if not prices.currency:
+        return ()
     unpriced = sorted({model or "devices of an unknown model" for model in models if prices.of(model).gpu_hour is None})
-    if not prices.currency or not unpriced:
+    if not unpriced:
         return ()
     action = "write your own price file" if prices.source == "example" else "add them to the file of --prices"
     return (f"there is no price for {few_of(unpriced)}: costs do not include them; {action}",)

@@ -21,16 +21,15 @@ from podgpu.history.store import (
     HolderSample,
     UsageAccount,
 )
-from podgpu.model import DeviceState, HolderUsage, MigInstance, WorkloadKey
+from podgpu.model import DeviceState, MigInstance, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # a sole holder's own figures are stored if its utilisation differs more from the device's
 LONGEST_GAP = 60.0  # longest time between two rounds that is charged, in seconds
 _PartKey = tuple[SlotKey, WorkloadKey]
-_NO_USAGE = HolderUsage()
 
 
 class RoundReader:
-    """Converts the present state to a `HistoryRound`. Keeps the last usage of each holder to compute differences."""
+    """Converts the present state to a `HistoryRound`, with the usage since the previous round."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class RoundReader:
         self._read_state = read_state
         self._wall = wall
         self._longest_gap = longest_gap
-        self._before: dict[_PartKey, tuple[float, HolderUsage]] = {}  # monotonic time, usage at that time
-        self._now: dict[_PartKey, tuple[float, HolderUsage]] = {}
+        self._before: dict[_PartKey, float] = {}  # monotonic time of the last reading of each held part
+        self._now: dict[_PartKey, float] = {}
 
     def __call__(self) -> HistoryRound | None:
         state = self._read_state()
@@ -80,27 +79,19 @@ class RoundReader:
                 )
 
     def _read_holder(self, part: HeldPart, node: NodeEntry, state: ClusterState, own_figures: bool) -> HolderSample:
-        usage, key = part.holder.usage or _NO_USAGE, (part.slot_key, part.holder.key)
+        usage, key = part.holder.usage, (part.slot_key, part.holder.key)
         figures = None
-        if own_figures and part.holder.usage is not None:
+        if own_figures and usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-        before_at, before = self._before.get(key, (node.read_at, usage))
-        self._now[key] = node.read_at, usage
-        seconds = node.read_at - before_at
+        seconds = node.read_at - self._before.get(key, node.read_at)
+        self._now[key] = node.read_at
         amounts = Amounts()
         if 0 < seconds <= self._longest_gap:
-            slot_part = part.part / part.share if part.share else 0.0
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            amounts = Amounts(
-                allocated_seconds=part.part * seconds,
-                busy_seconds=_growth(usage.busy_ns, before.busy_ns) / 1e9 * slot_part,
-                idle_seconds=part.part * idle,
-                energy_joules=_growth(usage.energy_mj, before.energy_mj) / 1000,
-                cost=hourly * seconds,
-                idle_cost=hourly * idle,
-            )
-        return HolderSample(_account(part, node, state), part.holder.container, amounts, figures)
+            amounts = Amounts(part.part * seconds, part.part * idle, hourly * seconds, hourly * idle)
+        currency = "" if part.cost_per_hour is None else state.prices.currency
+        return HolderSample(_account(part), part.holder.container, amounts, figures, currency)
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
@@ -108,13 +99,6 @@ def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
     if part.use != "idle":
         return 0.0
     return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
-
-
-def _growth(now: int | None, before: int | None) -> int:
-    """Returns the increase of a counter. A counter that decreased was restarted at 0."""
-    if now is None or before is None:
-        return 0
-    return now - before if now >= before else now
 
 
 def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
@@ -126,22 +110,19 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
 
 
 def _differs(part: HeldPart) -> bool:
-    own = (part.holder.usage or _NO_USAGE).utilization_ratio
+    own = None if part.holder.usage is None else part.holder.usage.utilization_ratio
     whole = slot_utilization(part.slot)
     return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
 
 
-def _account(part: HeldPart, node: NodeEntry, state: ClusterState) -> UsageAccount:
+def _account(part: HeldPart) -> UsageAccount:
     holder, owner = part.holder, part.owner
     return UsageAccount(
-        node=node.name,
         namespace=holder.namespace,
         pod=holder.pod,
         job=holder.job,
         uid="" if holder.pod else holder.uid,
         container_id="" if holder.pod else holder.container_id,
-        model=part.model,
-        currency="" if part.cost_per_hour is None else state.prices.currency,
         owner_kind=owner.kind if owner else "",
         owner_name=owner.name if owner else "",
     )
@@ -168,8 +149,9 @@ def waste_reader(recorder: HistoryRecorder, read_state: Callable[[], ClusterStat
     """Returns a function that computes the waste. That function raises SourceError if history cannot be read."""
 
     def read(by: GroupBy) -> WasteAnswer:
+        state = read_state()
         with recorder.reader() as db:
-            usage, since = read_usage(db), read_usage_start(db)
-        return make_waste(by, read_state(), usage, since, clock.wall())
+            usage, since = read_usage(db, state.prices.currency), read_usage_start(db)
+        return make_waste(by, state, usage, since, clock.wall())
 
     return read

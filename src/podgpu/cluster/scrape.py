@@ -20,6 +20,7 @@ from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
+from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
@@ -164,24 +165,21 @@ class ScrapeCollector:
     def __init__(
         self,
         targets: Targets,
+        settings: ViewSettings,
         access: Access | None = None,
         *,
         timeout: float = 5.0,
-        keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
-        drop_after: float = 300.0,
         owners: Callable[[], Owners] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_fields` are the names of DCGM fields to keep. A target that left the list is kept for `drop_after`
-        seconds. `owners` returns the owners of pods, `notes` the problems in reading them."""
+        """`owners` returns the owners of pods, `notes` the problems in reading them."""
         self._source = targets
+        self._settings = settings
         self._access = access
         self._timeout = timeout
-        self._keep_fields = keep_fields
         self._node_labels = node_labels
-        self._drop_after = drop_after
         self._owners = owners
         self._notes = notes
         self._clock = clock or Clock()
@@ -214,7 +212,7 @@ class ScrapeCollector:
             target.outcome = None
             for key in [key for key in self._errors if key[0] == target.name]:
                 del self._errors[key]
-        oldest = self._clock.monotonic() - self._drop_after
+        oldest = self._clock.monotonic() - self._settings.drop_after
         for url, target in list(self._removed.items()):
             if all(reading.read_at < oldest for reading in target.readings):
                 del self._removed[url]
@@ -231,7 +229,9 @@ class ScrapeCollector:
             started = self._clock.monotonic()
             reason, message = "", ""
             try:
-                states = await target.read_states(session, self._keep_fields, self._node_labels, self._clock.wall())
+                states = await target.read_states(
+                    session, self._settings.keep_fields, self._node_labels, self._clock.wall()
+                )
             except SourceError as error:
                 reason, message = error.reason, str(error)
             except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others

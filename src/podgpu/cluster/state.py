@@ -179,14 +179,14 @@ def _complete(
         gpus = tuple(replace(gpu, conditions=(*gpu.conditions, condition)) for gpu in node.state.devices)
         node = replace(node, state=replace(node.state, devices=gpus))
     held = tuple(_hold(node, idle, prices, owners or {}))
-    return replace(node, stale=node.stale or node.gone, notes=bound_notes(node.notes), held=held)
+    return replace(node, notes=bound_notes(node.notes), held=held)
 
 
 def _hold(node: NodeEntry, idle: _IdleTimes | None, prices: Prices, owners: Owners) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
         if not (gpu.holders or gpu.instances):
             continue
-        blind = node.stale or node.gone or (bool(gpu.conditions) and is_blind(gpu))
+        blind = node.stale or is_blind(gpu)
         for instance, slot_part in divide_gpu(gpu):
             slot: Slot = instance or gpu
             holders = holders_of(gpu, slot)

@@ -9,17 +9,16 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from podgpu.cluster.parts import HeldPart, sum_held
+from podgpu.cluster.parts import HeldPart, group_held, sum_held
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
 from podgpu.history.queries import UsageRow
-from podgpu.model import Workload, WorkloadOwner
+from podgpu.model import WorkloadOwner
 
 GroupBy = Literal["pod", "owner", "namespace"]
 Format = Literal["json", "csv"]
@@ -69,34 +68,17 @@ class PodId(NamedTuple):
     container_id: str = ""
 
 
-@dataclass(slots=True)
-class _PodWaste:
-    owner: WorkloadOwner | None = None
-    held: list[HeldPart] = field(default_factory=list)  # in the last state
-    allocated: float = 0.0  # GPU-seconds
-    idle: float = 0.0
-    wasted: float | None = None  # cost of idle time; None without a price
-    is_held: bool = False
-    ended: float | None = None
-    last_seen: float = 0.0
-
-    def add(self, row: UsageRow, currency: str) -> None:
-        self.owner = self.owner or (WorkloadOwner(row.owner_kind, row.owner_name) if row.owner_name else None)
-        self.allocated += row.amounts.allocated_seconds
-        self.idle += row.amounts.idle_seconds
-        if row.currency and row.currency == currency:  # amounts of another currency cannot be added
-            self.wasted = (self.wasted or 0.0) + row.amounts.idle_cost
-        self.is_held |= row.is_held
-        if row.ended is not None:
-            self.ended = max(row.ended, self.ended or 0.0)
-        self.last_seen = max(self.last_seen, row.last_seen)
+class _PodWaste(NamedTuple):
+    usage: UsageRow
+    held: list[HeldPart]  # in the last state
+    owner: WorkloadOwner | None
 
     @property
     def has_ended(self) -> bool:
-        return not (self.held or self.is_held)
+        return not (self.held or self.usage.is_held)
 
     def is_recent(self, wall: float) -> bool:
-        last_seen = self.last_seen if self.ended is None else self.ended
+        last_seen = self.usage.last_seen if self.usage.ended is None else self.usage.ended
         return not self.has_ended or wall - last_seen <= ENDED_SECONDS
 
 
@@ -104,21 +86,14 @@ def make_waste(
     by: GroupBy, state: ClusterState, usage: Iterable[UsageRow], counting_since: float | None, wall: float
 ) -> WasteAnswer:
     """Computes the rows, sorted by wasted cost, then by idle hours, largest first."""
-    currency = state.prices.currency
-    pods: dict[PodId, _PodWaste] = defaultdict(_PodWaste)
-    for node in state.nodes:
-        for part in node.held:
-            if not part.holder.key:  # a reserved GPU whose pods are unknown
-                continue
-            pod = pods[_pod_id(part.holder)]
-            pod.held.append(part)
-            pod.owner = pod.owner or part.owner
-            if part.cost_per_hour is not None:
-                pod.wasted = 0.0
-    for row in usage:
-        pods[PodId(row.namespace, row.pod, row.job, row.uid, row.container_id)].add(row, currency)
+    parts = (part for node in state.nodes for part in node.held)
+    held = group_held((part for part in parts if part.holder.key), _pod_id)  # not GPUs reserved for unknown pods
+    used = {PodId(*row[:5]): row for row in usage}
     groups: dict[tuple[PodId, WorkloadOwner | None], list[_PodWaste]] = defaultdict(list)
-    for name, pod in pods.items():
+    for name in (*held, *(name for name in used if name not in held)):
+        row, own = used.get(name, UsageRow(*name)), held.get(name, [])
+        known = WorkloadOwner(row.owner_kind, row.owner_name) if row.owner_name else None
+        pod = _PodWaste(row, own, next((part.owner for part in own if part.owner is not None), known))
         if pod.is_recent(wall):
             groups[_group(name, pod.owner, by)].append(pod)
         elif by != "pod":
@@ -127,7 +102,7 @@ def make_waste(
     rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, row.namespace, _name(row)))
     return WasteAnswer(
         counting_since=counting_since,
-        currency=currency,
+        currency=state.prices.currency,
         prices=state.prices.source,
         simulated=state.simulated,
         by=by,
@@ -135,7 +110,8 @@ def make_waste(
     )
 
 
-def _pod_id(holder: Workload) -> PodId:
+def _pod_id(part: HeldPart) -> PodId:
+    holder = part.holder
     if holder.pod:
         return PodId(holder.namespace, holder.pod)
     return PodId(holder.namespace, "", holder.job, holder.uid, holder.container_id)
@@ -156,16 +132,17 @@ def _row(name: PodId, owner: WorkloadOwner | None, pods: Sequence[_PodWaste]) ->
     held = [part for pod in pods for part in pod.held]
     now = sum_held(held).rounded()
     since = [part.idle_since for part in held if part.idle_since is not None]
-    ended = [pod.ended for pod in pods if pod.ended is not None]
-    wasted = [pod.wasted for pod in pods if pod.wasted is not None]
+    ended = [pod.usage.ended for pod in pods if pod.usage.ended is not None]
+    wasted = [pod.usage.idle_cost for pod in pods if pod.usage.idle_cost is not None]
+    has_cost = bool(wasted) or now.cost_per_hour is not None
     return WasteRow(
         **name._asdict(),
         owner=owner,
         gpus=now.allocated,
         idle_gpus=now.idle,
-        idle_hours=round(sum(pod.idle for pod in pods) / 3600, _DIGITS),
-        allocated_hours=round(sum(pod.allocated for pod in pods) / 3600, _DIGITS),
-        wasted=round(sum(wasted), _DIGITS) if wasted else None,
+        idle_hours=round(sum(pod.usage.idle_seconds for pod in pods) / 3600, _DIGITS),
+        allocated_hours=round(sum(pod.usage.allocated_seconds for pod in pods) / 3600, _DIGITS),
+        wasted=round(sum(wasted), _DIGITS) if has_cost else None,
         cost_per_hour=now.cost_per_hour,
         idle_since=round(max(since)) if since and len(since) == len(held) else None,
         ended_at=round(max(ended)) if ended and all(pod.has_ended for pod in pods) else None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import ReadOnChange, look_at
+from podgpu.files import look_at, read_bounded
 from podgpu.http_client import (
     DEFAULT_TIMEOUT,
     MAX_METRICS_BYTES,
@@ -48,11 +48,7 @@ class ExpositionSource(Protocol):
 
 
 def open_exposition_source(
-    place: str,
-    access: Access | None = None,
-    *,
-    timeout: float = DEFAULT_TIMEOUT,
-    max_bytes: int = MAX_METRICS_BYTES,
+    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
 ) -> ExpositionSource:
     """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it.
 
@@ -60,24 +56,18 @@ def open_exposition_source(
     """
     scheme, separator, _ = place.partition("://")
     if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
-        return UrlExposition(place, access, timeout, max_bytes)
+        return UrlExposition(place, access, timeout)
     may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
     if not place or separator or may_have_login:
         advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
         raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
-    return FileExposition(place, max_bytes)
+    return FileExposition(place)
 
 
 class UrlExposition:
-    def __init__(
-        self,
-        url: str,
-        access: Access | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_bytes: int = MAX_METRICS_BYTES,
-    ) -> None:
+    def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """A URL without a path means /metrics. Raises UsageError."""
-        self._client = HttpClient(url, access, timeout=timeout, max_bytes=max_bytes, default_path="/metrics")
+        self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
         self.shown = self._client.shown
 
     def fetch(self) -> bytes:
@@ -87,9 +77,8 @@ class UrlExposition:
 
 
 class FileExposition:
-    def __init__(self, path: str, max_bytes: int = MAX_METRICS_BYTES) -> None:
+    def __init__(self, path: str) -> None:
         self.shown = self.path = path
-        self._reader: ReadOnChange[bytes] = ReadOnChange(lambda content, _path: content, max_bytes)
 
     def fetch(self) -> bytes:
         age = time.time() - look_at(self.path).modified_ns / 1e9
@@ -99,7 +88,7 @@ class FileExposition:
                 f"{self.path} was last written {age:.0f} s ago and is ignored after {_MAX_AGE:g} s:"
                 " check that the program that writes it is running",
             )
-        content = self._reader.read(self.path)
+        content = read_bounded(self.path, MAX_METRICS_BYTES)
         if not content.endswith(b"\n"):
             what = "ends in the middle of a line" if content else "is empty"
             raise SourceError(

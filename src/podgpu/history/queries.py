@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podgpu.history.answers import MAX_POINTS, GpuHistory, HolderSpan, Mark, round_series
-from podgpu.history.store import COARSE, DAY, FINE, Amounts, Figures
+from podgpu.history.store import COARSE, DAY, FINE, Figures
 
 # Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
 _ROUNDS = """
@@ -42,11 +42,10 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# One row per account. `count(ended)` is smaller than `count(*)` if a span of the account has not ended.
+# `count(ended)` is smaller than `count(*)` if a span of the account has not ended.
 _USAGE = """
-SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, currency, last_seen,
-    ifnull(spans.is_held, 0), spans.ended, sum(allocated) / 1e3, sum(busy) / 1e3, sum(idle) / 1e3,
-    sum(energy) / 1e3, sum(cost) / 1e9, sum(idle_cost) / 1e9
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, last_seen, ifnull(spans.is_held, 0), spans.ended,
+    sum(allocated) / 1e3, sum(idle) / 1e3, sum(iif(currency != '' AND currency = ?, idle_cost, NULL)) / 1e9
 FROM usage JOIN account ON account.id = usage.account
 LEFT JOIN (SELECT account, count(*) > count(ended) AS is_held, max(ended) AS ended FROM span GROUP BY account) AS spans
     ON spans.account = account.id
@@ -54,20 +53,21 @@ GROUP BY account.id"""
 
 
 class UsageRow(NamedTuple):
-    """Usage of a pod or job on one node and GPU model, in one currency, since the start of history."""
+    """Usage of a pod or job since the start of history."""
 
     namespace: str
-    pod: str
-    job: str
-    uid: str
-    container_id: str
-    owner_kind: str
-    owner_name: str
-    currency: str
-    last_seen: int  # Unix time, rounded down to the hour
-    is_held: bool  # the pod or job holds a GPU in the last round
-    ended: int | None  # Unix time of the last release of a GPU; None if never or no longer stored
-    amounts: Amounts
+    pod: str = ""
+    job: str = ""
+    uid: str = ""
+    container_id: str = ""
+    owner_kind: str = ""
+    owner_name: str = ""
+    last_seen: int = 0  # Unix time, rounded down to the hour
+    is_held: bool = False  # the pod or job holds a GPU in the last round
+    ended: int | None = None  # Unix time of the last release of a GPU; None if never or no longer stored
+    allocated_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    idle_cost: float | None = None  # None if the GPUs had no price in the requested currency
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
@@ -88,9 +88,9 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
-def read_usage(db: sqlite3.Connection) -> list[UsageRow]:
-    """Returns the usage of all pods, including ended ones."""
-    return [UsageRow._make((*row[:11], Amounts(*row[11:]))) for row in db.execute(_USAGE)]
+def read_usage(db: sqlite3.Connection, currency: str = "") -> list[UsageRow]:
+    """Returns the usage of all pods, including ended ones. Costs in other currencies are left out."""
+    return [UsageRow(*row) for row in db.execute(_USAGE, (currency,))]
 
 
 def read_usage_start(db: sqlite3.Connection) -> int | None:

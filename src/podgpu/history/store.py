@@ -45,15 +45,13 @@ CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
     last_seen INTEGER,           -- start of the hour
     UNIQUE (uuid, instance)
 );
-CREATE TABLE account (           -- a pod or job on one node and GPU model; usage is charged to it
+CREATE TABLE account (           -- a pod or job; usage is charged to it
     id INTEGER PRIMARY KEY,
-    node TEXT, namespace TEXT, pod TEXT,
+    namespace TEXT, pod TEXT,
     job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
-    model TEXT,
-    currency TEXT,               -- empty if the GPU has no price
     owner_kind TEXT, owner_name TEXT,
     last_seen INTEGER,           -- start of the hour
-    UNIQUE (namespace, pod, job, uid, container_id, node, model, currency)
+    UNIQUE (namespace, pod, job, uid, container_id)
 );
 CREATE TABLE round (             -- times with samples
     resolution INTEGER, time INTEGER,
@@ -77,10 +75,10 @@ CREATE INDEX span_gpu ON span (gpu);
 CREATE INDEX span_account ON span (account);
 CREATE TABLE usage (             -- usage of one account on one day
     time INTEGER, account INTEGER,
-    allocated INTEGER, busy INTEGER, idle INTEGER,  -- GPU milliseconds
-    energy INTEGER,                                 -- millijoules
-    cost INTEGER, idle_cost INTEGER,                -- 1/1,000,000,000 of the currency
-    PRIMARY KEY (time, account)
+    currency TEXT,                    -- empty if the GPU has no price
+    allocated INTEGER, idle INTEGER,  -- GPU milliseconds
+    cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
+    PRIMARY KEY (time, account, currency)
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
@@ -90,8 +88,8 @@ INSERT INTO gpu (uuid, instance, node, gpu_index, last_seen) VALUES (?, ?, ?, ?,
 ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index, last_seen = excluded.last_seen
 RETURNING id"""
 _UPSERT_ACCOUNT = """
-INSERT INTO account (node, namespace, pod, job, uid, container_id, model, currency, owner_kind, owner_name, last_seen)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
+INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, last_seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
     owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name)
 RETURNING id"""
@@ -100,11 +98,9 @@ _INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?)"
 _INSERT_SAMPLE = """
 INSERT OR REPLACE INTO sample VALUES (?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"""
 _ADD_USAGE = """
-INSERT INTO usage VALUES
-    (?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e9), round(? * 1e9))
-ON CONFLICT DO UPDATE SET
-    allocated = allocated + excluded.allocated, busy = busy + excluded.busy, idle = idle + excluded.idle,
-    energy = energy + excluded.energy, cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
+INSERT INTO usage VALUES (?, ?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e9), round(? * 1e9))
+ON CONFLICT DO UPDATE SET allocated = allocated + excluded.allocated, idle = idle + excluded.idle,
+    cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
 # The mean of a GPU over the rounds in which a pod held it, if the pod held it for a part of the window only. Otherwise
 # the figures after the end of a pod would be part of its mean.
@@ -144,24 +140,19 @@ class Amounts(NamedTuple):
     """Usage over a period. Half a GPU for 10 s is 5 allocated seconds."""
 
     allocated_seconds: float = 0.0
-    busy_seconds: float = 0.0
     idle_seconds: float = 0.0
-    energy_joules: float = 0.0
     cost: float = 0.0
     idle_cost: float = 0.0  # the part of the cost that was spent while idle
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job on one node and GPU model. The owner is not part of the key, because it may become known later."""
+    """A pod or job. The owner is not part of the key, because it may become known later."""
 
-    node: str = ""
     namespace: str = ""
     pod: str = ""
     job: str = ""
     uid: str = ""  # only if there is no pod name
     container_id: str = ""  # only if there is no pod name
-    model: str = ""
-    currency: str = ""  # empty if the GPU has no price
     owner_kind: str = ""
     owner_name: str = ""
 
@@ -173,6 +164,7 @@ class HolderSample(NamedTuple):
     container: str = ""
     amounts: Amounts = Amounts()  # since the previous round
     figures: Figures | None = None  # the holder's own figures on a shared GPU; None if those of the GPU apply
+    currency: str = ""  # of `amounts`; empty if the GPU has no price
 
 
 class GpuSample(NamedTuple):
@@ -205,7 +197,7 @@ class HistoryStore:
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, UsageAccount], Amounts] = {}
+        self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = {}  # by day, account and currency
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         self._lock: int | None = None
@@ -316,7 +308,7 @@ class HistoryStore:
         day = int(round_.time) // DAY * DAY
         for gpu in round_.gpus:
             for holder in gpu.holders:
-                key = day, holder.account
+                key = day, holder.account, holder.currency
                 earlier = self._pending_usage.get(key)
                 self._pending_usage[key] = Amounts(*map(add, earlier, holder.amounts)) if earlier else holder.amounts
 
@@ -338,8 +330,10 @@ class HistoryStore:
                 if holder.figures is not None:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             spans.update((gpu_id, 0, name, message) for name, message in gpu.conditions)
-        pending = self._pending_usage.items()
-        usage = [(day, self._row_id(_UPSERT_ACCOUNT, account), *total) for (day, account), total in pending]
+        usage = [
+            (day, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
+            for (day, account, currency), total in self._pending_usage.items()
+        ]
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
         self._db.executemany(_ADD_USAGE, usage)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from podgpu.hook.loop import Hook
-from podgpu.metrics.encode import Exposition, encode
+from podgpu.metrics.encode import Body, encode
 from podgpu.web.app import make_application
 from podgpu.web.responses import metrics_response, probe_routes
 
 
 def hook_application(hook: Hook) -> web.Application:
     async def metrics(request: web.Request) -> web.Response:
-        return await metrics_response(request, Exposition(encode(hook.families())))
+        return metrics_response(request, Body(encode(hook.families())))
 
     def ready() -> tuple[bool, str]:
         if not hook.is_synchronised:

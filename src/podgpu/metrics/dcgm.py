@@ -6,7 +6,7 @@ A series has pod labels if exactly one workload holds the device. With virtual G
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
@@ -24,6 +24,7 @@ from podgpu.metrics.labels import (
     visible_slots,
     with_attributes,
 )
+from podgpu.metrics.names import converted, factor_1x
 from podgpu.model import MIB, MJ, EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot, Value
 
 Values = Mapping[str, Value]
@@ -33,9 +34,7 @@ TOTAL_ENERGY, ENERGY_JOULES = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_D
 POWER_USAGE = "DCGM_FI_DEV_POWER_USAGE"
 ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
 """Fields that have a separate value for each holder."""
-_ALSO_OF_DEVICE = frozenset(
-    {GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES, "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"}
-)
+_ALSO_OF_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
 """With virtual GPUs, these fields also have a series for the whole device, as in dcgm-exporter."""
 GR_ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 _DECODER_FIELDS = frozenset({"DCGM_FI_DEV_DEC_UTIL", "DCGM_FI_DEV_DEC_UTIL_RATIO"})
@@ -49,21 +48,14 @@ XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
 
 
-@dataclass(frozen=True, slots=True)
-class _LabelledSlot:
+class _LabelledSlot(NamedTuple):
     """Values of one device under one set of labels."""
 
     slot: Slot
-    values: Values
     labels: Labels
-    parent_values: Values
-    """Values of the physical GPU, which MIG instances can repeat (`Policy.copy_parent_values`)."""
-    only: frozenset[str] | None = None
-    """Fields to render; None means all."""
-    details: tuple[tuple[str, Mapping[str, str], int | float], ...] = ()
-
-    def has(self, field: str) -> bool:
-        return self.only is None or field in self.only
+    values: Values
+    has_details: bool = True  # details such as health checks, which exist once per device
+    has_events: bool = True  # XIDs and clock events
 
 
 def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
@@ -79,26 +71,28 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
 def _rows(state: NodeState, policy: Policy) -> Iterator[_LabelledSlot]:
     label_counters = [c for c in policy.counters if c.is_label]
     for gpu, slot in visible_slots(state):
-        values, parent = slot.fields, gpu.fields or {}
-        if values is None:
+        if slot.fields is None:
             continue
-        names, texts = device_names(gpu, slot, policy), _label_values(label_counters, values, parent)
+        parent = gpu.fields or {}
+        repeated = parent if policy.copy_parent_values and isinstance(slot, MigInstance) else {}
+        names, texts = device_names(gpu, slot, policy), _label_values(label_counters, slot.fields, parent)
         holders = assigned_holders(slot) if policy.dcgm_holders else []
-        if policy.virtual_gpus and holders:
-            is_shared = len({holder.key for holder in holders}) > 1
-            only = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
-            labels = dcgm_labels(names, policy, label_values=texts)
-            yield _LabelledSlot(slot, values, labels, parent, only, slot.details)
-            for holder in holders:
-                labels = _held_labels(names, texts, holder, state, policy)
-                own = _attributed_values(values, holder.usage, is_shared)
-                yield _LabelledSlot(slot, own, labels, _without_activity(parent) if is_shared else parent)
-        elif len({holder.key for holder in holders}) == 1:
-            labels = _held_labels(names, texts, holders[0], state, policy)
-            yield _LabelledSlot(slot, values, labels, parent, None, slot.details)
+        is_shared = len({holder.key for holder in holders}) > 1
+        values = {**repeated, **slot.fields}
+        if not holders or (is_shared and not policy.virtual_gpus):
+            yield _LabelledSlot(slot, dcgm_labels(names, policy, label_values=texts), values)
+        elif not policy.virtual_gpus:
+            yield _LabelledSlot(slot, _held_labels(names, texts, holders[0], state, policy), values)
         else:
-            labels = dcgm_labels(names, policy, label_values=texts)
-            yield _LabelledSlot(slot, values, labels, parent, None, slot.details)
+            of_device = _ALSO_OF_DEVICE | _ACTIVITY if is_shared else _ALSO_OF_DEVICE
+            values = {name: value for name, value in values.items() if name in of_device}
+            yield _LabelledSlot(slot, dcgm_labels(names, policy, label_values=texts), values, has_events=False)
+            for holder in holders:
+                values = {**repeated, **_attributed_values(slot.fields, holder.usage)}
+                if is_shared:
+                    values = _divided_activity(values, slot.fields, holder.usage)
+                labels = _held_labels(names, texts, holder, state, policy)
+                yield _LabelledSlot(slot, labels, values, has_details=False)
 
 
 def _held_labels(names: dict[str, str], texts: LabelPairs, holder: Holder, state: NodeState, policy: Policy) -> Labels:
@@ -117,31 +111,26 @@ def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Value
 def _samples(
     counter: CounterSpec, rows: Sequence[_LabelledSlot], entities: Sequence[EntityState], policy: Policy
 ) -> Iterator[Sample]:
-    collector = _COLLECTORS.get(counter.field.id)
+    field, collector = counter.field.name, _COLLECTORS.get(counter.field.id)
     if collector is not None:
         for row in rows:
-            if row.has(counter.field.name):
-                for value, attributes in collector(row.slot, policy):
-                    yield Sample(with_attributes(row.labels, *attributes), value)
+            if row.has_events:
+                for count, attributes in collector(row.slot, policy):
+                    yield Sample(with_attributes(row.labels, *attributes), count)
         return
-    yield from _field_samples(counter.field.name, rows, policy)
+    factor = factor_1x(counter.field) if counter.name == counter.field.name_1x else 1.0
     for row in rows:
-        for field, labels, detail in row.details:
-            if field == counter.field.name:
+        value = row.values.get(field)
+        if value is not None and not isinstance(value, str):
+            yield Sample(row.labels, value if factor == 1.0 else converted(counter.field, value, factor))
+    for row in rows:
+        for name, labels, detail in row.slot.details if row.has_details else ():
+            if name == field:
                 yield Sample(with_attributes(row.labels, *labels.items()), detail)
     for entity in entities:
-        number = entity.fields.get(counter.field.name)
-        if number is not None and not isinstance(number, str):
-            yield Sample(_entity_labels(entity, policy), number)
-
-
-def _field_samples(field: str, rows: Sequence[_LabelledSlot], policy: Policy) -> Iterator[Sample]:
-    for row in rows:
-        value = row.values.get(field) if row.has(field) else None
-        if value is None and policy.copy_parent_values and isinstance(row.slot, MigInstance):
-            value = row.parent_values.get(field)
+        value = entity.fields.get(field)
         if value is not None and not isinstance(value, str):
-            yield Sample(row.labels, value)
+            yield Sample(_entity_labels(entity, policy), value)
 
 
 def _entity_labels(entity: EntityState, policy: Policy) -> Labels:
@@ -204,27 +193,29 @@ _COLLECTORS = {
 # Virtual GPUs
 
 
-def _attributed_values(device: Values, usage: HolderUsage | None, is_shared: bool) -> dict[str, Value]:
-    """Returns the values of one holder. Its own use is absent if it is unknown.
+def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, Value]:
+    """Replaces the values of the fields in `ATTRIBUTED` by the holder's own use. They are absent if it is unknown.
 
     dcgm-exporter instead copies the device's values to every holder.
     """
     values = {name: value for name, value in device.items() if name not in ATTRIBUTED}
     own = {} if usage is None else _own_values(device, usage)
-    if is_shared:
-        values = _without_activity(values)
-    else:
-        own.pop(GR_ENGINE_ACTIVE, None)
     return values | {name: value for name, value in own.items() if name in device and value is not None}
 
 
-def _without_activity(values: Values) -> dict[str, Value]:
-    """Keeps DEC_UTIL while the decoder is idle, because OpenCost finds the device of a container by it."""
-    return {
+def _divided_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
+    """Removes the activity of a shared device. The holder's own GR_ENGINE_ACTIVE, and DEC_UTIL while it is 0, remain.
+
+    OpenCost finds the usage of a container by the first, and its device by the second.
+    """
+    kept = {
         name: value
         for name, value in values.items()
-        if name not in _ACTIVITY or (name in _DECODER_FIELDS and value == 0)
+        if name not in _ACTIVITY or name in ATTRIBUTED or (name in _DECODER_FIELDS and value == 0)
     }
+    if GR_ENGINE_ACTIVE in device and usage is not None and usage.utilization_ratio is not None:
+        kept[GR_ENGINE_ACTIVE] = usage.utilization_ratio
+    return kept
 
 
 def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | None]:
@@ -236,7 +227,6 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | N
         POWER_USAGE: watts,
         TOTAL_ENERGY: usage.energy_mj,
         GPU_UTIL_RATIO: None if ratio is None else round(ratio, 2),
-        GR_ENGINE_ACTIVE: ratio,
         FB_USED_BYTES: memory,
         ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // MJ,
     }

@@ -1,4 +1,4 @@
-"""Encodes metric families as text: Prometheus format 0.0.4 and OpenMetrics 1.0.
+"""Encodes metric families in the Prometheus text format 0.0.4.
 
 The text of labels and headers is cached.
 """
@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterable, Mapping
-from functools import cached_property, lru_cache
+from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_HEAD = "# HELP "
-_UNITS = ("seconds", "bytes", "joules", "ratio", "celsius", "volts", "amperes", "watts", "hertz", "meters", "grams")
-_LAST_LINE = b"# EOF\n"
 _GZIP_LEVEL = 1  # fast, because the first scrape waits for it; metrics text compresses 20:1 even at this level
 
 
@@ -98,37 +94,6 @@ def format_float(value: float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-# OpenMetrics
-
-
-def to_openmetrics(text: bytes) -> bytes:
-    """Converts the output of `encode` to OpenMetrics. Series keep their names; only HELP, TYPE and UNIT lines differ.
-
-    OpenMetrics requires the suffix `_total` for counters. A counter without the suffix, as in dcgm-exporter, gets
-    the type unknown, because a new name would break dashboards.
-    """
-    if not text:
-        return _LAST_LINE
-    heads = [family.split("\n", 2) for family in text.decode().removeprefix(_HEAD).split(f"\n{_HEAD}")]
-    types = {help_line.partition(" ")[0]: type_line.rpartition(" ")[2] for help_line, type_line, _ in heads}
-    parts = [_openmetrics_head(help_line, types) + samples for help_line, _, samples in heads]
-    return "\n".join(parts).encode() + _LAST_LINE
-
-
-def _openmetrics_head(help_line: str, types: Mapping[str, str]) -> str:
-    name, _, help_text = help_line.partition(" ")
-    family, kind = name, types[name]
-    base = name.removesuffix("_total")
-    if kind == "counter" and base != name and not {base, f"{base}_created"} & types.keys():
-        family = base
-    elif kind != "gauge":
-        kind = "unknown"
-    unit = next((unit for unit in _UNITS if family.endswith(f"_{unit}")), "")
-    unit_line = f"# UNIT {family} {unit}\n" if unit else ""
-    escaped = help_text.replace('"', '\\"')  # everything else is escaped as in format 0.0.4
-    return f"# HELP {family} {escaped}\n# TYPE {family} {kind}\n{unit_line}"
-
-
 # Response bodies
 
 
@@ -140,15 +105,7 @@ class Body:
         self.zipped = gzip.compress(plain, _GZIP_LEVEL, mtime=0)
 
 
-class Exposition(Body):
-    """Metrics text. OpenMetrics is rendered on the first request and cached."""
-
-    @cached_property
-    def openmetrics(self) -> Body:
-        return Body(to_openmetrics(self.plain))
-
-
-NO_METRICS = Exposition(b"")
+NO_METRICS = Body(b"")
 
 
 def etag_of(plain: bytes) -> str:

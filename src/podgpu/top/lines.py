@@ -109,7 +109,7 @@ def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processe
         held = sum(bool(instance.holders) for instance in instances)
         remark = f"{held} of {count_of(len(inner), 'instance')} held"
         line = replace(line, remark=remark, processes=_sum(part.processes for part in inner))
-    return replace(line, beneath=(*line.beneath, *inner))
+    return replace(line, beneath=(*line.beneath, *inner)) if inner else line
 
 
 def _without_figures(gpu: GpuView) -> GpuView:
@@ -164,7 +164,8 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     keys = {holder.key for holder in slot.holders}
     others = [make_process(p) for p in running if p.owner is None or p.owner.key not in keys]
     problems = [make_condition(condition) for condition in slot.conditions]
-    holders = sorted(_round_within(map(make_holder, slot.holders), slot), key=lambda line: line.name)
+    holders = _round_within([make_holder(holder) for holder in slot.holders], slot.utilization_ratio)
+    holders.sort(key=lambda line: line.name)
     line = make(
         "instance" if instance else "gpu",
         remark=count_of(len(holders), "holder") if holders else _describe_free(slot),
@@ -177,16 +178,18 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
     return _merge_holder(line, holders[0], (*problems, *holders[0].beneath, *others)) if len(holders) == 1 else line
 
 
-def _round_within(holders: Iterable[Line], slot: SlotOfView) -> list[Line]:
-    """Rounds the utilisation of holders to whole per cents that together do not exceed the rounded whole."""
+def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
+    """Rounds the utilisation of several holders to whole per cents that do not exceed the rounded whole together."""
+    if len(holders) < 2 or whole is None:
+        return holders
     exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
-    excess = sum(round(ratio) for _, ratio in exact) - round(100 * (slot.utilization_ratio or 0.0))
+    excess = sum(round(ratio) for _, ratio in exact) - round(100 * whole)
     rounded = []
     for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # the most rounded up first
         lower = excess > 0 and round(ratio) > ratio
         excess -= lower
         rounded.append(line if line.utilization is None else replace(line, utilization=(round(ratio) - lower) / 100))
-    return rounded if len(exact) > 1 and slot.utilization_ratio is not None else [line for line, _ in exact]
+    return rounded
 
 
 def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
@@ -263,7 +266,7 @@ def _searchable(line: Line) -> str:
 def _sort(lines: Iterable[Line], order: Order) -> list[Line]:
     if order == "gpu":
         return list(lines)
-    inner = [replace(line, beneath=tuple(_sort(line.beneath, order))) for line in lines]
+    inner = [replace(line, beneath=tuple(_sort(line.beneath, order))) if line.beneath else line for line in lines]
     return sorted(inner, key=lambda line: (line.kind != "condition", -_largest(line, order)))
 
 

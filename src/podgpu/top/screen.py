@@ -167,7 +167,7 @@ class Screen:
         if not rows:
             return [[("no line matches the filter", "dim")]]
         at = self._cursor - self._scroll
-        rows[at] = [(text, f"cursor {style}".strip()) for text, style in rows[at]]
+        rows[at] = [(text, "cursor" if style == "bar" else f"cursor {style}".strip()) for text, style in rows[at]]
         return rows
 
     def _footer(self, width: int) -> Spans:

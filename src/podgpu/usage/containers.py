@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from typing import Literal
 
 from podgpu.errors import SourceError
 from podgpu.model import Workload
-from podgpu.usage.cgroup import parse_cgroup
 
 CACHE_SECONDS = 30.0  # limited, because a process can be moved to another cgroup
 
@@ -72,13 +72,9 @@ class ContainerFinder:
         started, cached = parse_started(stat), self._cache.get(pid)
         if cached is not None and cached.started == started and now - cached.read_at < CACHE_SECONDS:
             return cached.lookup
-        ref = parse_cgroup(_read(folder, "cgroup").decode(errors="replace"))
-        is_mps_server = _MPS_SERVER in stat
-        if ref is None:
-            lookup = ContainerLookup("not_in_container", is_mps_server=is_mps_server)
-        else:
-            workload = Workload(uid=ref.uid, container_id=ref.container_id)
-            lookup = ContainerLookup("found", workload, is_mps_server)
+        workload = parse_cgroup(_read(folder, "cgroup").decode(errors="replace"))
+        outcome: LookupOutcome = "not_in_container" if workload is None else "found"
+        lookup = ContainerLookup(outcome, workload or Workload(), _MPS_SERVER in stat)
         self._cache[pid] = _CachedLookup(started, now, lookup)
         return lookup
 
@@ -90,10 +86,10 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     try:
         with os.scandir(proc) as entries:
             pids = [entry.name for entry in entries if entry.name.isdigit()]
-        refs = {parse_cgroup(text) for pid in pids if (text := _read_cgroup(proc, pid))}
+        containers = {parse_cgroup(text) for pid in pids if (text := _read_cgroup(proc, pid))}
     except (OSError, ValueError):
         return None
-    return frozenset(Workload(uid=ref.uid, container_id=ref.container_id) for ref in refs if ref is not None)
+    return frozenset(container for container in containers if container is not None)
 
 
 def _read_cgroup(proc: str, pid: str) -> str:
@@ -166,3 +162,63 @@ def _read(folder: int, name: str) -> bytes:
         return os.read(file, _MAX_BYTES)
     finally:
         os.close(file)
+
+
+# -- cgroups -------------------------------------------------------------------------------------------------------
+# Formats differ between cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers, five runtimes, nested containers,
+# and readers in another cgroup namespace.
+
+_PREFERRED = ("memory", "cpu", "cpuacct", "pids", "name=systemd")  # cgroup v1 controllers, most reliable first
+_UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"  # a pod's UID, or the hash of a static pod
+_POD = re.compile(rf"(?:\A|-)pod({_UID})\Z")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+_DELETED = " (deleted)"  # added by the kernel to the path of a removed cgroup
+_SCOPE_PREFIXES = {"cri-containerd", "nerdctl", "crio", "docker", "libpod"}
+_MONITOR = "conmon"  # crio-conmon-<id> and libpod-conmon-<id> contain the container's monitor, not the container
+
+
+def parse_cgroup(text: str) -> Workload | None:
+    """Parses /proc/<pid>/cgroup. Returns `uid` and `container_id`, or None outside containers.
+
+    Of nested containers, returns the outermost one of Kubernetes, else the outermost one.
+    """
+    # splitlines() would also split at other characters. The kernel escapes only line feeds.
+    lines = [parts for line in text.split("\n") if len(parts := line.split(":", 2)) == 3]
+    containers = [_parse_path(path) for _number, _controllers, path in sorted(lines, key=lambda line: _rank(line[1]))]
+    found = [container for container in containers if container is not None]
+    return next((container for container in found if container.uid), found[0] if found else None)
+
+
+def _rank(controllers: str) -> int:
+    ranks = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
+    return min(ranks, default=len(_PREFERRED))
+
+
+def _parse_path(path: str) -> Workload | None:
+    uid = ""
+    outside: Workload | None = None
+    for name in _names(path):
+        if not uid and (pod := _POD.search(name.removesuffix(".slice"))):
+            uid = pod[1].replace("_", "-")
+        elif container_id := _parse_container_id(name, uid):
+            if uid:
+                return Workload(uid=uid, container_id=container_id)
+            outside = outside or Workload(container_id=container_id)
+    return outside
+
+
+def _names(path: str) -> Iterator[str]:
+    for name in path.removesuffix(_DELETED).split("/"):
+        # If containerd uses systemd cgroups and runc does not, runc creates one directory named `slice:prefix:id`.
+        slice_, colon, scope = name.partition(":")
+        yield slice_
+        if colon:
+            yield scope.replace(":", "-")
+
+
+def _parse_container_id(name: str, uid: str) -> str:
+    prefix, _, container_id = name.removesuffix(".scope").rpartition("-")
+    if not _CONTAINER_ID.fullmatch(container_id) or prefix.endswith(_MONITOR):
+        return ""
+    # Outside a pod, a name that ends with a hash need not be a container.
+    return container_id if uid or not prefix or prefix in _SCOPE_PREFIXES else ""

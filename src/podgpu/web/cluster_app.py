@@ -88,14 +88,14 @@ def _complete_gpu(cluster: Cluster) -> Complete:
 
 def _metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return await metrics_response(request, await cluster.metrics("metrics"))
+        return metrics_response(request, await cluster.metrics("metrics"))
 
     return handle
 
 
 def _node_metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return await metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
+        return metrics_response(request, await cluster.metrics("nodes") if cluster.turns else NO_METRICS)
 
     return handle
 

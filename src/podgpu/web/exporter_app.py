@@ -14,7 +14,7 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published
 from podgpu.cluster.view import GpuResponse, add_details, make_details
-from podgpu.metrics.encode import NO_METRICS, Exposition
+from podgpu.metrics.encode import NO_METRICS, Body
 from podgpu.model import has_readings
 from podgpu.web.app import Listener, Service, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
@@ -133,7 +133,7 @@ def _metrics(agent: Agent) -> Handler:
             text = await _render(published, "fresh")
         if not agent.is_fresh(published):  # the snapshot may also become stale during a long rendering
             text = await _render(published, "stale")
-        return await metrics_response(request, text)
+        return metrics_response(request, text)
 
     return handle
 
@@ -142,17 +142,17 @@ def _gpu_manager_metrics(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
         text = await _render(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
-        return await metrics_response(request, text if agent.is_fresh(published) else NO_METRICS)
+        return metrics_response(request, text if agent.is_fresh(published) else NO_METRICS)
 
     return handle
 
 
-async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Exposition:
+async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Body:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
     made = published.find_made(name)
     if made is not None:
         return made
-    exposition: Exposition = await asyncio.to_thread(getattr, published, name)
+    exposition: Body = await asyncio.to_thread(getattr, published, name)
     return exposition
 
 

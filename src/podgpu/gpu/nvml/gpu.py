@@ -13,9 +13,8 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher
-from podgpu.gpu.nvml.mig import Instance, MigLayout
+from podgpu.gpu.nvml.mig import Instance, MigLayout, list_processes
 from podgpu.gpu.nvml.plan import DevicePlan, EnergyCounter, GpmSampler
-from podgpu.gpu.nvml.processes import list_processes
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import GpuAnswer, UsageAnswer
 from podgpu.metrics.fields import Field, detail_fields

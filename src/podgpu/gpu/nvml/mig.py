@@ -1,15 +1,15 @@
-"""Reads the MIG mode and the instances of one GPU."""
+"""Reads the MIG mode, the instances and the processes of one GPU."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podgpu.errors import SourceError, Unsupported
-from podgpu.gpu.nvml.driver import NvmlDriver
-from podgpu.model import Device
+from podgpu.gpu.nvml.driver import NvmlDriver, parse_instance_id
+from podgpu.model import Device, ProcessUsage, device_key
 
 _OFF_SECONDS = 1.5
 """Disabled MIG mode is cached for this long, because reading the mode costs 0.4 ms of CPU (H200)."""
@@ -78,3 +78,60 @@ class MigLayout:
             mig_uuids=(self._driver.call("nvmlDeviceGetUUID", mig),),
             handle=mig,
         )
+
+
+# Processes
+
+# Function names have a version, because pynvml's unversioned functions raise other exceptions with older drivers.
+_LISTS = tuple(f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics"))
+_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+MAX_PID = 1 << 22
+"""Linux's PID_MAX_LIMIT. Larger numbers are uninitialized memory of the driver."""
+
+
+def list_processes(
+    driver: NvmlDriver, handle: Any, gpu: Device, instances: Sequence[Instance]
+) -> tuple[ProcessUsage, ...]:
+    """Raises Unsupported if the driver provides no list at all, SourceError if a call fails."""
+    targets = [(handle, gpu.uuid)]
+    for instance in instances:
+        key = device_key(gpu.uuid, instance.gi_id)
+        targets += [(driver.call("nvmlDeviceGetHandleByUUID", uuid), key) for uuid in instance.mig_uuids]
+    if gpu.mig_enabled and len(targets) == 1:
+        return ()
+    usages: list[ProcessUsage] = []
+    refusals: list[Unsupported] = []
+    for function in _LISTS:
+        for target, key in targets:
+            try:
+                entries = driver.call_list(function, target)
+            except Unsupported as e:
+                refusals.append(e)
+                continue
+            usages += [_parse(gpu.uuid, key, entry, "MPS" in function) for entry in entries if 0 < entry.pid <= MAX_PID]
+            if entries and target is handle:
+                break  # with privileges, the GPU lists the processes of its MIG devices, too
+    if len(refusals) == len(_LISTS) * len(targets):
+        raise Unsupported(f"NVML lists no processes on {gpu.uuid}", refusals[0].reason)
+    return _deduplicate(usages)
+
+
+def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
+    gi_id = parse_instance_id(entry.gpuInstanceId)
+    memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
+    return ProcessUsage(key if gi_id is None else device_key(gpu, gi_id), entry.pid, memory, mps)
+
+
+def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
+    """Merges entries of the same process. A process with compute and graphics, and an MPS client, is in two lists, each
+    time with all of its memory."""
+    merged: dict[tuple[str, int], ProcessUsage] = {}
+    for usage in usages:
+        key = (usage.device, usage.pid)
+        known = merged.get(key, usage)
+        merged[key] = replace(max(known, usage, key=_bytes), mps=known.mps or usage.mps)
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def _bytes(usage: ProcessUsage) -> int:
+    return -1 if usage.memory is None else usage.memory

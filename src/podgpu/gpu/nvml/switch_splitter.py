@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -237,7 +238,7 @@ class SwitchLogFactory:
     privileged: Callable[[], bool] = has_sys_admin
     make_listener: Callable[..., SwitchListener] = SwitchListener
 
-    def open_listener(self, driver: NvmlDriver, handle: Any, gpu: Device, wall: Callable[[], float]) -> SwitchListener:
+    def open_listener(self, driver: NvmlDriver, handle: Any, wall: Callable[[], float], gpu: Device) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
         version, architecture = _identify(driver, handle, gpu)
         _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
@@ -304,11 +305,8 @@ class BusyTimeSplitter:
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._factory = factory
         self._clock = clock
-        self._wall = wall
+        self._open_listener = partial(factory.open_listener, driver, handle, wall)
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
@@ -376,7 +374,7 @@ class BusyTimeSplitter:
 
     def _open(self, gpu: Device) -> None:
         try:
-            listener = self._factory.open_listener(self._driver, self._handle, gpu, self._wall)
+            listener = self._open_listener(gpu)
         except SwitchLogError as e:
             self._fall_back(e)
             return

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver, translate
-from podgpu.gpu.nvml.mig import Instance
+from podgpu.gpu.nvml.mig import MAX_PID, Instance, list_processes
 from podgpu.gpu.nvml.plan import ENERGY, MIN_GPM_SECONDS, EnergyCounter, GpmSampler
-from podgpu.gpu.nvml.processes import MAX_PID, list_processes
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.gpu.source import Lack, UsageAnswer
 from podgpu.model import Device, DeviceUsage, ProcessUsage
