@@ -27,9 +27,9 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, load_protection, run
+from podgpu.web.app import load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.sockets import Address
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -66,8 +66,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    address = parse_address(options["address"])
-    probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     stale_after, drop_after = choose_ages(ctx, options)
     settings = check_settings(
         ViewSettings(
@@ -88,7 +86,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         protection = load_protection(options["web_config_file"])
         waste = cluster_waste(cluster, recorder)
         listeners = cluster_listeners(
-            cluster, address, probe_address, protection, history, waste, options["web_enable_lifecycle"]
+            cluster,
+            options["address"],
+            options["probe_address"],
+            protection,
+            history,
+            waste,
+            options["web_enable_lifecycle"],
         )
         run([cluster, recorder], listeners, _announce)
 
