@@ -55,12 +55,6 @@ def test_nothing_else_is_ever_raised(text: str) -> None:
         parse_selection(text)
 
 
-@given(st.sampled_from("gi"), st.sets(st.integers(0, 300), min_size=1, max_size=20))
-def test_round_trip(kind: str, ids: set[int]) -> None:
-    selection = Selection(kind, tuple(sorted(ids)))
-    assert parse_selection(str(selection)) == selection
-
-
 GPU, CUT = (Device(n, f"GPU-{n}", f"00000000:0{n}:00.0", "H100", mig_enabled=n > 0) for n in (0, 1))
 FIRST, SECOND = replace(CUT, gi_id=3, profile="1g.10gb"), replace(CUT, gi_id=4, profile="1g.10gb")
 NODE = (GPU, CUT, FIRST, SECOND)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.holders.annotations import is_read, requests_gpu
+from podgpu.holders.annotations import is_read
 from podgpu.kube.objects import (
     NVIDIA_DRIVER,
     ContainerRecord,
@@ -119,20 +119,6 @@ def test_only_init_containers_finish(state: object, finished: bool) -> None:
         }
     )
     assert (record.init_containers[0].finished, record.containers[0].finished) == (finished, False)
-
-
-def test_requests_gpu() -> None:
-    for requests, expected in (
-        ({"nvidia.com/gpu.shared": 1}, True),
-        ({"nvidia.com/mig-1g.5gb": "1"}, True),
-        ({"koordinator.sh/gpu-core": "50"}, True),
-        ({"nvidia.com/gpu": "0"}, False),
-        ({"nvidia.com/gpu": "many"}, False),
-        ({"koordinator.sh/rdma": "100"}, False),
-        (None, False),
-    ):
-        container = parsed(spec={"containers": [{"name": "main", "resources": {"limits": requests}}]}).containers[0]
-        assert requests_gpu(container) is expected
 
 
 # Quantities

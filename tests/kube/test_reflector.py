@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.reflector import Informer
@@ -249,40 +247,3 @@ def test_closing_is_prompt_while_a_plugin_runs(config: ApiConfig, tmp_path: Path
     watcher = Informer(replace(config, plugin=plugin), PODS, {}, name_of)
     eventually(started.exists)
     _close_in_time(watcher)
-
-
-_stories = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "ü", "\n", None])), min_size=1, max_size=8)
-
-
-def _live(server: SimulatedApiServer, story: list[tuple[str, str | None]]) -> set[tuple[str, str]]:
-    """Applies changes to the server. Returns what it has at the end."""
-    world: dict[str, str] = {}
-    for name, label in story:
-        if label is None:
-            server.remove("pods", name, "team")
-            world.pop(name, None)
-        else:
-            server.put("pods", pod(name, app=label))
-            world[name] = label
-    return set(world.items())
-
-
-def _name_and_label(body: dict[str, Any]) -> tuple[str, str]:
-    return body["metadata"]["name"], body["metadata"]["labels"]["app"]
-
-
-_over_http = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@_over_http
-@given(story=_stories, at=st.integers(1, 1500))
-def test_a_connection_cut_at_any_byte_gives_the_same_items(story: list[tuple[str, str | None]], at: int) -> None:
-    with SimulatedApiServer() as server:
-        server.cut_after = at
-        config = ApiConfig(server.url, "the test")
-        with Informer(config, PODS, {}, _name_and_label, settings=HURRY) as watcher:
-            wait_watching(server, watcher)
-            server.cut_after = None
-            there = _live(server, [*story, ("end", "x")])
-            eventually(lambda: set(watcher.items()) == there)
-            assert len(lists(server)) == 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
-import socket
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,31 +87,3 @@ def test_a_watcher_uses_a_replaced_ca(certificates: Certificates, tmp_path: Path
             shutil.copy(certificates.path("ca.crt"), authority)
             eventually(lambda: watcher.items() == ("one",))
             eventually(lambda: watcher.error is None)
-
-
-@pytest.mark.filterwarnings("always::ResourceWarning")
-def test_a_closed_watcher_leaves_no_socket_open(certificates: Certificates, recwarn: pytest.WarningsRecorder) -> None:
-    """The server does not answer the end of the TLS connection, which closing would wait for."""
-    objects = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
-    head, ends = b"HTTP/1.1 200 OK\r\n", threading.Event()
-
-    def serve() -> None:
-        with certificates.server_context().wrap_socket(listening.accept()[0], server_side=True) as connection:
-            connection.recv(65536)
-            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(objects) + objects)
-            connection.recv(65536)
-            connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
-            watching.set()
-            ends.wait()
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        watching, thread = threading.Event(), threading.Thread(target=serve)
-        thread.start()
-        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        config = ApiConfig(url, "the test", ca=Pem(file=certificates.path("ca.crt")))
-        with Informer(config, PODS, {}, name_of, settings=HURRY):
-            watching.wait()
-        gc.collect()
-        ends.set()
-        thread.join()
-    assert [str(each.message) for each in recwarn] == []
