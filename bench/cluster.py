@@ -17,6 +17,7 @@ from statistics import median
 
 from bench.figures import Figure
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.settings import ViewSettings
 
 NODES = 1000
 MAX_CORE_PERCENT = 10.0
@@ -84,7 +85,8 @@ async def _measure_rounds(fleet: FleetProcess, rounds: int) -> tuple[float, floa
 
 
 def _make_collector(ports: Sequence[int], path: str) -> ScrapeCollector:
-    return ScrapeCollector(FixedTargets([f"http://127.0.0.1:{port}{path}" for port in ports]), timeout=60.0)
+    targets = FixedTargets([f"http://127.0.0.1:{port}{path}" for port in ports])
+    return ScrapeCollector(targets, ViewSettings(), timeout=60.0)
 
 
 def _check(collector: ScrapeCollector, nodes: int) -> None:

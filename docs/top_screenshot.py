@@ -30,7 +30,8 @@ _LOOK_SECONDS = 6.0
 _PLACED = re.compile(r"\x1b\[(\d*);?(\d*)H")
 _ERASING = re.compile(r"\x1b\[\??[0-9;]*[hlJK]")
 _STYLE = (
-    "body{margin:0;background:#14181f;padding:14px 18px;display:inline-block} pre{margin:0;font:13px/1.35 monospace}"
+    "body{margin:0;background:#14181f;padding:14px 18px;display:inline-block}"
+    " pre{margin:0;font:13px/1.35 DejaVu Sans Mono,monospace}"
 )
 
 

@@ -7,29 +7,11 @@ from pathlib import Path
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.model import Workload
 from tests.nodes.node import Description, node_of
 from tests.web.server import running
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 POD_UID = "11111111-2222-3333-4444-555555555555"
-
-
-@pytest.mark.parametrize(
-    ("workload", "key"),
-    [
-        (Workload("ns", "pod", "main", "u", "c"), ("pod", "ns", "pod", "main")),
-        (Workload("ns", "pod"), ("pod", "ns", "pod", "")),
-        (Workload("ns", "pod", "main", job="7"), ("job", "7")),
-        (Workload(container="main", uid="u", container_id="c"), ("uid", "u", "main")),
-        (Workload(uid="u", container_id="c"), ("uid", "u", "c")),
-        (Workload(container_id="c"), ("uid", "", "c")),
-        (Workload("ns", "", "main"), ()),
-        (Workload(), ()),
-    ],
-)
-def test_key_of_a_workload(workload: Workload, key: tuple[str, ...]) -> None:
-    assert workload.key == key
 
 
 def test_two_nameless_containers_of_a_pod_are_two_on_every_screen(

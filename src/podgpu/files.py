@@ -92,22 +92,14 @@ def explain_read_error(error: OSError | ValueError, path: str) -> SourceError:
 class ReadOnChange(Generic[T]):
     """Caches the parsed content of a file until the file changes."""
 
-    def __init__(
-        self,
-        parse: Callable[[bytes, str], T],
-        limit: int,
-        read: Callable[[str, int], bytes] = read_bounded,
-        clock: Callable[[], int] = time.time_ns,
-    ) -> None:
+    def __init__(self, parse: Callable[[bytes, str], T], limit: int) -> None:
         self._parse = parse
         self._limit = limit
-        self._read = read
-        self._clock = clock
         self._cached: tuple[str, FileIdentity, T] | None = None
 
     def read(self, path: str) -> T:
         """Returns the result of `parse`, which receives the content and the path. Raises SourceError."""
-        now, identity = self._clock(), look_at(path)
+        now, identity = time.time_ns(), look_at(path)
         if self._cached is not None and self._cached[:2] == (path, identity):
             return self._cached[2]
         content, identity = self._read_unchanged(path, identity)
@@ -118,7 +110,7 @@ class ReadOnChange(Generic[T]):
 
     def _read_unchanged(self, path: str, before: FileIdentity) -> tuple[bytes, FileIdentity]:
         for _ in range(_MAX_ATTEMPTS):
-            content = self._read(path, self._limit)
+            content = read_bounded(path, self._limit)
             after = look_at(path)
             # The size is compared too: two writes within one tick of the kernel's clock have the same time stamp.
             if after == before and len(content) == after.size:

@@ -155,7 +155,7 @@ def _parse_url(text: str, access: Access) -> URL:
     try:
         url = URL(with_scheme(text, "https" if access.ca_file or access.insecure else "http"))
         is_usable = url.scheme in ("http", "https") and url.host and url.port and text.isprintable() and " " not in text
-    except ValueError:
+    except (ValueError, IndexError):  # yarl raises IndexError for `http://user:[]@`
         is_usable = False
     if not is_usable:
         advice = "write HOST:PORT, http://HOST:PORT or https://HOST:PORT"

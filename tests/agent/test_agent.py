@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from podgpu.agent.loop import Settings
-from podgpu.device_selection import parse_selection
 from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
@@ -121,22 +119,6 @@ def test_library_and_driver_apart_is_fatal(node: Node) -> None:
     node.driver.faults.mismatch_versions()
     with pytest.raises(VersionMismatch):
         node.turn()
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [("f", {"0", "1", "1/1", "1/2"}), ("g:0", {"0"}), ("i", {"1", "1/1", "1/2"}), ("i:1", {"1", "1/2"})],
-)
-def test_device_strings_choose_what_is_shown(text: str, shown: set[str]) -> None:
-    chosen = Node("1xH100,1xH100/2x3g.40gb", replace(SETTINGS, selection=parse_selection(text)))
-    chosen.agent.check_selection()
-    chosen.turn()
-    found = set()
-    for gpu in chosen.agent.published.state.devices:
-        found |= {str(gpu.index)} if gpu.fields is not None else set()
-        found |= {f"{gpu.index}/{instance.id}" for instance in gpu.instances if instance.fields is not None}
-    assert found == shown
-    chosen.stop()
 
 
 def test_the_loops_run_and_end(node: Node) -> None:

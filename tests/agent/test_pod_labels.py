@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.agent.publish import build_node_state
 from podgpu.errors import UsageError
 from podgpu.holders.api import LabelFilter, label_name
 from podgpu.kube.objects import PodRecord
@@ -16,7 +15,7 @@ from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
 from podgpu.model import Assignment, Device, Reading, Workload
-from tests.agent.documents import make_results
+from tests.agent.documents import make_builder
 
 KEYS = st.one_of(
     st.sampled_from(
@@ -50,12 +49,12 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     )
     device = Device(0, "GPU-1", "0000:1", "H100")
     record = PodRecord("ns", "p", "u", labels=tuple(labels.items()))
-    results = make_results(
+    builder = make_builder(
         [Reading(device, {150: 40, 1: "580"})],
         [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
         pod_labels=LabelFilter().select([record]),
     )
-    families = render_node(build_node_state(results, "h"), Policy(counters, "h", pod_uid=True))
+    families = render_node(builder.build("h"), Policy(counters, "h", pod_uid=True))
     for family in families:
         for sample in family.samples:
             names = [name for name, _ in sample.labels.pairs]

@@ -142,20 +142,6 @@ def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None
     assert pair.differences().keys() == {"train", "idle"}
 
 
-def test_a_driver_without_per_process_utilisation(pair: Pair) -> None:
-    pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessUtilization", 1)
-    pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessesUtilizationInfo", 1)
-    pair.turn(3)
-    assert pair.differences() == {
-        "serve": BY_USE - {"idle_seconds_total"},
-        "gpu1": UNATTRIBUTED | {"usage_method"},
-        "ns": NAMESPACE,
-    }
-    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None
-    assert pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "serve"), "the counter stands"
-    assert pair.errors() == {"no_process_utilization": 1}, "once, when it is found out"
-
-
 def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     """Of one process it costs that process's part, of the device the device's."""
     (entry,) = pair.spoilt.driver.gpus[0].process_means(0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, make_api_tls, parse_front_proxy
 from podgpu.tls import Pem
@@ -37,7 +38,7 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
             aiohttp.ClientSession() as session,
         ):
             for path in paths:
-                async with session.request(method, bound.url + path) as answer:
+                async with session.request(method, URL(bound.url + path, encoded=True)) as answer:
                     answers.append((answer.status, json.loads(await answer.read())))
         return answers
 
@@ -172,6 +173,8 @@ def test_discovery() -> None:
         ("namespaces/serving/pods", 404, "not a path of this API"),
         ("namespaces//pods/*/gpu_power", 404, "not a path of this API"),
         ("namespaces//metrics/gpu_power", 404, "not a path of this API"),
+        ("namespaces/other/../serving/pods/*/gpu_utilization", 404, "not a path of this API"),
+        ("namespaces/other/%2e%2e/serving/pods/*/gpu_utilization", 404, "not a path of this API"),
         ("namespaces/serving/pods/%00/gpu_power", 404, "no running pod"),
     ],
 )

@@ -91,18 +91,13 @@ def test_errors_name_the_file_and_the_path(text: str, words: str) -> None:
     [
         ("1h30m", 5400.0),
         ("1.5s", 1.5),
-        (".5s", 0.5),
         ("500ms", 0.5),
-        ("1us", 1e-6),
         ("1µs", 1e-6),
         ("0", 0.0),
-        ("0s", 0.0),
         ("", None),
         ("5", None),
         ("-5s", None),
         ("1d", None),
-        ("1 s", None),
-        ("s", None),
     ],
 )
 def test_durations_as_go_writes_them(text: str, seconds: float | None) -> None:

@@ -60,7 +60,7 @@ class Demo:
         self._loop = asyncio.new_event_loop()
         opened.callback(self._loop.close)
         self._backend = ScrapeCollector(
-            FixedTargets(urls), keep_fields=CLUSTER.keep_fields, clock=clock, owners=lambda: find_owners(self.nodes)
+            FixedTargets(urls), CLUSTER, clock=clock, owners=lambda: find_owners(self.nodes)
         )
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)

@@ -15,8 +15,7 @@ import pynvml
 import pytest
 
 from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.doctor import command
-from podgpu.cli.examine import NodeExamination
+from podgpu.cli.doctor import NodeExamination, command
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong

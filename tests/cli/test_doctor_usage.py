@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.doctor import command
-from podgpu.cli.examine import NodeExamination
+from podgpu.cli.doctor import NodeExamination, command
 from podgpu.doctor.findings import Level
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_attribution import SwitchLogError

@@ -11,6 +11,7 @@ import pytest
 
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.scrape import ScrapeCollector
+from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.model import WorkloadOwner
@@ -173,7 +174,7 @@ def test_a_roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
             publish_slices((old.url, True))
             with targets(config) as found:
                 assert found.wait_synced(30)
-                collector = ScrapeCollector(found)
+                collector = ScrapeCollector(found, ViewSettings())
 
                 async def run_round(*urls: str) -> list[tuple[str, bool | None]]:
                     await asyncio.to_thread(eventually, lambda: found.urls() == urls)

@@ -40,7 +40,7 @@ class ClusterBench:
         self.client: Client
 
     def _make(self) -> ScrapeCollector:
-        return ScrapeCollector(FixedTargets([self._url]), clock=self._clock)
+        return ScrapeCollector(FixedTargets([self._url]), ViewSettings(), clock=self._clock)
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)

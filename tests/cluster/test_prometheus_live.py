@@ -116,7 +116,7 @@ def configuration(address: str) -> str:
 class Live:
     def __init__(self, url: str, failing: set[str]) -> None:
         self.failing = failing
-        self._collector = PrometheusCollector(PrometheusServer(url), SETTINGS, keep_fields=frozenset({USED}))
+        self._collector = PrometheusCollector(PrometheusServer(url), SETTINGS)
         self._runner = asyncio.Runner()
 
     def run_round(self) -> ClusterReading:

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import DeviceState, WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
+
+SETTINGS = ViewSettings(drop_after=60.0)
 
 
 class FakeClock:
@@ -47,7 +50,7 @@ def run_rounds(
 
     async def run() -> ClusterReading:
         async with running_exporters(*exporters) as urls:
-            collector = ScrapeCollector(FixedTargets(urls), **options)  # type: ignore[arg-type]
+            collector = ScrapeCollector(FixedTargets(urls), SETTINGS, **options)  # type: ignore[arg-type]
             await (steps(collector) if steps else collector.run_round())
             await collector.close()
             return collector.reading()
@@ -79,7 +82,9 @@ def test_kept_fields_have_one_name_and_unit() -> None:
     name = "DCGM_FI_DEV_MEM_COPY_UTIL"
     for fields in ({name: 50}, {"DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.5}):
         document = node_document(0, devices=(DeviceState(uuid="G", fields=fields),))
-        (node,) = run_rounds(Exporter(document=document), keep_fields=frozenset({name})).nodes
+        (node,) = run_rounds(
+            Exporter(document=document),
+        ).nodes
         assert node.state.devices[0].fields == {name: 50}
 
 
@@ -183,7 +188,7 @@ def test_targets_come_and_go() -> None:
     async def run() -> None:
         async with running_exporters(first, second) as urls:
             targets = ChangingTargets(urls)
-            collector = ScrapeCollector(targets, clock=time.clock(), drop_after=60.0)
+            collector = ScrapeCollector(targets, SETTINGS, clock=time.clock())
             second.status = 500
             await collector.run_round()
             second.status = 200

@@ -44,7 +44,7 @@ async def scraping() -> AsyncIterator[tuple[Collector, str, str]]:
     pairs = [",".join(f'{k}="{v}"' for k, v in labels(n, "alpha").items()) for n in range(2)]
     dcgm = Exporter("".join(f"DCGM_FI_DEV_GPU_UTIL{{{text}}} 50\n" for text in pairs).encode())
     async with running_exporters(dcgm, podgpu) as urls:
-        yield ScrapeCollector(FixedTargets(urls)), podgpu.url, dcgm.url
+        yield ScrapeCollector(FixedTargets(urls), ViewSettings()), podgpu.url, dcgm.url
 
 
 @asynccontextmanager

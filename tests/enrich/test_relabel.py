@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.enrich.enricher import relabel
 from podgpu.gpu.exposition import parse_exposition
@@ -66,28 +63,3 @@ def test_copies_that_differ_are_left_out_and_counted() -> None:
     result = relabel(parse_exposition(exposition, "exposition"), [], NEW)
     assert result.ambiguous == 1
     assert encode_parsed(result.families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.sampled_from(["", "x", "y"]), st.integers(0, 2)),
-        unique_by=lambda row: row[:3],
-    ),
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["p", "q"])), unique=True),
-)
-def test_every_figure_that_comes_out_went_in(
-    rows: list[tuple[str, int, str, int]], holds: list[tuple[int, str]]
-) -> None:
-    pods = {pod: f',pod="{pod}"' if pod else "" for _, _, pod, _ in rows}
-    lines = (f'{n}{{UUID="GPU-{g}",gpu="{g}"{pods[pod]}}} {v}\n' for n, g, pod, v in rows)
-    assignments = [one for gpu, pod in holds for one in held(f"GPU-{gpu}", pod=pod)]
-    result = relabel(parse_exposition("".join(lines).encode(), "exposition"), assignments, NEW)
-    came_in = {(name, str(gpu), float(value)) for name, gpu, _, value in rows}
-    holders = Counter(gpu for gpu, _ in holds)
-    for sample in (s for family in result.families for s in family.samples):
-        gpu = sample.labels["gpu"]
-        assert (sample.name, gpu, sample.value) in came_in
-        assert ("pod" in sample.labels) == (holders[int(gpu)] == 1)
-    series = [(s.name, s.labels["gpu"]) for family in result.families for s in family.samples]
-    assert len(set(series)) == len(series)
-    assert len(series) + result.ambiguous == len({(name, gpu) for name, gpu, _, _ in rows})

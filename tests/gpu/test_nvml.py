@@ -8,11 +8,9 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from podgpu.errors import DriverGone, SourceError
-from podgpu.gpu.nvml.driver import NvmlDriver
+from podgpu.errors import SourceError
 from podgpu.metrics.fields import field_named, fields
 from tests.gpu.nvml_bench import DCP, NvmlBench
-from tests.simulated import FaultyNvml
 
 
 @pytest.fixture
@@ -61,20 +59,6 @@ def test_one_failing_call_costs_only_its_fields(bench: NvmlBench) -> None:
     assert the("DCGM_FI_DEV_POWER_USAGE") in bench.read().readings[0].values, "read again after an error"
 
 
-@pytest.mark.parametrize("bench", ["1xH100/7x1g.10gb"], indirect=True)
-def test_a_mig_relayout_is_followed_without_a_restart(bench: NvmlBench) -> None:
-    bench.read()
-    bench.faults.relayout(0, ["3g.40gb", "3g.40gb"])
-    bench.pass_time()
-    _gpu, *instances = bench.read().readings
-    assert [i.device.profile for i in instances] == ["3g.40gb", "3g.40gb"]
-    bench.faults.relayout(0, None)
-    bench.pass_time()
-    (gpu,) = bench.read().readings
-    assert not gpu.device.mig_enabled
-    assert the("DCGM_FI_DEV_GPU_UTIL") in gpu.values, "read again after MIG was turned off"
-
-
 @pytest.mark.parametrize(
     "error", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT]
 )
@@ -100,27 +84,3 @@ def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: NvmlBench) -> N
     answer = bench.read(fields=everything)
     assert len(answer.readings[0].values) > 150
     assert not answer.errors
-
-
-def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
-    nvml = FaultyNvml("1xH100")
-    driver = NvmlDriver(nvml)
-    driver.open()
-    inside, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with driver.hold():
-            inside.set()
-            leave.wait(30)
-
-    holder = threading.Thread(target=hold, daemon=True)
-    holder.start()
-    assert inside.wait(30)
-    assert not driver.close(0.01)
-    assert nvml.calls["nvmlShutdown"] == 0, "never while a call is in flight"
-    leave.set()
-    holder.join(30)
-    assert driver.close(1.0)
-    assert nvml.calls["nvmlShutdown"] == 1
-    with pytest.raises(DriverGone), driver.hold():
-        pass

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
 
 import pynvml
 import pytest
 
-from podgpu.errors import DriverGone, SourceError
-from podgpu.metrics.fields import fields
+from podgpu.errors import DriverGone
 from tests.gpu.nvml_bench import NvmlBench
 
 GIB = 1024**3
 SECOND = 10**9
 SAMPLES = "nvmlDeviceGetSamples"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
-NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
 ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
-ENGINE = tuple(f for f in fields().values() if f.name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
-MEMORY = "nvmlDeviceGetMemoryInfo"
 
 
 @pytest.fixture
@@ -225,30 +218,6 @@ def test_a_new_layout_is_followed(bench: NvmlBench) -> None:
     (whole,) = bench.usages()
     assert not whole.device.mig_enabled
     assert bench.after(1).process_busy_ns == {42: SECOND * 3 // 10}
-
-
-@on("1xH100/7x1g.10gb")
-def test_two_workers_at_once(bench: NvmlBench) -> None:
-    """Telemetry and usage are read while the layout changes. pytest fails if an exception ends a thread."""
-
-    def work(call: Callable[..., Any], *arguments: Any) -> None:
-        for _ in range(100):
-            with suppress(SourceError):
-                call(*arguments)
-
-    workers = [
-        threading.Thread(target=work, args=(bench.telemetry.read, bench.gpu, ENGINE)),
-        threading.Thread(target=work, args=(bench.telemetry.usage, bench.gpu)),
-    ]
-    for worker in workers:
-        worker.start()
-    for layout in (["3g.40gb"], ["1g.10gb"] * 7, ["3g.40gb", "3g.40gb"]):
-        bench.now += 1
-        bench.faults.relayout(0, layout)
-    for worker in workers:
-        worker.join()
-    bench.now += 1
-    assert len(bench.usages()) == 3
 
 
 # The driver's life

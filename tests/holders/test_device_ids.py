@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.holders.device_ids import (
-    DeviceId,
     DeviceIndex,
     HeldId,
     count_vcuda,
@@ -22,25 +21,6 @@ from podgpu.model import Device, VcudaRequest, Workload
 
 UUID = "b1e4a9c2-0d3f-4b57-8a61-92f0c7d5e381"
 OTHER = "00000001-1111-2222-3333-444444444444"
-
-
-@pytest.mark.parametrize(
-    ("text", "meaning"),
-    [
-        (f"GPU-{UUID}", DeviceId(gpu_uuid=f"GPU-{UUID}")),
-        (f"GPU-{UUID}::3", DeviceId(gpu_uuid=f"GPU-{UUID}", replica="3")),
-        (f"GPU-{UUID}::a::b", DeviceId(gpu_uuid=f"GPU-{UUID}", replica="a::b")),
-        (f"MIG-{UUID}", DeviceId(mig_uuid=f"MIG-{UUID}")),
-        (f"MIG-GPU-{UUID}/7/0::2", DeviceId(gpu_uuid=f"GPU-{UUID}", gi_id=7, ci_id=0, replica="2")),
-        ("nvidia12", DeviceId(minor=12)),
-        ("nvidia3/vgpu1", DeviceId(minor=3, replica="1")),
-        ("nvidia3/gi9/vgpu1", DeviceId(minor=3, gi_id=9, replica="1")),
-        ("all::1", DeviceId(everything=True, replica="1")),
-        ("tegra::0", DeviceId(integrated=True, replica="0")),
-    ],
-)
-def test_forms_of_all_plugins(text: str, meaning: DeviceId) -> None:
-    assert parse_device_id(text) == meaning
 
 
 @pytest.mark.parametrize(
@@ -96,11 +76,7 @@ def test_devices_of_ids(text: str, meant: tuple[Device, ...]) -> None:
     assert DeviceIndex(NODE).find(device_id) == meant
 
 
-def test_a_gpu_without_minor_is_not_found_by_one() -> None:
-    assert DeviceIndex([gpu(0, f"GPU-{UUID}", minor=None)]).find(DeviceId(minor=0)) == ()
-
-
-@given(st.from_regex(r"(GPU-|MIG-|MIG-GPU-|nvidia|all|tegra)[-0-9a-f/gipuv:]{0,60}", fullmatch=True) | st.text())
+@given(st.lists(st.sampled_from(["GPU-", "MIG-", "nvidia", "all", "tegra", "::", "/gi", "/", "7", UUID])).map("".join))
 def test_any_text_gives_an_id_or_none(text: str) -> None:
     device_id = parse_device_id(text)
     assert device_id is None or DeviceIndex(NODE).find(device_id) in ((), *((one,) for one in NODE), (FIRST, SECOND))

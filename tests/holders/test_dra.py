@@ -92,29 +92,6 @@ def reasons(allocation: Allocation) -> list[tuple[str, str]]:
 # What a claim becomes
 
 
-def test_a_claimed_mig_device() -> None:
-    (one,) = held(pod("a", claim("small", "small-d"))).assignments
-    assert (one.device, one.share, one.replica) == (f"{uuid(3)}/gi12", None, "")
-    assert one.attributes == (
-        ("dra_claim_name", "small"),
-        ("dra_claim_namespace", "team"),
-        ("dra_device_name", "small-d"),
-        ("dra_driver_name", "gpu.nvidia.com"),
-        ("dra_mig_device_uuid", mig_uuid("d")),
-        ("dra_mig_profile", "1g.5gb"),
-        ("dra_pool_name", "node-a"),
-    )
-
-
-def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
-    shared = claim("shared", "gpu-0")
-    duo = ClaimingPod("team", "duo", {"main": {}, "side": {}, "idle": {}}, {"main": [shared], "side": [shared]})
-    allocation = held(duo, pod("solo", shared))
-    assert [one.holder for one in allocation.assignments] == [holder("duo"), holder("duo", "side"), holder("solo")]
-    assert {one.device for one in allocation.assignments} == {uuid(1)}
-    assert {dict(one.attributes)["dra_claim_name"] for one in allocation.assignments} == {"shared"}
-
-
 # What cannot be mapped
 
 

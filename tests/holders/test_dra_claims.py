@@ -321,21 +321,6 @@ def test_the_share_is_the_consumed_part_of_the_capacity(
     assert one.share == share, "an unlimited share of a sole holder is not 1"
 
 
-def test_shares_without_the_api_server_and_by_the_api_server_alone(
-    kubelet: FaultyKubelet, make_source: MakeSource, file: Path, api: SimulatedApiServer
-) -> None:
-    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "gpu-0")))
-    gpu_0 = prepared_device("gpu-0", uuid(1))
-    file.write_text(checkpoint(prepared("x", gpu_0, memory="20Gi"), prepared("y", gpu_0, memory="40Gi")))
-    by_checkpoint = make_source(kubelet.socket, claims=DraClaims(None, DriverCheckpoint(str(file))))
-    api.put("resourceclaims", *(claim_object(n, result("gpu-0", memory=m)) for n, m in (("x", "20Gi"), ("y", "40Gi"))))
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"))
-    feed = feed_of(SliceDevice("gpu-0", uuid(1), MEMORY, is_shared=True))
-    by_api = make_source(kubelet.socket, claims=DraClaims(feed, reader=reader))
-    for source in (by_checkpoint, by_api):
-        assert shares(source) == [("a", 0.25), ("b", 0.5)]
-
-
 def shares(source: KubeletAllocation) -> list[tuple[str, float | None]]:
     return [(one.holder.pod, one.share) for one in source.assignments(NODE_WITH_MEMORY).assignments]
 

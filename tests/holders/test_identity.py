@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podgpu.errors import SourceError
@@ -17,7 +15,7 @@ from podgpu.holders.identity import (
     parse_log_name,
 )
 from podgpu.kube.objects import ContainerRecord, PodRecord
-from podgpu.model import WORKLOAD_PARTS, Workload
+from podgpu.model import Workload
 
 UID = "c3a3a1f0-0000-4000-8000-000000000001"
 OLD_UID = "c3a3a1f0-0000-4000-8000-000000000002"
@@ -153,39 +151,6 @@ def test_an_unknown_uid_is_no_contradiction() -> None:
 
 
 # Properties: few values for each part, so that they meet
-
-few_namespaces, few_pods, few_containers = (st.sampled_from(one) for one in (["m", "n"], ["p", "q"], ["c", "d"]))
-few_uids, few_ids = st.sampled_from(["u1", "u2", "u3"]), st.sampled_from(["x1", "x2", "x3"])
-pod_facts = st.builds(Workload, few_namespaces, few_pods, uid=few_uids)
-container_facts = st.builds(Workload, few_namespaces, few_pods, few_containers, container_id=few_ids)
-container_records = st.builds(ContainerRecord, few_containers, container_id=few_ids | st.just(""))
-records = st.builds(PodRecord, few_namespaces, few_pods, few_uids, containers=st.tuples(container_records))
-worlds = st.builds(
-    lambda pods, containers, stated: Identities(pods | containers).with_pods(stated),
-    st.frozensets(pod_facts, max_size=4),
-    st.frozensets(container_facts, max_size=4),
-    st.lists(records, max_size=3),
-)
-unsaid = st.just("")
-workloads = st.builds(
-    Workload, few_namespaces | unsaid, few_pods | unsaid, few_containers | unsaid, few_uids | unsaid, few_ids | unsaid
-)
-
-
-def completed(identities: Identities, workload: Workload) -> Workload | None:
-    try:
-        return identities.complete(workload)
-    except SourceError:
-        return None
-
-
-@given(worlds, workloads)
-def test_completion_is_idempotent_and_changes_no_known_part(identities: Identities, workload: Workload) -> None:
-    done = completed(identities, workload)
-    assume(done is not None)
-    assert done is not None
-    assert all(getattr(done, part) == getattr(workload, part) for part in WORKLOAD_PARTS if getattr(workload, part))
-    assert identities.complete(done) == done
 
 
 # Directories

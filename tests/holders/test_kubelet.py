@@ -46,14 +46,6 @@ def failure(source: KubeletAllocation) -> SourceError:
 # What it gives
 
 
-def test_pods_are_read_as_they_come_and_go(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
-    assert source.assignments(NODE) == Allocation()
-    kubelet.pods = (pod("a", UUID), pod("b", OTHER))
-    assert pods_by_device(source.assignments(NODE)) == [(UUID, "a"), (OTHER, "b")]
-    kubelet.pods = (pod("b", OTHER),)
-    assert pods_by_device(source.assignments(NODE)) == [(OTHER, "b")]
-
-
 def test_a_reading_is_one_list_call(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)

@@ -46,21 +46,6 @@ def allocation_of(
     return parse_assignments(decode_list(list_answer([pod], numa_nodes)), NODE, names)
 
 
-def test_the_real_kubelets_answer() -> None:
-    allocation = parse_assignments(decode_list(LIST), NODE)
-    assert holders(allocation) == [
-        (uuid(0), "default", "train-node1", "main", ""),
-        (uuid(1), "research", "duo-node1", "sidecar", ""),
-        (uuid(4), "research", "duo-node1", "main", ""),
-        (uuid(5), "default", "train-node1", "main", ""),
-        (uuid(6), "serving", "slice-a-node1", "main", "0"),
-        (uuid(6), "serving", "slice-b-node1", "main", "1"),
-        (f"{uuid(7)}/gi12", "research", "mig-node1", "main", ""),
-    ]
-    assert allocation.unmapped == ()
-    assert {one.source for one in allocation.assignments} == {"kubelet"}
-
-
 def test_the_simulated_kubelet_answers_like_the_real_one() -> None:
     pods = [
         SimulatedPod("default", "train-node1", {"main": {"nvidia.com/gpu": [uuid(5), uuid(0)]}}),

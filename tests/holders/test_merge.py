@@ -20,30 +20,6 @@ def merged_of(*readings: Allocation, complete: Complete = lambda w: w) -> Alloca
     return merge({reading.assignments[0].source: reading for reading in readings if reading.assignments}, complete)
 
 
-def test_equal_assignments_are_merged() -> None:
-    merged = merged_of(
-        allocation(Assignment("GPU-1", MAIN, "kubelet")), allocation(Assignment("GPU-1", MAIN, "checkpoint"))
-    )
-    assert merged == allocation(Assignment("GPU-1", MAIN, "kubelet", share=1.0))
-
-
-def test_the_second_completes_the_first() -> None:
-    identified = Workload("ns", "p", "main", uid="u-1", container_id="c-1")
-    merged = merged_of(
-        allocation(Assignment("GPU-1", MAIN, "kubelet", replica="0")),
-        allocation(Assignment("GPU-1", identified, "annotations", share=0.25, attributes=(("a", "b"),))),
-    )
-    assert merged == allocation(Assignment("GPU-1", identified, "kubelet", "0", 0.25, (("a", "b"),)))
-
-
-def test_a_contradiction_is_rejected_and_counted() -> None:
-    merged = merged_of(
-        allocation(Assignment("GPU-1", MAIN, "annotations")), allocation(Assignment("GPU-2", MAIN, "kubelet"))
-    )
-    assert [a.device for a in merged.assignments] == ["GPU-1"]
-    assert [(u.source, u.reason, u.device_id) for u in merged.unmapped] == [("kubelet", "contradicted", "GPU-2")]
-
-
 def test_contradictory_identities_are_rejected() -> None:
     def complete(workload: Workload) -> Workload:
         raise SourceError("identity_conflict", "uid and names of different pods")

@@ -1,8 +1,7 @@
-"""A runtime, a hook beside it in this process, and a place for podlist.json."""
+"""A simulated container runtime, hooks in this process, and the path of podlist.json."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from podgpu.files import AtomicFile
 from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.loop import Hook, HookSettings
 from tests.hook.runtime import Runtime, read_podlist
+from tests.nodes.clock import wait_until
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ StartHook = Callable[..., Hook]
 
 @pytest.fixture
 def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
-    """Starts hooks that connect to the runtime's socket; all are stopped at the end."""
+    """Starts hooks that connect to the runtime's socket, and stops them after the test."""
     (folder / "proc").mkdir()
     started: list[Hook] = []
 
@@ -47,18 +47,6 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
         hook.stop()
 
 
-def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for what threads and processes do in their own time; the limit is for a test that has failed."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.002)
-
-
-def written(runtime: Runtime, podlist: Path) -> None:
-    """The file comes to say what the runtime has."""
-    end = time.monotonic() + 60
-    while (found := read_podlist(podlist)) != runtime.expected():
-        if time.monotonic() > end:
-            assert found == runtime.expected()
-        time.sleep(0.002)
+def wait_written(runtime: Runtime, podlist: Path) -> None:
+    """Waits until the file has the content that the runtime's containers require."""
+    wait_until(lambda: read_podlist(podlist) == runtime.expected(), f"{podlist} has {runtime.expected()}")

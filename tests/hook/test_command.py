@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.conftest import until, written
+from tests.hook.conftest import wait_written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod
 from tests.hook.test_gpus import koordinator
+from tests.nodes.clock import wait_until
 from tests.privilege import mounted_file
 
 PODGPU = [sys.executable, "-m", "podgpu"]
@@ -46,7 +47,7 @@ def test_started_by_hand_until_told_to_stop(runtime: Runtime, folder: Path, podl
         hook.send_signal(signal.SIGTERM)  # what was told is written before it ends
         said = hook.communicate(timeout=60)[1]
     assert hook.returncode == 0
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     assert "registered with containerd v2.2.1" in said
     assert "Traceback" not in said
 
@@ -65,7 +66,7 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
         runtime.take(ours)
         assert runtime.registered == ("gpus", "42")
         runtime.create(gpu_pod(1))
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
         runtime.drop()
         assert hook.wait(timeout=60) == 0, "the runtime starts another"
     runtime.stop()
@@ -81,8 +82,8 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
         assert _status(f"{url}/ready") == 503
         runtime.accept()
         runtime.create(gpu_pod(1))
-        written(runtime, podlist)
-        until(lambda: _status(f"{url}/ready") == 200)
+        wait_written(runtime, podlist)
+        wait_until(lambda: _status(f"{url}/ready") == 200)
         exposition = urllib.request.urlopen(f"{url}/metrics", timeout=20).read().decode()
         for line in (
             "podgpu_hook_synchronised 1",
@@ -93,7 +94,7 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
             assert f"\n{line}\n" in exposition
         assert "pod-1" not in exposition
         runtime.stop()
-        until(lambda: _status(f"{url}/ready") == 503)
+        wait_until(lambda: _status(f"{url}/ready") == 503)
         assert _status(f"{url}/livez") == 200, "a runtime that is away is no reason to restart the hook"
 
 
@@ -110,7 +111,7 @@ def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> N
         runtime.accept()
         given = Pod("s", "train", annotations=koordinator({"minor": 0}))
         runtime.create(Container("c", given, gpus=("0",)))
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
     command = [*PODGPU, "exporter", "--telemetry", "simulated:1xH100", "--allocation", f"podlist:{podlist}", "--once"]
     exposition = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     (line,) = (line for line in exposition.splitlines() if line.startswith("podgpu_allocation_info"))

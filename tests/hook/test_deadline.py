@@ -16,7 +16,7 @@ from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Card, Cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
-from tests.hook.conftest import StartHook, written
+from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod, uuid
 from tests.hook.test_gpus import KOORDINATOR, koordinator
 from tests.hook.test_life import count, errors
@@ -81,10 +81,10 @@ def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartH
     start_hook(read)
     runtime.accept()
     runtime.create(Container("c", Pod("s", "train"), devices=((195, 1),), gpus=("1",)))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     well.set()
     runtime.containers["c"] = replace(runtime.containers["c"], gpus=(uuid(5),))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
 
 
 # --inject
@@ -104,7 +104,7 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     assert runtime.create(gpu_pod(7)) == {}, "not koordinator's"
     broken = Pod("s-2", "broken", annotations={KOORDINATOR: "{"})
     assert runtime.create(Container("d", broken, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     assert count(hook, "podgpu_hook_adjustments_total") == 2
     assert errors(hook)["bad_annotation"] >= 1
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.hook.nri import MAX_MESSAGE, PLUGIN_SERVICE, RUNTIME_SERVICE, BadFrame, Demuxer, Message, encode
+from podgpu.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, BadFrame, Demuxer, Message, encode
 
 MESSAGES = st.lists(
     st.builds(
@@ -35,10 +33,3 @@ def test_round_trip_in_any_pieces(messages: list[Message], size: int) -> None:
 def test_garbage_is_refused_or_waited_for(garbage: bytes) -> None:
     with suppress(BadFrame):
         list(Demuxer().feed(garbage))
-
-
-def test_the_largest_message_is_taken_and_one_byte_more_is_not() -> None:
-    largest = Message(PLUGIN_SERVICE, 1, 1, b"x" * MAX_MESSAGE)
-    assert list(Demuxer().feed(encode(largest))) == [largest]
-    with pytest.raises(BadFrame, match=r"4,194,305 bytes; the maximum is 4,194,304"):
-        list(Demuxer().feed(struct.pack(">IIIIBB", PLUGIN_SERVICE, 10, MAX_MESSAGE + 1, 1, 1, 0)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.conftest import written
+from tests.hook.conftest import wait_written
 from tests.hook.runtime import Ended, Runtime, gpu_pod
 from tests.hook.test_command import options, running
 
@@ -32,7 +32,7 @@ def test_killed_at_any_moment(runtime: Runtime, folder: Path, podlist: Path) -> 
             assert json.dumps(json.loads(podlist.read_bytes())) in states, f"after kill {number}"
     with running(*options(folder)):
         runtime.accept()
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
 
 
 def _live(runtime: Runtime, chance: random.Random, states: set[str]) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from podgpu.hook import nri_pb2
 from podgpu.hook.loop import Hook
-from tests.hook.conftest import StartHook, until, written
+from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import PLUGIN, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
+from tests.nodes.clock import wait_until
 
 
 def errors(hook: Hook) -> dict[str, float]:
@@ -34,25 +35,25 @@ def test_every_step_of_a_life(runtime: Runtime, podlist: Path, start_hook: Start
     runtime.accept()
     assert runtime.registered == ("podgpu", "90")
     assert runtime.events == 0b110_1010_1111  # the runtime refuses bits it does not know: none above REMOVE_CONTAINER
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     assert podlist.read_text().count("pod-1") == 1
 
     one, without = gpu_pod(2, (2,)), Container("c-3", Pod("s-3", "web"))
     for container in (one, without):
         runtime.run_pod(container.pod)
         assert runtime.create(container) == {}
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
         runtime.start(container)
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
     runtime.update(replace(one, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(5)}",), gpus=(uuid(5),), state=3))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     runtime.stop_container(one)
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     runtime.remove(one)
     runtime.end_pod(one.pod, "StopPodSandbox")
     runtime.end_pod(one.pod)
     runtime.end_pod(before.pod)
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     assert json.loads(podlist.read_text()) == []
 
 
@@ -69,7 +70,7 @@ def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, star
     assert podlist.read_text() == '["what the hook before left"]'
     runtime.pods["sandbox-2"], runtime.containers["container-2"] = gpu_pod(2).pod, gpu_pod(2)
     runtime.synchronize()
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     runtime.stop()
 
 
@@ -83,17 +84,17 @@ def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: St
     stays, ends = gpu_pod(1, (0,)), gpu_pod(2, (1,))
     for one in (stays, ends):
         runtime.create(one)
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     was = podlist.read_bytes()
     runtime.stop()
-    until(lambda: not hook.is_synchronised)
+    wait_until(lambda: not hook.is_synchronised)
     assert podlist.read_bytes() == was
     runtime.forget_pod(ends.pod)
     new = gpu_pod(3, (2,))
     runtime.pods[new.pod.id], runtime.containers[new.id] = new.pod, new
     runtime.listen()
     runtime.accept()
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     assert count(hook, "podgpu_hook_synchronisations_total") == 2
 
 
@@ -105,15 +106,15 @@ def test_containers_whose_end_was_never_told_are_gone(runtime: Runtime, podlist:
     runtime.create(crashed)
     del runtime.containers["c-1"]
     runtime.create(replace(crashed, id="c-2"))  # the same container, made anew
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     runtime.containers.clear()
     del runtime.pods["s-1"]
     runtime.run_pod(replace(pod, id="s-2"))  # the same pod in a new sandbox
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     other = gpu_pod(5)
     runtime.create(other)
     runtime.end_pod(other.pod)  # the sandbox is gone, and nobody spoke of its container
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
 
 
 # Bad input
@@ -129,7 +130,7 @@ def test_another_version_of_the_protocol(
     hook = start_hook()
     runtime.connected()
     runtime.take_registration(status=nri_pb2.Status(code=12, message="unknown service"))
-    until(lambda: errors(hook).get("refused"))
+    wait_until(lambda: errors(hook).get("refused"))
     assert "rejects the plugin 90-podgpu (unknown service)" in caplog.text
     assert "v1alpha1" in caplog.text
     runtime.accept()
@@ -139,7 +140,7 @@ def test_another_version_of_the_protocol(
     assert "nri.pkg.api.v1beta9.Plugin/CreateContainer" in caplog.text
     assert "podgpu implements nri.pkg.api.v1alpha1.Plugin" in caplog.text
     runtime.create(gpu_pod(1))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
 
 
 BAD_FRAMES = {
@@ -160,18 +161,18 @@ def test_bad_frames(
     hook = start_hook()
     runtime.accept()
     runtime.create(gpu_pod(1))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     was = podlist.read_bytes()
     assert runtime.connection is not None
     runtime.connection.sendall(BAD_FRAMES[bad])
     with pytest.raises(Ended):
         runtime.receive(PLUGIN)
     assert podlist.read_bytes() == was
-    until(lambda: errors(hook).get("bad_frame") == 1)
+    wait_until(lambda: errors(hook).get("bad_frame") == 1)
     assert "data that is not valid NRI" in caplog.text
     runtime.accept()
     runtime.create(gpu_pod(2))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
 
 
 def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
@@ -185,7 +186,7 @@ def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: P
     assert runtime.receive(PLUGIN) == (99, 2, b"")
     runtime.send(PLUGIN, 101, 3, b"data of a stream nobody opened")
     runtime.create(gpu_pod(1))
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     assert errors(hook)["bad_request"] == 6
     assert errors(hook)["unexpected_message"] == 1
 
@@ -198,5 +199,5 @@ def test_a_runtime_that_does_not_let_plugins_in(
     assert runtime.connection is not None
     runtime.receive(2)
     runtime.connection.shutdown(socket.SHUT_RDWR)
-    until(lambda: errors(hook).get("refused"))
+    wait_until(lambda: errors(hook).get("refused"))
     assert "disable_connections" in caplog.text

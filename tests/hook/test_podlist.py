@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -19,9 +18,10 @@ from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, ContainerFacts, Sandbox
 from podgpu.hook.loop import Hook, HookSettings
 from podgpu.hook.podlist import PodlistWriter, encode_podlist
-from tests.hook.conftest import StartHook, until, written
+from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
 from tests.hook.test_life import count, errors
+from tests.nodes.clock import wait_until
 
 
 def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
@@ -31,12 +31,12 @@ def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
     runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one
     first = start_hook()
     runtime.accept()
-    written(runtime, podlist)
+    wait_written(runtime, podlist)
     first.stop()
     was = os.stat(podlist)
     second = start_hook()
     runtime.accept()
-    until(lambda: second.is_up_to_date)
+    wait_until(lambda: second.is_up_to_date)
     assert os.stat(podlist).st_ino == was.st_ino
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 
@@ -67,12 +67,6 @@ def test_a_file_taken_away_or_written_over_is_put_back(podlist: Path) -> None:
     podlist.write_text("[]")
     keeper.write_changes()
     assert podlist.read_bytes() == CONTENT
-
-
-def test_names_of_any_script_and_the_same_bytes_in_any_order() -> None:
-    entries = [PodlistEntry("обучение", "ml", "main", ["1"]), PodlistEntry("\u2028", "a", "c", ["all"])]
-    assert encode_podlist(entries) == encode_podlist(reversed(entries))
-    assert json.loads(encode_podlist(entries))[1]["name"] == "обучение"
 
 
 # Where it cannot be written
@@ -108,16 +102,16 @@ def test_a_read_only_directory(
     try:
         runtime.accept()
         runtime.create(gpu_pod(1))
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
         was = podlist.read_bytes()
         remount("ro")
         assert runtime.create(gpu_pod(2)) == {}
-        until(lambda: errors(hook).get("not_written"))
+        wait_until(lambda: errors(hook).get("not_written"))
         assert "Read-only file system); the previous file is unchanged" in caplog.text
         assert podlist.read_bytes() == was
         remount("rw")
-        written(runtime, podlist)
-        until(lambda: hook.is_up_to_date)
+        wait_written(runtime, podlist)
+        wait_until(lambda: hook.is_up_to_date)
     finally:
         hook.stop()
 
@@ -140,7 +134,7 @@ def test_a_full_disk(folder: Path, podlist: Path) -> None:
     try:
         runtime.accept()
         runtime.create(gpu_pod(1))
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
         for number in range(2, 20):
             runtime.create(gpu_pod(number))
         said = next(line for line in hook.stderr if "was not written" in line)
@@ -151,7 +145,7 @@ def test_a_full_disk(folder: Path, podlist: Path) -> None:
         assert {one.name for one in folder.iterdir()} == {"nri.sock", "podlist.json"}
         for number in range(2, 20):
             runtime.end_pod(gpu_pod(number).pod)
-        written(runtime, podlist)
+        wait_written(runtime, podlist)
     finally:
         hook.kill()
         hook.communicate()

@@ -1,8 +1,7 @@
-"""A simulated API server over real HTTP, and watchers with short delays."""
+"""A simulated API server over real HTTP, and informers with short delays."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from tests.kube.api_server import SimulatedApiServer
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import wait_until
 
 PODS = "/api/v1/pods"
+eventually = wait_until
 HURRY = ReflectorSettings(first_delay=0.01, max_delay=0.02, max_refused_delay=0.02, request_seconds=5.0)
 
 
@@ -23,13 +23,6 @@ def pod(name: str, node: str = "node-a", namespace: str = "team", **labels: str)
 
 def name_of(body: dict[str, Any]) -> str | None:
     return str(body["metadata"]["name"])
-
-
-def eventually(true: Callable[[], object], within: float = PATIENCE) -> None:
-    until = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < until, "did not become true in time"
-        time.sleep(0.002)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.holders.annotations import is_read, requests_gpu
+from podgpu.holders.annotations import is_read
 from podgpu.kube.objects import (
     NVIDIA_DRIVER,
     ContainerRecord,
@@ -101,7 +101,7 @@ def test_what_is_kept() -> None:
     )
 
 
-def test_a_static_pod_goes_by_the_uid_the_kubelet_gave_it() -> None:
+def test_a_static_pod_has_the_kubelets_uid() -> None:
     digest = "c63e0a9c87dc112faa66d5e798e17fdd"
     record = parsed(metadata={"annotations": {"kubernetes.io/config.mirror": digest}})
     assert (record.uid, record.api_uid, record.annotations) == (digest, POD["metadata"]["uid"], ())
@@ -119,20 +119,6 @@ def test_only_init_containers_finish(state: object, finished: bool) -> None:
         }
     )
     assert (record.init_containers[0].finished, record.containers[0].finished) == (finished, False)
-
-
-def test_requests_gpu() -> None:
-    for requests, expected in (
-        ({"nvidia.com/gpu.shared": 1}, True),
-        ({"nvidia.com/mig-1g.5gb": "1"}, True),
-        ({"koordinator.sh/gpu-core": "50"}, True),
-        ({"nvidia.com/gpu": "0"}, False),
-        ({"nvidia.com/gpu": "many"}, False),
-        ({"koordinator.sh/rdma": "100"}, False),
-        (None, False),
-    ):
-        container = parsed(spec={"containers": [{"name": "main", "resources": {"limits": requests}}]}).containers[0]
-        assert requests_gpu(container) is expected
 
 
 # Quantities
@@ -233,7 +219,7 @@ def urls(*slices: dict[str, Any], https: bool = False) -> tuple[str, ...]:
     return merge_urls(parse_endpoint_slice(each, https) for each in slices)
 
 
-def test_endpoints_are_asked_ready_or_not() -> None:
+def test_endpoints_are_scraped_ready_or_not() -> None:
     body = endpoint_slice(
         endpoint("10.0.0.1", "a"),
         endpoint("10.0.0.2", "b", ready=False),
@@ -243,7 +229,7 @@ def test_endpoints_are_asked_ready_or_not() -> None:
     assert urls(body) == tuple(f"http://10.0.0.{n}:9400/metrics" for n in (1, 2, 3, 4))
 
 
-def test_a_pod_of_both_families_and_two_services_is_asked_once() -> None:
+def test_a_pod_of_both_families_and_two_services_is_scraped_once() -> None:
     four = endpoint_slice(endpoint("10.0.0.1", "u1"), endpoint("10.0.0.2", "u2"), name="a")
     six = endpoint_slice(endpoint("fd00::1", "u1"), endpoint("fd00::3", "u3"), name="b", addressType="IPv6")
     headless = endpoint_slice(endpoint("10.0.0.2", "u2"), name="c")

@@ -1,11 +1,8 @@
-"""Certificates: whom we believe, what we show, and problems said plainly."""
+"""TLS with the API server: trusted CAs, client certificates, and errors."""
 
 from __future__ import annotations
 
-import gc
 import shutil
-import socket
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,25 +23,23 @@ def config_for(server: SimulatedApiServer, certificates: Certificates, ca: str =
 
 
 @pytest.mark.parametrize(
-    ("shown", "believed", "says"),
+    ("shown", "trusted", "message"),
     [
         ("server", "stranger", "unable to get local issuer certificate"),
         ("elsewhere", "ca", "IP address mismatch"),
         ("expired", "ca", "has expired"),
     ],
 )
-def test_certificate_problems_are_said_plainly(
-    certificates: Certificates, shown: str, believed: str, says: str
-) -> None:
+def test_certificate_errors_are_explained(certificates: Certificates, shown: str, trusted: str, message: str) -> None:
     with SimulatedApiServer(certificates.server_context(shown)) as server:
-        config = config_for(server, certificates, believed)
+        config = config_for(server, certificates, trusted)
         error = failure(config)
         assert error.reason == "tls"
-        assert says in str(error)
+        assert message in str(error)
         assert get(replace(config, ca=Pem(), verify=False))["items"] == []
 
 
-def test_a_server_behind_another_name(certificates: Certificates) -> None:
+def test_the_servers_name_can_be_overridden(certificates: Certificates) -> None:
     with SimulatedApiServer(certificates.server_context("elsewhere")) as server:
         config = config_for(server, certificates)
         assert get(replace(config, tls_server_name="api.test"))["items"] == []
@@ -60,7 +55,7 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ca", "certificate", "key", "says"),
+    ("ca", "certificate", "key", "message"),
     [
         (Pem(text="no certificate"), Pem(), Pem(), "contains no usable certificates"),
         (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "the test: /nowhere/ca.crt does not exist"),
@@ -72,14 +67,14 @@ def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
         ),
     ],
 )
-def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, says: str) -> None:
+def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, message: str) -> None:
     config = ApiConfig("https://127.0.0.1:1", "the test", ca=ca, certificate=certificate, key=key)
     error = failure(config)
     assert error.reason == "tls"
-    assert says in str(error)
+    assert message in str(error)
 
 
-def test_a_watcher_takes_up_a_replaced_authority(certificates: Certificates, tmp_path: Path) -> None:
+def test_a_watcher_uses_a_replaced_ca(certificates: Certificates, tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
     shutil.copy(certificates.path("stranger.crt"), authority)
     with SimulatedApiServer(certificates.server_context()) as server:
@@ -92,31 +87,3 @@ def test_a_watcher_takes_up_a_replaced_authority(certificates: Certificates, tmp
             shutil.copy(certificates.path("ca.crt"), authority)
             eventually(lambda: watcher.items() == ("one",))
             eventually(lambda: watcher.error is None)
-
-
-@pytest.mark.filterwarnings("always::ResourceWarning")
-def test_a_closed_watcher_leaves_no_socket_open(certificates: Certificates, recwarn: pytest.WarningsRecorder) -> None:
-    """The server does not answer the end of the TLS connection, which closing would wait for."""
-    objects = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
-    head, ends = b"HTTP/1.1 200 OK\r\n", threading.Event()
-
-    def serve() -> None:
-        with certificates.server_context().wrap_socket(listening.accept()[0], server_side=True) as connection:
-            connection.recv(65536)
-            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(objects) + objects)
-            connection.recv(65536)
-            connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
-            watching.set()
-            ends.wait()
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        watching, thread = threading.Event(), threading.Thread(target=serve)
-        thread.start()
-        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        config = ApiConfig(url, "the test", ca=Pem(file=certificates.path("ca.crt")))
-        with Informer(config, PODS, {}, name_of, settings=HURRY):
-            watching.wait()
-        gc.collect()
-        ends.set()
-        thread.join()
-    assert [str(each.message) for each in recwarn] == []

@@ -103,7 +103,7 @@ def test_what_is_equal_in_both_is_untouched(text: str) -> None:
         ("label_values($metric, Hostname)", "may belong to another exporter"),
         (f"{UTIL}[5m]", "a range without a function"),
         (f"own_function({UTIL}[5m])", "is unknown"),
-        (f"avg by (__name__) ({UTIL})", "groups by __name__"),
+        (f"avg by (__name__) ({UTIL})", "uses __name__"),
         (f'label_replace({UTIL}, "x", "$1", "__name__", "(.*)")', "uses __name__"),
         (f"{UTIL} * on (Hostname) kube_node_info", "has the label Hostname"),
         ("sum by (Hostname) (gpu:util:avg)", "may belong to another exporter"),
@@ -149,10 +149,9 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "sum(", "a b", "a{b}", 'a{b="c"', "a[5m", "a[x]", "a offset", "a @", ")", "a +", "by (x) a"),
+        *("", "sum(", "a b", "a{b}", 'a{b="c"', "a[5m", "a[x]", "a offset", "a @", ")", "a +", "a by (x)"),
         *('a{b="c" d="e"}', "a{b=c}", "SELECT 1 FROM t", "a ~ b", '"unclosed'),
-        "(" * 300 + "a" + ")" * 300,
-        "a" + " ^ a" * 1000,
+        "(" * 2000 + "a" + ")" * 2000,
         "x" * 100_000,
     ],
     ids=lambda text: text[:20],

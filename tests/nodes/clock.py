@@ -24,8 +24,8 @@ class FakeClock:
         self._now += seconds
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Polls at first often, then less often: a condition may be a request to a server."""
+def wait_until(condition: Callable[[], object], what: str = "the condition is true") -> None:
+    """Polls the condition often at first, then less often, because it may be a request to a server."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began

@@ -77,20 +77,6 @@ def test_a_static_pods_uid_is_the_hash_it_is(driver: Driver) -> None:
     assert found.uid == HASH
 
 
-def test_v1_hierarchies_are_asked_in_order() -> None:
-    lines = {
-        name: f"/kubepods/pod{UID}/{i:064x}" for i, name in enumerate(("memory", "cpuacct,cpu", "pids", "devices"))
-    }
-    ids = []
-    while lines:
-        text = "".join(f"7:{controllers}:{path}\n" for controllers, path in reversed(lines.items()))
-        found = parse_cgroup(text)
-        assert found is not None
-        ids.append(int(found.container_id, 16))
-        del lines[next(iter(lines))]
-    assert ids == [0, 1, 2, 3]
-
-
 def test_a_hierarchy_that_knows_the_pod_wins() -> None:
     text = f"4:memory:/docker/{OTHER_ID}\n2:freezer:/kubepods/pod{UID}/{ID}\n"
     assert parse_cgroup(text) == Workload(uid=UID, container_id=ID)

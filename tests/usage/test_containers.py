@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from podgpu.model import Workload
-from podgpu.simulate.node import stat_line
 from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,
     ContainerLookup,
     in_host_pid_namespace,
-    parse_started,
 )
 from tests.privilege import without_privilege
 from tests.simulated import FaultyProc, container_cgroup
@@ -89,17 +84,6 @@ def test_a_stat_that_makes_no_sense(proc: FaultyProc, finder: ContainerFinder, s
     proc.add(41, IN_A)
     (proc.root / "41" / "stat").write_text(stat)
     assert finder.find(41) == ContainerLookup("unreadable")
-
-
-@given(st.text(max_size=30), st.integers(0, 2**63))
-def test_the_start_is_found_behind_any_name(name: str, started: int) -> None:
-    assert parse_started(stat_line(41, name, started).encode(errors="replace")) == started
-
-
-@given(st.binary(max_size=200))
-def test_no_stat_is_too_much(stat: bytes) -> None:
-    with suppress(ValueError):
-        parse_started(stat)
 
 
 @pytest.mark.reads_host("the kernel's own /proc is what it is about")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.errors import SourceError
 from podgpu.model import Workload
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.owners import Owners, ProcessOwners
-from tests.privilege import without_privilege
 from tests.simulated import FaultyProc, cgroup_text, container_cgroup
 
 UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
@@ -73,15 +71,6 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
     owners.require_permission()
 
 
-def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
-    proc: FaultyProc, owners: ProcessOwners, names: Names
-) -> None:
-    start(proc, 7, 0)
-    owners.find({7})
-    with pytest.raises(SourceError, match="/var/log"):
-        owners.require_permission()
-
-
 @pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
 def test_what_is_in_no_pod_is_nobodys_for_sure(
     proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
@@ -102,31 +91,3 @@ def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
     assert owners.find({7, 8}) == Owners({7: train()}), "8 was never seen: nobody's"
     assert owners.find(set()) == Owners()
     assert owners.find({7}) == Owners()
-
-
-def test_what_may_not_be_read_cannot_be_told(
-    proc: FaultyProc,
-    owners: ProcessOwners,
-    names: Names,
-) -> None:
-    start(proc, 7, 0)
-    start(proc, 8, 1)
-    proc.forbid(8)
-    names.pods[UIDS[0]] = "train"
-    with without_privilege():
-        assert owners.find({7, 8}) == Owners({7: train()}, {8: "not_permitted"})
-        owners.require_permission()
-        owners.find({8})
-    with pytest.raises(SourceError, match="runAsUser: 0"):
-        owners.require_permission()
-
-
-def test_names_that_disagree_cannot_be_told(
-    proc: FaultyProc, owners: ProcessOwners, names: Names, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def disagree(workload: Workload) -> Workload:
-        raise SourceError("identity_conflict", "two pods have this container")
-
-    monkeypatch.setattr(names, "complete", disagree)
-    start(proc, 7, 0)
-    assert owners.find({7}) == Owners({}, {7: "identity_conflict"})

@@ -56,18 +56,6 @@ def node(request: pytest.FixtureRequest, proc: FaultyProc) -> Iterator[Node]:
     node.telemetry.release(1.0)
 
 
-def test_a_container_holds_what_it_works_on(node: Node) -> None:
-    node.run(41, IN_A, gpu=0)
-    node.run(42, IN_B, gpu=1)
-    first, second = (gpu.key for gpu in node.gpus)
-    found = node.read()
-    assert not found.unmapped
-    assert set(found.assignments) == {
-        Assignment(first, CONTAINER_A, "processes"),
-        Assignment(second, CONTAINER_B, "processes"),
-    }
-
-
 def test_the_share_that_kai_writes_into_the_environment(node: Node) -> None:
     for pid, cgroup, variables in (
         (41, IN_A, "A=b\0GPU_PORTION=0.25\0"),

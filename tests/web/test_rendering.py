@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.agent.publish import Published, build_node_state
+from podgpu.agent.publish import Published
 from podgpu.metrics.counters import CounterSpec, shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Device, HolderUsage, NodeState, Reading, Workload
-from tests.agent.documents import make_results
+from tests.agent.documents import make_builder
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
 from tests.web.server import Client, running
@@ -41,12 +41,12 @@ class WatchedCounters(tuple[CounterSpec, ...]):
 
 def node_with(pods: int) -> NodeState:
     workloads = [Workload("ns", f"pod-{n}", "main", f"u-{n}") for n in range(pods)]
-    results = make_results(
+    builder = make_builder(
         [Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1))],
         [Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)],
         {GPU.key: [(w, HolderUsage(0.5, n, 1, 1, 1, 1, 1, 1, n)) for n, w in enumerate(workloads)]},
     )
-    return build_node_state(results, "h")
+    return builder.build("h")
 
 
 def uses_of_one_rendering() -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 from podgpu.agent.counter_feeds import CounterWatch, ReadCounters
 from podgpu.agent.health import HealthWatch
 from podgpu.agent.lanes import WARM_UP_SECONDS, Collection, Schedule, make_lanes
-from podgpu.agent.publish import ChangeLog, Published, TurnResults, add_memory, build_node_state
+from podgpu.agent.publish import ChangeLog, NodeStateBuilder, Published, add_memory
 from podgpu.agent.telemetry_turn import TelemetryResult, TelemetryTurn
 from podgpu.agent.usage_turn import RunningProcess, UsageResult, UsageTurn
 from podgpu.clock import Clock
@@ -185,7 +185,7 @@ class Agent:
 
     def _make_published(self) -> Published:
         settings, policy, allocation = self.settings, self._policy, self._allocation_result
-        results = TurnResults(
+        builder = NodeStateBuilder(
             telemetry=self._telemetry_result,
             allocation=allocation,
             usage=self._usage_result,
@@ -195,8 +195,8 @@ class Agent:
             pod_labels=self._pod_labels(),
             configured=frozenset(counter.field.id for counter in policy.counters),
         )
-        node = settings.node_name or policy.hostname
-        return Published(build_node_state(results, node, self._exporter_id, settings.interval), policy, self._read_at)
+        node = settings.node_name or policy.hostname or "this node"
+        return Published(builder.build(node, self._exporter_id, settings.interval), policy, self._read_at)
 
     def warm_up(self) -> None:
         """Reads everything twice for --once, because rates need two readings."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,9 +63,12 @@ FAULT_SECONDS = 60.0  # minimum interval between two log lines about the same fa
 _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in its own turn and as `hung` in later turns
 
 
+# -- the document --------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class TurnResults:
-    """The latest results of the three loops, from which the document is built."""
+class NodeStateBuilder:
+    """Builds the document from the latest results of the three loops."""
 
     telemetry: TelemetryResult = field(default_factory=TelemetryResult)
     allocation: AllocationResult = field(default_factory=AllocationResult)
@@ -75,58 +79,79 @@ class TurnResults:
     pod_labels: PodLabels = field(default_factory=dict)
     configured: frozenset[int] = frozenset()  # ids of the fields in the counter file
 
+    def build(self, node: str, exporter_id: str = "", interval: float | None = None) -> NodeState:
+        telemetry, allocation, usage, names = self.telemetry, self.allocation, self.usage, fields()
+        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self.counter_sources)
+        return NodeState(
+            producer="podgpu",
+            version=__version__,
+            node=node,
+            exporter_id=exporter_id,
+            interval_seconds=interval,
+            taken_at=telemetry.at,
+            holders_at=allocation.at,
+            usage_at=usage.at,
+            simulated=any(source.name == SIMULATED for source in telemetry.sources),
+            gpus_expected=telemetry.gpus_expected,
+            gpus_visible=telemetry.gpus_visible,
+            gpus_lost=telemetry.gpus_lost,
+            devices=tuple(self._build_gpus()),
+            namespaces=usage.namespaces,
+            sources=tuple(source_statuses(sources, self.errors, allocation.allocation.unmapped)),
+            entities=tuple(
+                EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
+                for o in telemetry.others
+            ),
+            vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
+            pod_labels={"/".join(pod): dict(labels) for pod, labels in self.pod_labels.items()},
+            dropped={names[i].name: count for i, count in telemetry.dropped.items()},
+        )
 
-# -- the document --------------------------------------------------------------------------------------------------
+    @cached_property
+    def _readings(self) -> dict[str, Reading]:
+        return {reading.device.key: reading for reading in self.telemetry.readings}
 
+    @cached_property
+    def _shown(self) -> set[str]:
+        return {device.key for device in self.telemetry.selected}
 
-def build_node_state(
-    results: TurnResults, node: str, exporter_id: str = "", interval: float | None = None
-) -> NodeState:
-    telemetry, allocation, usage = results.telemetry, results.allocation, results.usage
-    sources = (*telemetry.sources, *allocation.sources, *usage.sources, *results.counter_sources)
-    names = fields()
-    return NodeState(
-        producer="podgpu",
-        version=__version__,
-        node=node,
-        exporter_id=exporter_id,
-        interval_seconds=interval,
-        taken_at=telemetry.at,
-        holders_at=allocation.at,
-        usage_at=usage.at,
-        simulated=any(source.name == SIMULATED for source in telemetry.sources),
-        gpus_expected=telemetry.gpus_expected,
-        gpus_visible=telemetry.gpus_visible,
-        gpus_lost=telemetry.gpus_lost,
-        devices=tuple(_DeviceBuilder(results).build_gpus()),
-        namespaces=usage.namespaces,
-        sources=tuple(source_statuses(sources, results.errors, allocation.allocation.unmapped)),
-        entities=tuple(
-            EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
-            for o in telemetry.others
-        ),
-        vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
-        pod_labels={"/".join(pod): dict(labels) for pod, labels in results.pod_labels.items()},
-        dropped={names[i].name: count for i, count in telemetry.dropped.items()},
-    )
+    @cached_property
+    def _unsupported(self) -> dict[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for key, number in self.telemetry.unsupported:
+            if number in self.configured:
+                names.setdefault(key, []).append(fields()[number].name)
+        return names
 
+    @cached_property
+    def _holders(self) -> dict[str, list[Holder]]:
+        """Joins assignments and usage by device key."""
+        with_api_uid, allocation = self.allocation.with_api_uid, self.allocation.allocation
+        holders: dict[str, list[Holder]] = {}
+        usages = {
+            key: {workload.key: (workload, usage) for workload, usage in entries}
+            for key, entries in sorted(self.usage.holders.items())
+        }
+        for a in allocation.assignments:
+            _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
+            holder = Holder(
+                **msgspec.structs.asdict(a.holder),
+                source=a.source,
+                share_ratio=a.share,
+                replica=a.replica,
+                labels=dict(a.attributes),
+                usage=usage,
+            )
+            holders.setdefault(a.device, []).append(with_api_uid(holder))
+        for key, entries in usages.items():
+            for workload, usage in entries.values():
+                user = Holder(**msgspec.structs.asdict(workload), usage=usage)
+                holders.setdefault(key, []).append(with_api_uid(user))
+        for key in find_reserved(allocation):
+            holders.setdefault(key, []).append(Holder(source=RESERVATION))
+        return holders
 
-class _DeviceBuilder:
-    """Builds the state of each device from the results of the loops."""
-
-    def __init__(self, results: TurnResults) -> None:
-        telemetry = results.telemetry
-        self._results = results
-        self._shown = {device.key for device in telemetry.selected}
-        self._readings = {reading.device.key: reading for reading in telemetry.readings}
-        self._health = {health.device.uuid: health for health in results.health.gpus}
-        self._holders = _group_holders(results)
-        self._unsupported: dict[str, list[str]] = {}
-        for key, number in telemetry.unsupported:
-            if number in results.configured:
-                self._unsupported.setdefault(key, []).append(fields()[number].name)
-
-    def build_gpus(self) -> Iterator[DeviceState]:
+    def _build_gpus(self) -> Iterator[DeviceState]:
         instances: dict[str, list[MigInstance]] = {}
         devices = self._find_devices()
         for device in devices.values():
@@ -141,12 +166,11 @@ class _DeviceBuilder:
 
     def _find_devices(self) -> dict[str, Device]:
         """Returns the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
-        telemetry, health_report = self._results.telemetry, self._results.health
-        known = {device.key: device for device in telemetry.devices}
-        devices = {device.key: device for device in telemetry.selected}
-        for health in health_report.gpus:
+        known = {device.key: device for device in self.telemetry.devices}
+        devices = {device.key: device for device in self.telemetry.selected}
+        for health in self.health.gpus:
             devices.setdefault(health.device.key, health.device)
-        for key in (*self._holders, *health_report.xids):
+        for key in (*self._holders, *self.health.xids):
             uuid, _, instance = key.partition("/gi")
             gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
             if instance and key not in devices:
@@ -158,7 +182,7 @@ class _DeviceBuilder:
 
     def _build_gpu(self, device: Device, instances: tuple[MigInstance, ...]) -> DeviceState:
         slot, reading = self._build_slot(device), self._readings.get(device.key)
-        health = self._health.get(device.uuid, GpuHealth(device))
+        health = next((gpu for gpu in self.health.gpus if gpu.device.uuid == device.uuid), GpuHealth(device))
         values = {} if reading is None else reading.values
         throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
         held_instances = (holder for instance in instances for holder in instance.holders)
@@ -180,10 +204,10 @@ class _DeviceBuilder:
         )
 
     def _build_slot(self, device: Device) -> dict[str, Any]:
-        health, key, names = self._results.health, device.key, fields()
+        health, key, names = self.health, device.key, fields()
         reading = self._readings.get(key)
         details = () if reading is None else reading.details
-        figures, usage = slot_figures(_read_figures(reading)), self._results.usage.devices.get(key)
+        figures, usage = slot_figures(_read_figures(reading)), self.usage.devices.get(key)
         if figures["memory_used_bytes"] is None and usage is not None:
             figures["memory_used_bytes"] = usage.memory_used_bytes
         xids, last_xid = health.xids.get(key, ((), None))
@@ -199,33 +223,6 @@ class _DeviceBuilder:
             "last_xid": last_xid,
             "clock_events": dict(health.clock_events.get(key, {})),
         }
-
-
-def _group_holders(results: TurnResults) -> dict[str, list[Holder]]:
-    """Joins assignments and usage by device key."""
-    with_api_uid = results.allocation.with_api_uid
-    holders: dict[str, list[Holder]] = {}
-    usages = {
-        key: {workload.key: (workload, usage) for workload, usage in entries}
-        for key, entries in sorted(results.usage.holders.items())
-    }
-    for a in results.allocation.allocation.assignments:
-        _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
-        holder = Holder(
-            **msgspec.structs.asdict(a.holder),
-            source=a.source,
-            share_ratio=a.share,
-            replica=a.replica,
-            labels=dict(a.attributes),
-            usage=usage,
-        )
-        holders.setdefault(a.device, []).append(with_api_uid(holder))
-    for key, entries in usages.items():
-        for workload, usage in entries.values():
-            holders.setdefault(key, []).append(with_api_uid(Holder(**msgspec.structs.asdict(workload), usage=usage)))
-    for key in find_reserved(results.allocation.allocation):
-        holders.setdefault(key, []).append(Holder(source=RESERVATION))
-    return holders
 
 
 def _find_unallocated_use(holders: Iterable[Holder]) -> Iterator[Condition]:

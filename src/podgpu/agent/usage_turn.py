@@ -165,13 +165,14 @@ class UsageTurn:
 def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
     """Returns device and workload of each pod that uses a device without an allocation.
 
-    Empty while the kubelet does not answer. Pods of which an allocation is not mapped to a device are omitted, and
-    devices that are reserved for unknown pods.
+    Empty while the kubelet does not answer, and on a node without a device plugin. Pods of which an allocation is not
+    mapped to a device are omitted, and devices that are reserved for unknown pods.
     """
     allocation = result.allocation
-    if not any(source.name == _KUBELET and source.up for source in result.sources):
-        return set()
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}
+    is_known = any(source.name == _KUBELET and source.up for source in result.sources)
+    if not is_known or not (allocated or allocation.offered):
+        return set()
     unclear = {(one.namespace, one.pod) for one in (*(u.holder for u in allocation.unmapped), *allocation.vcuda)}
     reserved = find_reserved(allocation)
     used = {

@@ -32,7 +32,6 @@ MAX_CERTIFICATES = 32
 _CHECK_SECONDS = 5.0
 _LOG_AGAIN_SECONDS = 600.0
 _PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
-_MERGE_PATCH = "application/merge-patch+json"
 _log = logging.getLogger(__name__)
 
 
@@ -159,6 +158,6 @@ class CaBundleUpdater:
                 "metadata": {"resourceVersion": api_service["metadata"]["resourceVersion"]},
                 "spec": {"caBundle": base64.b64encode(merged.encode()).decode(), "insecureSkipTLSVerify": False},
             }
-            await self.client.submit("PATCH", f"{_PATH}{name}", patch, _MERGE_PATCH)
+            await self.client.patch(f"{_PATH}{name}", patch)
             _log.info("added podgpu's certificate to the APIService %s", name)
         self._faults.recover(name)

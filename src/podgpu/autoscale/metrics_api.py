@@ -24,7 +24,7 @@ from podgpu.autoscale.refusal import Refusal, forbidden
 from podgpu.autoscale.requests import ALL_PODS, CUSTOM_GROUP, CUSTOM_VERSIONS, WORKLOADS, MetricRequest, parse_path
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 from podgpu.errors import SourceError
-from podgpu.kube.client import Object
+from podgpu.kube.objects import KubeObject
 from podgpu.tls import ContextCache, Pem, load_pair
 from podgpu.web.connections import MakeTlsContext
 from podgpu.web.web_config import LastValid
@@ -125,14 +125,14 @@ class MetricsApi:
         return response
 
 
-def _serve(document: Object) -> Handler:
+def _serve(document: KubeObject) -> Handler:
     async def handle(_request: web.Request) -> web.StreamResponse:
         return _respond(document)
 
     return handle
 
 
-def _respond(body: Object, code: int = 200) -> web.Response:
+def _respond(body: KubeObject, code: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=code, content_type="application/json")
 
 
@@ -142,7 +142,7 @@ def _respond_status(code: int, reason: str, message: str) -> web.Response:
     return _respond({**status, "message": message, "reason": reason, "code": code}, code)
 
 
-def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Object:
+def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> KubeObject:
     """Returns a MetricValueList. Raises Refusal."""
     if query.resource == "pods":
         name = "" if query.name == ALL_PODS else query.name
@@ -157,7 +157,7 @@ def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> Obj
     }
 
 
-def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue) -> Object:
+def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue) -> KubeObject:
     item = {
         "describedObject": query.describe(name),
         "timestamp": datetime.fromtimestamp(math.floor(value.at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -177,7 +177,7 @@ def format_quantity(value: float) -> str:
     return str(whole) if rest == 0 else f"{thousandths}m"
 
 
-def make_discovery() -> dict[str, Object]:
+def make_discovery() -> dict[str, KubeObject]:
     """Returns the discovery documents by path. Aggregated discovery is optional and not provided."""
     versions = [{"groupVersion": f"{CUSTOM_GROUP}/{version}", "version": version} for version in CUSTOM_VERSIONS]
     group = {"name": CUSTOM_GROUP, "versions": versions, "preferredVersion": versions[0]}
@@ -192,7 +192,7 @@ def make_discovery() -> dict[str, Object]:
         for resource in ("pods", "namespaces", *WORKLOADS)
         for metric in METRICS
     ]
-    documents: dict[str, Object] = {
+    documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{CUSTOM_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
         # Without the following two documents, the API server logs errors.

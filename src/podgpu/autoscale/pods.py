@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
-from podgpu.kube.client import Object
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import PODS_PATH, Pairs, parse_owner, parse_pod
+from podgpu.kube.objects import PODS_PATH, KubeObject, Pairs, parse_owner, parse_pod
 from podgpu.kube.reflector import Informer, ReflectorSettings
 
 _PAGE_SIZE = 500
@@ -39,7 +38,7 @@ class PodSeen(NamedTuple):
         return self.namespace, self.name
 
 
-def parse_running_pod(body: Object) -> PodSeen | None:
+def parse_running_pod(body: KubeObject) -> PodSeen | None:
     """Returns None for pods that are being deleted."""
     record = parse_pod(body)
     if record is None or body["metadata"].get("deletionTimestamp"):

@@ -9,12 +9,13 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from math import nan
+from operator import attrgetter
 from typing import NamedTuple
 
 from podgpu.autoscale.metrics import COLUMNS, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart
+from podgpu.cluster.parts import HeldPart, SlotKey
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import used_value
 from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
@@ -22,7 +23,6 @@ from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 SampleKey = tuple[str, str]
 """Namespace and name of a pod. The name is empty for a namespace, and both are empty for the cluster."""
 IdleSeconds = float | None  # how long the pod has verifiably been idle; None: busy or unknown
-_SlotKey = tuple[str, int | None, int | None]  # UUID, index, MIG instance
 _MAX_BUSY = 1.5  # maximum plausible busy ratio; above 1, because counters may be read late
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
@@ -57,15 +57,15 @@ class UsageRates:
 
     def __init__(self, stale_after: float) -> None:
         self._stale_after = stale_after
-        self._before: dict[tuple[str, _SlotKey, WorkloadKey], _UsageRate] = {}
-        self._now: dict[tuple[str, _SlotKey, WorkloadKey], _UsageRate] = {}
+        self._before: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
+        self._now: dict[tuple[str, SlotKey, WorkloadKey], _UsageRate] = {}
 
     def next_round(self) -> None:
         """Starts the next round. Removes holders that were not in the last one."""
         self._before, self._now = self._now, {}
 
     def update(self, node: NodeEntry, part: HeldPart) -> _UsageRate:
-        key = node.name, _slot_key(part), part.holder.key
+        key = node.name, part.slot_key, part.holder.key
         usage = part.holder.usage or HolderUsage()
         is_measured = usage.utilization_ratio is not None
         rate = _UsageRate(
@@ -122,10 +122,6 @@ def _growth(before: int | None, now: int | None, scale: float) -> float | None:
     return None if before is None or now is None or now < before else (now - before) / scale
 
 
-def _slot_key(part: HeldPart) -> _SlotKey:
-    return part.gpu.uuid, part.gpu.index, None if part.instance is None else part.instance.id
-
-
 class _DeviceSample(NamedTuple):
     """The values of one pod on one device."""
 
@@ -143,7 +139,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods) -> R
     for node in state.nodes:
         if node.stale:
             continue
-        for _, group in groupby(node.held, key=_slot_key):
+        for _, group in groupby(node.held, key=attrgetter("slot_key")):
             parts = [(part, rates.update(node, part)) for part in group]
             by_pod: dict[SampleKey, list[tuple[HeldPart, _UsageRate]]] = {}
             for part, rate in parts:

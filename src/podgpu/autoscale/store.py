@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from podgpu.autoscale.pods import PodSeen, RunningPods
@@ -38,9 +40,9 @@ class MetricsSnapshot:
     notes: tuple[str, ...]
     mps: Collection[SampleKey] = ()  # pods whose use is not known under MPS
 
-    def rounds_in(self, window: float) -> list[SampleRound]:
+    def rounds_in(self, window: float) -> Sequence[SampleRound]:
         first = self.rounds[-1].at - window + self.interval / 2  # rounds do not end exactly after an interval
-        return [one for one in self.rounds if one.at > first]
+        return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
 
     def count_rounds(self, window: float) -> int:
         return max(1, math.ceil(window / self.interval))
@@ -72,17 +74,18 @@ class SampleStore:
 
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
-        before, wall, pods = self._snapshot, state.taken_at or 0.0, self._pods()
+        before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
         samples = sample_round(state, self._rates, pods)
         self._log_ignored(samples.ignored, pods)
-        now = wall - state.clock_offset
         rounds = [one for one in before.rounds if one.at > now - self.max_window] if before else []
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
             held_before = frozenset(key for key in (*held_before, *samples.holding) if key in pods.by_key)
+        keys = {key: key for key in rounds[-1].rows} if rounds else {}  # shared by all rounds, to save memory
+        rows = {keys.get(key, key): row for key, row in samples.rows.items()}
         self._snapshot = MetricsSnapshot(
-            (*rounds, SampleRound(now, samples.rows)),
-            wall,
+            (*rounds, SampleRound(now, rows)),
+            state.taken_at or 0.0,
             self.settings.interval,
             samples.holding,
             held_before,

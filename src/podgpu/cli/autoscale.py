@@ -28,8 +28,8 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig, is_loopback, require_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
-from podgpu.web.app import PROBE_OPTION, run
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.app import run
+from podgpu.web.sockets import Address
 
 API_SERVICES = tuple(f"{version}.{CUSTOM_GROUP}" for version in CUSTOM_VERSIONS)
 _CONFIGMAP = "extension-apiserver-authentication"
@@ -56,10 +56,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes. Running pods are read from the API server.
     """
     configure_logging(options["log_format"], options["debug"])
-    probe_address = parse_address(options["probe_address"], PROBE_OPTION)
     settings = _make_settings(options, *choose_ages(ctx, options))
     check_backend(ctx, options)
-    _run(options, settings, probe_address)
+    with ExitStack() as stack:
+        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+        server = make_server(options, settings, make_collector, stack)
+        run([server.cluster], server.listeners(options["probe_address"]))
 
 
 def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
@@ -82,20 +84,11 @@ def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: f
     )
 
 
-def _run(options: Mapping[str, Any], settings: ViewSettings, probe_address: Address) -> None:
-    """Runs until SIGINT or SIGTERM. Raises UsageError and StartError."""
-    with ExitStack() as stack:
-        make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
-        server = make_server(options, settings, make_collector, stack)
-        run([server.cluster], server.listeners(probe_address))
-
-
 def make_server(
     options: Mapping[str, Any], settings: ViewSettings, make_collector: MakeCollector, stack: ExitStack
 ) -> AutoscaleServer:
     """Raises UsageError."""
-    keda_address = _parse_optional_address(options["keda_address"], KEDA_OPTION)
-    api_address = _parse_optional_address(options["api_address"], API_OPTION)
+    keda_address, api_address = options["keda_address"], options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
     if api_address is None and any(options[name] for name in ("api_cert_file", "api_key_file", "api_service")):
@@ -113,10 +106,6 @@ def make_server(
     if api_address is not None:
         api = _make_api(options, api_address, service, config, store, stack)
     return AutoscaleServer(store, Cluster(make_collector, settings, on_round=store.add_round), keda, api)
-
-
-def _parse_optional_address(text: str, option: str) -> Address | None:
-    return None if text.strip().lower() in ("none", "") else parse_address(text, option)
 
 
 def _split_names(text: str) -> frozenset[str]:

@@ -27,9 +27,9 @@ from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import PROBE_OPTION, load_protection, run
+from podgpu.web.app import load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.sockets import Address
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -66,8 +66,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape and --discover-kubernetes.
     """
     configure_logging(options["log_format"], options["debug"])
-    address = parse_address(options["address"])
-    probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     stale_after, drop_after = choose_ages(ctx, options)
     settings = check_settings(
         ViewSettings(
@@ -88,7 +86,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         protection = load_protection(options["web_config_file"])
         usage = cluster_usage(cluster, recorder)
         listeners = cluster_listeners(
-            cluster, address, probe_address, protection, history, usage, options["web_enable_lifecycle"]
+            cluster,
+            options["address"],
+            options["probe_address"],
+            protection,
+            history,
+            usage,
+            options["web_enable_lifecycle"],
         )
         run([cluster, recorder], listeners, _announce)
 
@@ -140,9 +144,7 @@ def _prometheus_collector(
     server = _prometheus_server(options)
 
     def make() -> Collector:
-        return PrometheusCollector(
-            server, settings, keep_fields=settings.keep_fields, owners=owners.all if owners else dict
-        )
+        return PrometheusCollector(server, settings, owners=owners.all if owners else dict)
 
     with _naming_option("--prometheus"):
         make()  # raises errors in the options at start
@@ -174,11 +176,10 @@ def _scrape_collector(
         wait()
         return ScrapeCollector(
             targets,
+            settings,
             access,
             timeout=min(_SCRAPE_TIMEOUT, settings.interval),
-            keep_fields=settings.keep_fields,
             node_labels=node_labels,
-            drop_after=settings.drop_after,
             owners=owners.all if owners else dict,
             notes=notes,
         )

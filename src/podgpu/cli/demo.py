@@ -41,7 +41,7 @@ from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import PageSources, application
 from podgpu.web.node_page import node_recorder, node_usage
-from podgpu.web.sockets import Address, parse_address
+from podgpu.web.sockets import Address
 
 CLUSTER_OPTION = "--cluster-address"
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")  # GPUs of the second and third node
@@ -58,16 +58,15 @@ _STOP_SECONDS = 2.0
     ("podgpu demo --calm", "the same without faults"),
     ("podgpu top --cluster localhost:9401", "in a second terminal: the demo as a table"),
 )
-def command(address: str, cluster_address: str, gpus: str, calm: bool, prices: str) -> None:
+def command(address: Address, cluster_address: Address, gpus: str, calm: bool, prices: str) -> None:
     """Run three exporters on SIMULATED GPUs with simulated kubelets, and the cluster view.
 
     Needs no GPU and no cluster. Unless --calm is given, a job ends, a GPU reports an XID, another falls off the bus
     and a node goes down within a minute; all of it recovers after two.
     """
     configure_logging("text", debug=False)
-    addresses = [parse_address(address), *(Address(_LOOPBACK, 0) for _ in OTHER_GPUS)]
-    cluster = parse_address(cluster_address, CLUSTER_OPTION)
-    run_demo([gpus, *OTHER_GPUS], addresses, cluster, calm, read_prices(prices))
+    addresses = [address, *(Address(_LOOPBACK, 0) for _ in OTHER_GPUS)]
+    run_demo([gpus, *OTHER_GPUS], addresses, cluster_address, calm, read_prices(prices))
     click.echo("demo ended")
 
 
@@ -88,9 +87,7 @@ def run_demo(
             list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         targets: list[str] = []
         cluster = Cluster(
-            lambda: ScrapeCollector(
-                FixedTargets(targets), keep_fields=CLUSTER.keep_fields, owners=lambda: find_owners(nodes)
-            ),
+            lambda: ScrapeCollector(FixedTargets(targets), CLUSTER, owners=lambda: find_owners(nodes)),
             CLUSTER,
             prices,
         )

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
+from podgpu.agent.counter_feeds import counters_in_configmap
+from podgpu.agent.lanes import collection_of_fields
 from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.examine import CONFIG_FILE, NodeExamination
 from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
+from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_of
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
+from podgpu.device_selection import parse_selection
 from podgpu.doctor.autoscale import check_autoscaling
-from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, wrong
-from podgpu.errors import UsageError
+from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
+from podgpu.doctor.gpus import SIMULATED, GpuReadings, check_gpus, check_mps, check_usage, read_gpus
+from podgpu.doctor.holders import check_holders, check_watches
+from podgpu.doctor.host import check_device_files, check_host_name, check_pid_namespace, check_privileges
+from podgpu.errors import SourceError, UsageError
+from podgpu.gpu.source import Telemetry
+from podgpu.holders import AllocationSource
+from podgpu.holders.api import ApiAccess, LabelFilter, NoApi
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import CounterSpec, shipped_counters
+from podgpu.web.app import load_protection
+from podgpu.workers import Workers
+
+DEADLINE = 5.0
+CONFIG_FILE = "configuration file"
+_CONFIGMAP = (
+    "check that it exists (kubectl get configmap), and that podgpu's service account may list and watch configmaps in"
+    " that namespace"
+)
 
 
 @make_command(
@@ -59,3 +81,134 @@ def _merge_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dic
             raise
         return merge_config_file(ctx, {**options, "config_file": ""}), [wrong(CONFIG_FILE, str(e))]
     return merged, []
+
+
+class NodeExamination:
+    """Examines this node with the exporter's options. Errors that keep the exporter from starting are findings."""
+
+    def __init__(self, options: Options, kubernetes: bool, telemetry: Telemetry | None = None) -> None:
+        """`kubernetes`: whether to check the allocation sources. Raises UsageError."""
+        self._options = options
+        self._kubernetes = kubernetes
+        self._selection = parse_selection(options["devices"])
+        LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
+        self._telemetry = telemetry or open_telemetry(options["telemetry"], options)
+        self._api = ApiAccess(options["kubeconfig"])
+        self._workers = Workers()
+
+    def run(
+        self, deadline: float = DEADLINE, pause: Callable[[float], object] = time.sleep, dev: str = "/dev"
+    ) -> list[Finding]:
+        options, telemetry, workers = self._options, self._telemetry, self._workers
+        counters, findings = self._read_counters()
+        findings += self._check_collections(counters) + _check_web_config(options["web_config_file"])
+        sources, source_findings = self._make_sources(deadline)
+        findings += source_findings
+        try:
+            readings = read_gpus(telemetry, counters, workers, deadline, pause)
+            findings += check_gpus(readings, telemetry, counters, options["path_proc"], options["path_sysfs"])
+            findings += self._check_selection(readings) + self._check_host(dev)
+            whole = [
+                device for device in readings.devices if not device.is_instance and device not in readings.failures
+            ]
+            if options["usage_from"] != "none" and whole:
+                findings += check_usage(telemetry, whole, options["usage_from"], workers, deadline)
+                findings += check_mps(telemetry, whole, workers, deadline)
+            findings += check_watches(self._api.feeds, deadline)
+            identities, required = make_identities(options, self._api), options["kubernetes"]
+            findings += check_holders(
+                sources, readings, self._selection, identities, required, self._api, workers, deadline
+            )
+            return [*findings, check_host_name(options["no_hostname"])]
+        finally:
+            workers.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
+            for source in sources:
+                source.close()
+            self._api.close()
+            workers.close()
+
+    def _read_counters(self) -> tuple[tuple[CounterSpec, ...], list[Finding]]:
+        findings, names = [], self._options["dcgm_names"]
+        try:
+            counters = choose_counters(self._options, names)[0]
+        except UsageError as error:
+            counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
+        name = self._options["configmap_data"]
+        if name == "none":
+            return counters, findings
+        try:
+            counters = counters_in_configmap(name, self._api.configmap(name), names)()
+            findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
+        except NoApi as error:
+            findings.append(wrong("counters", f"-m {name}: {error}"))
+        except SourceError as error:
+            text = f"-m {name}: {error}; the counters of -f are used until it can be read"
+            findings.append(wrong("counters", text, _CONFIGMAP))
+        return counters, findings
+
+    def _check_collections(self, counters: tuple[CounterSpec, ...]) -> list[Finding]:
+        config = self._options["config"]
+        if not config.path:
+            return []
+        try:
+            chosen = collection_of_fields(counters, config.collections)
+        except UsageError as error:
+            return [wrong(CONFIG_FILE, str(error))]
+        parts = [f"{len(counters) - len(chosen)} fields every {self._options['collect_interval']:g} s"]
+        for collection in config.collections:
+            number = sum(owner is collection for owner in chosen.values())
+            parts.append(f"{collection.name}: {number} every {collection.every:g} s")
+        return [ok(CONFIG_FILE, f"{config.path}: {'; '.join(parts)}")]
+
+    def _make_sources(self, deadline: float) -> tuple[list[AllocationSource], list[Finding]]:
+        """Opens the sources and watches that the exporter would open."""
+        options, findings = self._options, []
+        if options["kubernetes_enable_pod_labels"]:
+            try:
+                self._api.pods()
+            except NoApi as error:
+                findings.append(wrong("pod labels", f"--kubernetes-enable-pod-labels: {error}"))
+        try:
+            sources = make_allocations({**options, "kubernetes": self._kubernetes}, self._api, self._telemetry)
+        except NoApi as error:
+            return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
+        for source in sources:
+            if isinstance(source, KubeletAllocation):
+                source.client.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
+                if options["kubernetes_enable_dra"] and source.claims is None:
+                    findings.append(self._explain_no_claims())
+        return sources, findings
+
+    def _explain_no_claims(self) -> Finding:
+        try:
+            self._api.check()
+        except NoApi as error:
+            return wrong("DRA", f"--kubernetes-enable-dra: {error}")
+        return wrong("DRA", "--kubernetes-enable-dra: cannot watch ResourceSlices", "run it again with --debug")
+
+    def _check_selection(self, readings: GpuReadings) -> list[Finding]:
+        try:
+            if readings.is_complete:
+                self._selection.check(readings.devices)
+        except UsageError as error:
+            return [wrong("devices", str(error))]
+        return []
+
+    def _check_host(self, dev: str) -> list[Finding]:
+        options, name = self._options, self._telemetry.name
+        findings = check_privileges(options["path_proc"], options["usage_from"] == "exact")
+        if name == "nvml":
+            findings += check_device_files(dev)
+        if name != SIMULATED and options["usage_from"] != "none":
+            findings.append(check_pid_namespace(options["path_proc"]))
+        return findings
+
+
+def _check_web_config(path: str) -> list[Finding]:
+    if not path:
+        return []
+    try:
+        load_protection(path)
+    except UsageError as error:
+        return [wrong("web config", str(error))]
+    return [ok("web config", path)]

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podgpu.agent.loop import Agent
 from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.node import Options, build_exporter_agent
+from podgpu.cli.node import build_exporter_agent
 from podgpu.cli.options import EXPORTER_OPTIONS, is_given, is_set, make_command
 from podgpu.cli.terminal import configure_logging, print_out
-from podgpu.cluster.prices import ReadPrices, read_prices
+from podgpu.cluster.prices import read_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
-from podgpu.web.app import PROBE_OPTION, load_protection
-from podgpu.web.exporter_app import GPU_MANAGER_OPTION, PageSources, RequestLimits, serve
+from podgpu.web.app import load_protection
+from podgpu.web.exporter_app import PageSources, RequestLimits, serve
 from podgpu.web.node_page import node_recorder, node_usage
-from podgpu.web.sockets import Address, open_systemd_sockets, parse_address
+from podgpu.web.sockets import open_systemd_sockets
 
 if TYPE_CHECKING:  # imports bcrypt and YAML, which are needed only with --web-config-file
-    from podgpu.web.protection import Protection
+    pass
 
 _log = logging.getLogger("podgpu")
 
@@ -45,7 +43,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
     configure_logging(options["log_format"], options["debug"])
     options = resolve_options(ctx, options)
-    addresses = check_options(options)
+    check_options(options)
     once = options["once"]
     sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
     # Also loaded with --once, so that errors in these files are found before deployment.
@@ -58,42 +56,23 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _log.warning("%s", sentence)
         if once:
             _print_once(agent)
-        else:
-            _serve(agent, options, addresses, sockets, protection, prices)
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddresses:
-    address: Address
-    gpu_manager: Address | None
-    probes: Address | None
-
-
-def _serve(
-    agent: Agent,
-    options: Options,
-    addresses: ListenAddresses,
-    sockets: Sequence[socket.socket],
-    protection: Protection | None,
-    prices: ReadPrices,
-) -> None:
-    """Runs until SIGINT, SIGTERM or a fatal error. Raises UsageError and StartError."""
-    recorder = node_recorder(agent, options["history_dir"], prices)
-    serve(
-        agent,
-        addresses.address,
-        lambda bound: _log.info("listening on %s/metrics", bound.url),
-        addresses.gpu_manager,
-        addresses.probes,
-        protection,
-        sockets,
-        options["web_enable_lifecycle"],
-        page=PageSources(recorder, prices, node_usage(agent, recorder, prices)),
-        services=[recorder],
-        limits=RequestLimits(
-            options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
-        ),
-    )
+            return
+        recorder = node_recorder(agent, options["history_dir"], prices)
+        serve(
+            agent,
+            options["address"],
+            lambda bound: _log.info("listening on %s/metrics", bound.url),
+            options["gpu_manager_address"],
+            options["probe_address"],
+            protection,
+            sockets,
+            options["web_enable_lifecycle"],
+            page=PageSources(recorder, prices, node_usage(agent, recorder, prices)),
+            services=[recorder],
+            limits=RequestLimits(
+                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+            ),
+        )
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
@@ -101,19 +80,12 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
     return parse_host_engine(ctx, merge_config_file(ctx, options))
 
 
-def check_options(options: Mapping[str, Any]) -> ListenAddresses:
-    """Checks the options and parses the addresses. Raises UsageError."""
-    gpu_manager, probes = options["gpu_manager_address"], options["probe_address"]
-    addresses = ListenAddresses(
-        parse_address(options["address"]),
-        parse_address(gpu_manager, GPU_MANAGER_OPTION) if gpu_manager else None,
-        parse_address(probes, PROBE_OPTION) if probes else None,
-    )
-    if gpu_manager and not options["gpu_manager_metrics"]:
-        raise UsageError(f"{GPU_MANAGER_OPTION} {gpu_manager} needs --gpu-manager-metrics")
+def check_options(options: Mapping[str, Any]) -> None:
+    """Checks options that depend on each other. Raises UsageError."""
+    if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
+        raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
     if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
         raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
-    return addresses
 
 
 def parse_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:

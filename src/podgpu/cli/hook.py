@@ -39,16 +39,12 @@ def command(**options: Any) -> None:
     """
     configure_logging(options["log_format"], options["debug"])
     file = _podlist(options["podlist"])
-    address = _address(options["address"])
-    _run(_settings(options, os.environ), file, address)
-
-
-def _address(text: str) -> Address | None:
-    if not text:
-        return None
-    from podgpu.web.sockets import parse_address  # imports the web server, which is needed only with --address
-
-    return parse_address(text)
+    hook = Hook(_settings(options, os.environ), file)
+    _log.info("maintaining %s", file.path)
+    if options["address"] is None:
+        _run_without_port(hook)
+    else:
+        _run_with_port(hook, options["address"])
 
 
 def _podlist(path: str) -> AtomicFile:
@@ -75,16 +71,6 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Hoo
         inject=options["inject"],
         proc=options["path_proc"],
     )
-
-
-def _run(settings: HookSettings, file: AtomicFile, address: Address | None) -> None:
-    """Runs until SIGTERM, SIGINT or the end of an inherited connection. Raises StartError."""
-    hook = Hook(settings, file)
-    _log.info("maintaining %s", file.path)
-    if address is None:
-        _run_without_port(hook)
-    else:
-        _run_with_port(hook, address)
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:

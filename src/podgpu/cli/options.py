@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
+
+if TYPE_CHECKING:
+    from podgpu.web.sockets import Address
 
 GROUPS = {
     "common": "Common",
@@ -42,7 +45,8 @@ class Option:
     help: str = ""
     kind: str = "TEXT"
     """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain number is
-    milliseconds), whole:LOW-HIGH, choice:a|b, or the placeholder of a text such as FILE."""
+    milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, or the placeholder of a text such
+    as FILE."""
     group: str = "common"
     """Key of GROUPS."""
     common: bool = True
@@ -135,10 +139,30 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
+class _ListenAddress(click.ParamType):  # type: ignore[type-arg]
+    """Converts `:9400` or `HOST:9400` to an `Address`. With `ADDRESS|none`, an empty text and `none` become None."""
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address | None:
+        text = str(value).strip()
+        if self.name.endswith("|none") and text in ("", "none"):
+            return None
+        from podgpu.web.sockets import parse_address  # imports asyncio, which the hook needs only with an address
+
+        try:
+            return parse_address(text)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
 def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
     name, _, rest = kind.partition(":")
     if name in _PLAIN_UNITS:
         return _Duration(name)
+    if name.startswith("ADDRESS"):
+        return _ListenAddress(name)
     if name == "bool":
         return click.BOOL
     if name == "choice":
@@ -230,7 +254,7 @@ def _make_option(row: Option) -> Callable[[Callable[..., Any]], Callable[..., An
     if row.kind == "bool":
         metavar = "" if row.default == "false" else "[true|false]"
         more = {"is_flag": False, "flag_value": "true", "metavar": metavar}
-    elif row.kind.isupper():
+    elif row.kind.isupper() or row.kind.startswith("ADDRESS"):
         more = {"metavar": row.kind}
     return click.option(
         *row.names,

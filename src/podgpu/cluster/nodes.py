@@ -109,8 +109,8 @@ def _rank(reading: NodeReading, settings: ViewSettings, now: float) -> tuple[boo
         stale,
         reading.listed is False,
         not reading.state.devices,
-        not reading.named,
         not names_holders,
+        not reading.named,
         -reading.read_at if stale else 0.0,
     )
 

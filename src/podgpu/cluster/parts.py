@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
-from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
+from podgpu.metrics.mig import billed_name, fraction_of_gpu, slices_of_profile
 from podgpu.model import RESERVATION, DeviceState, Holder, HolderUsage, MigInstance, Slot, WorkloadOwner
 
 K = TypeVar("K", bound=Hashable)
@@ -109,7 +109,7 @@ def divide_gpu(gpu: DeviceState) -> list[tuple[MigInstance | None, float]]:
     if not gpu.instances:
         return [] if gpu.hidden else [(None, 1.0)]
     instances = [instance for instance in gpu.instances if not instance.hidden]
-    parts = divide([part_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
+    parts = divide([fraction_of_gpu(gpu.model, instance.profile) for instance in instances], 1.0)
     slots: list[tuple[MigInstance | None, float]] = list(zip(instances, parts, strict=True))
     return slots if gpu.hidden else [*slots, (None, max(0.0, 1.0 - sum(parts)))]
 

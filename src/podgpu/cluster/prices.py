@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.files import ReadOnChange
-from podgpu.metrics.mig import parent_and_part
+from podgpu.metrics.mig import parent_and_fraction
 
 PriceSource = Literal["", "example", "file"]
 EXAMPLE = "example"
@@ -63,7 +63,7 @@ class Prices:
     def _find(self, model: str) -> Price:
         if (price := self._by_name.get(_dashed(model))) is not None:
             return price
-        parent, part = parent_and_part(model)
+        parent, part = parent_and_fraction(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
         return Price(None if whole.gpu_hour is None or part is None else whole.gpu_hour * part, whole.kwh)
 

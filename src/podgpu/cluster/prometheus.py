@@ -62,7 +62,6 @@ class PrometheusCollector:
         server: PrometheusServer,
         settings: ViewSettings,
         *,
-        keep_fields: frozenset[str] = frozenset(),
         owners: Callable[[], Owners] = dict,
         clock: Clock | None = None,
     ) -> None:
@@ -71,7 +70,6 @@ class PrometheusCollector:
         self._node_labels = server.node_labels
         self._client = PrometheusClient(server)
         self._settings = settings
-        self._keep_fields = keep_fields
         self._clock = clock or Clock()
         self._idle = IdleDevices(self._client, self._match, settings.idle_after)
         self._owners = PodOwners(self._client, self._match)
@@ -116,13 +114,15 @@ class PrometheusCollector:
                 failures.append((what, error))
                 return []
 
-        queries = series_queries(self._match, self._node_labels, self._keep_fields)
+        queries = series_queries(self._match, self._node_labels, self._settings.keep_fields)
         vectors = await asyncio.gather(*(query(part.what, part.text) for part in queries))
         required = {part.what for part in queries if part.required}
         for what, error in failures:
             if what in required:
                 raise error
-        targets, errors = nodes_from_vectors(vectors, keep_fields=self._keep_fields, node_labels=self._node_labels)
+        targets, errors = nodes_from_vectors(
+            vectors, keep_fields=self._settings.keep_fields, node_labels=self._node_labels
+        )
         nodes = [self._make_reading(target, now, monotonic) for target in targets]
         self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
         for what, work in (

@@ -20,6 +20,7 @@ from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
+from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
@@ -163,24 +164,21 @@ class ScrapeCollector:
     def __init__(
         self,
         targets: Targets,
+        settings: ViewSettings,
         access: Access | None = None,
         *,
         timeout: float = 5.0,
-        keep_fields: frozenset[str] = frozenset(),
         node_labels: Sequence[str] = NODE_LABELS,
-        drop_after: float = 300.0,
         owners: Callable[[], Owners] = dict,
         notes: Callable[[], Sequence[str]] = tuple,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_fields` are the names of DCGM fields to keep. A target that left the list is kept for `drop_after`
-        seconds. `owners` returns the owners of pods, `notes` the problems in reading them."""
+        """`owners` returns the owners of pods, `notes` the problems in reading them."""
         self._source = targets
+        self._settings = settings
         self._access = access
         self._timeout = timeout
-        self._keep_fields = keep_fields
         self._node_labels = node_labels
-        self._drop_after = drop_after
         self._owners = owners
         self._notes = notes
         self._clock = clock or Clock()
@@ -193,10 +191,12 @@ class ScrapeCollector:
 
     async def run_round(self) -> None:
         self._update_targets()
-        session = self._open_session()
+        if self._session is None:
+            _raise_file_limit()  # connections stay open between rounds, one per exporter
+            self._session = open_session()
         async with asyncio.TaskGroup() as group:
             for target in self._targets.values():
-                group.create_task(self._read_target(target, session))
+                group.create_task(self._read_target(target, self._session))
 
     def _update_targets(self) -> None:
         urls = dict.fromkeys(self._source.urls())
@@ -213,24 +213,20 @@ class ScrapeCollector:
             target.outcome = None
             for key in [key for key in self._errors if key[0] == target.name]:
                 del self._errors[key]
-        oldest = self._clock.monotonic() - self._drop_after
+        oldest = self._clock.monotonic() - self._settings.drop_after
         for url, target in list(self._removed.items()):
             if all(reading.read_at < oldest for reading in target.readings):
                 del self._removed[url]
         self._bad_targets = tuple(problems)
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            _raise_file_limit()  # connections stay open between rounds, one per exporter
-            self._session = open_session()
-        return self._session
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._slots:
             started = self._clock.monotonic()
             reason, message = "", ""
             try:
-                states = await target.read_states(session, self._keep_fields, self._node_labels, self._clock.wall())
+                states = await target.read_states(
+                    session, self._settings.keep_fields, self._node_labels, self._clock.wall()
+                )
             except SourceError as error:
                 reason, message = error.reason, str(error)
             except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others
@@ -267,10 +263,11 @@ class ScrapeCollector:
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
-        scrape_target = next((t for t in self._targets.values() if t.name == target), None)
+        scrape_target = next((t for t in list(self._targets.values()) if t.name == target), None)
         if scrape_target is None:
             raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
-        return await scrape_target.fetch(self._open_session(), path)
+        async with open_session() as session:
+            return await scrape_target.fetch(session, path)
 
     async def close(self) -> None:
         self._source.close()

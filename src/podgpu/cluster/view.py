@@ -41,7 +41,7 @@ from podgpu.metrics.conditions import UNALLOCATED, xid_spec
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
-from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
+from podgpu.metrics.mig import parent_and_fraction, slices_of_gpu, slices_of_profile
 from podgpu.model import (
     MJ,
     NS,
@@ -287,7 +287,7 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
     parts = group_held((part for node in state.nodes for part in node.held), lambda part: part.holder.namespace)
     hours: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (namespace, model), counters in bills.amounts.items():
-        size = (parent_and_part(model)[1] or 0.0) / NS_PER_HOUR
+        size = (parent_and_fraction(model)[1] or 0.0) / NS_PER_HOUR
         names = (("allocated_gpu_hours", size), ("busy_gpu_hours", size), ("energy_kwh", 1 / MJ_PER_KWH))
         for (name, factor), amount in zip(names, counters, strict=True):
             if amount is not None:

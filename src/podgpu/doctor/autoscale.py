@@ -11,8 +11,9 @@ from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, TRIGGER_KEYS, parse_trigger
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, few_of
-from podgpu.kube.client import ApiClient, Object
+from podgpu.kube.client import ApiClient
 from podgpu.kube.config import require_config
+from podgpu.kube.objects import KubeObject
 
 _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
@@ -52,7 +53,7 @@ async def _check_api_service(client: ApiClient, name: str) -> Finding:
     service = api_service.get("spec", {}).get("service") or {}
     owner = f"{service.get('namespace', '?')}/{service.get('name', '?')}" if service else "the API server itself"
     conditions = api_service.get("status", {}).get("conditions") or ()
-    available: Object = next((condition for condition in conditions if condition.get("type") == "Available"), {})
+    available: KubeObject = next((condition for condition in conditions if condition.get("type") == "Available"), {})
     if available.get("status") == "True":
         return ok(subject, f"provided by {owner}")
     return wrong(
@@ -84,7 +85,7 @@ async def _check_hpas(client: ApiClient) -> AsyncIterator[Finding]:
         yield note("HPAs", f"no HPA uses a metric of podgpu ({', '.join(sorted(_METRICS))})")
 
 
-async def _check_hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> Finding | None:
+async def _check_hpa_metric(client: ApiClient, hpa: KubeObject, metric: KubeObject) -> Finding | None:
     """Returns None if the metric is not one of podgpu's."""
     kind = metric.get("type", "")
     source = metric.get(kind.lower()) or {}
@@ -112,7 +113,7 @@ async def _check_hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> F
     return ok(subject, f"{name}: {few_of(values, 8)}")
 
 
-async def _read_pod_selector(client: ApiClient, hpa: Object) -> str:
+async def _read_pod_selector(client: ApiClient, hpa: KubeObject) -> str:
     """Reads the selector of the target's scale subresource, as the HPA controller does."""
     target, namespace = hpa["spec"]["scaleTargetRef"], quote(hpa["metadata"]["namespace"])
     version = target.get("apiVersion", "v1")
@@ -121,7 +122,7 @@ async def _read_pod_selector(client: ApiClient, hpa: Object) -> str:
     return str(scale.get("status", {}).get("selector", ""))
 
 
-def _object_path(reference: Object) -> str:
+def _object_path(reference: KubeObject) -> str:
     if reference["kind"] == "Namespace":
         return "metrics"
     group, slash, _ = reference.get("apiVersion", "v1").partition("/")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu import __version__
-from podgpu.clock import Clock
+from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
@@ -27,6 +27,7 @@ SOURCE = "exporter"
 """Value of the `source` label for the exporter's metrics in podgpu's own metrics."""
 OUTPUT = "textfile"
 _OWN_PREFIX = "podgpu_"
+_LOG_AGAIN_SECONDS = 60.0
 
 
 # Labels
@@ -123,8 +124,7 @@ class Enricher:
         self._clock = (clock or Clock()).monotonic
         self._wall = (clock or Clock()).wall
         self._errors = errors
-        self._failing: dict[str, str] = {}
-        self._answered: set[str] = set()
+        self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
         age = textfile.age
         self._written_at = self._clock() - age if age is not None else None
         """Time at which the values in the file were read; None if it has none."""
@@ -141,9 +141,13 @@ class Enricher:
             self._count_error(SOURCE, e.reason, f"{e}; {self._describe_file()}")
             self._expire(SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e)))
             raise
-        self._recovered(SOURCE)
+        self._log_success(SOURCE)
         held = self._find_holders(self._complete_devices(exposition))
-        self._log_sources(held.sources)
+        for source in held.sources:
+            if source.up:
+                self._log_success(source.name)
+            else:
+                self._log_failure(source.name, source.error, source.message)
         assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.allocation.assignments]
         result = relabel(exposition, assignments, self._settings.policy)
         if result.ambiguous:
@@ -168,7 +172,7 @@ class Enricher:
             if self._is_stale():
                 self._remove_file()
             raise
-        self._recovered(OUTPUT)
+        self._log_success(OUTPUT)
 
     def _remove_file(self) -> None:
         """Deletes the stale file if it cannot be overwritten. Deleting works even on a full disk."""
@@ -220,24 +224,12 @@ class Enricher:
         self._errors.add(source, reason)
         self._log_failure(source, reason, message)
 
-    def _log_sources(self, sources: Sequence[SourceStatus]) -> None:
-        for source in sources:
-            if source.up:
-                self._recovered(source.name)
-                self._answered.add(source.name)
-            else:
-                has_answer = source.name in self._answered
-                kept = "its last answer is used for another minute" if has_answer else "it has not answered yet"
-                self._log_failure(source.name, source.error, f"{source.message}; {kept}")
-
     def _log_failure(self, source: str, reason: str, message: str) -> None:
-        """Logs a failure once, until its reason changes."""
-        if self._failing.get(source) != reason:
-            self._failing[source] = reason
+        if self._faults.fail(source, reason):
             _log.warning("%s: %s", source, message)
 
-    def _recovered(self, source: str) -> None:
-        if self._failing.pop(source, None) is not None:
+    def _log_success(self, source: str) -> None:
+        if self._faults.recover(source):
             _log.info("%s: works again", source)
 
 

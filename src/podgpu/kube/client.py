@@ -15,9 +15,8 @@ from podgpu.errors import SourceError, one_line
 from podgpu.http_client import Failure, explain_errors, open_session, read_body, send_request
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.credentials import Credentials
+from podgpu.kube.objects import KubeObject
 
-Object = dict[str, Any]
-"""A JSON object of the API."""
 _MAX_BYTES = 32 * 1024 * 1024  # a page of 500 large pods
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 """Maximum size of one line of a watch. etcd stores objects of at most 1.5 MiB; as JSON they are larger."""
@@ -74,7 +73,7 @@ class ApiClient:
         if self._session is not None:
             await self._session.close()
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> KubeObject:
         """Returns the object or list at a path."""
         return _parse_object(await self.read(path, params), path)
 
@@ -83,11 +82,12 @@ class ApiClient:
         async with self._open("GET", path, self._deadline, params=params, headers=headers) as response:
             return await self._read(response, path)
 
-    async def submit(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
-        """Sends a change (PATCH) or a DELETE, and returns the answer."""
-        content, headers = msgspec.json.encode(body), {"Content-Type": content_type}
-        async with self._open(method, path, self._deadline, data=content, headers=headers) as response:
-            return _parse_object(await self._read(response, path), path)
+    async def patch(self, path: str, changes: KubeObject) -> None:
+        """Sends a merge patch."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        data = msgspec.json.encode(changes)
+        async with self._open("PATCH", path, self._deadline, data=data, headers=headers) as response:
+            await self._read(response, path)
 
     @asynccontextmanager
     async def watch(self, path: str, params: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -141,7 +141,7 @@ class ApiClient:
             with explain_errors(lambda failure: self._explain(failure, path)):
                 async with asyncio.timeout(self._deadline):
                     response = await stack.enter_async_context(request)
-            if response.status not in (200, 201):
+            if response.status != 200:
                 raise await self._read_error(response, path)
             yield response
 
@@ -168,9 +168,9 @@ class ApiClient:
         return SourceError(reason, f"no answer from {self.config.server} to {path} ({failure.why}): {advice}")
 
 
-def _parse_object(body: bytes, path: str) -> Object:
+def _parse_object(body: bytes, path: str) -> KubeObject:
     try:
-        return msgspec.json.decode(body, type=Object)
+        return msgspec.json.decode(body, type=KubeObject)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(
             "bad_answer", f"the answer to {path} is not a JSON object: check that this is an API server"
@@ -180,7 +180,7 @@ def _parse_object(body: bytes, path: str) -> Object:
 def explain_status(
     status: int, body: bytes, path: str, origin: str, verbs: Sequence[str] = (), retry_after: float = 0.0
 ) -> ApiError:
-    """Returns an error that explains a response other than 200 or 201. For a 403, it names the missing RBAC rule."""
+    """Returns an error that explains a response other than 200. For a 403, it names the missing RBAC rule."""
     reason = _STATUSES.get(status, "server_error" if status >= 500 else "bad_answer")
     text = f"the API server answered {path} with status {status} ({status_message(body)}), credentials from {origin}"
     if status == 403:

@@ -22,8 +22,7 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-EXEC_API = "client.authentication.k8s.io"
-EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")
+_EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _UNSUPPORTED = ("username", "password", "auth_provider", "as_")
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,8 +42,6 @@ class ExecPlugin(msgspec.Struct, rename="camel", frozen=True):
     env: tuple[ExecVariable, ...] | None = None
     install_hint: str | None = None
     interactive_mode: str | None = None
-    provide_cluster_info: bool | None = None
-    cluster: Mapping[str, Any] | None = None  # passed to the command if `provideClusterInfo` is set
 
     def __repr__(self) -> str:
         """Omits arguments and variables, which may be secrets."""
@@ -144,11 +141,6 @@ class _Section(msgspec.Struct, rename="kebab"):
     pass
 
 
-class _Extension(_Section):
-    name: str = ""
-    extension: Any = None
-
-
 class _Cluster(_Section):
     server: str = ""
     certificate_authority: str | None = None
@@ -156,7 +148,6 @@ class _Cluster(_Section):
     insecure_skip_tls_verify: bool | None = None
     tls_server_name: str | None = None
     proxy_url: str | None = None
-    extensions: list[_Extension] | None = None
 
 
 class _User(_Section):
@@ -277,7 +268,7 @@ def _make_config(cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) ->
         key=user.pem("client-key"),
         token=(user.value.token or "").strip(),
         token_file=user.path(user.value.token_file),
-        plugin=_make_plugin(user, user.value.exec, cluster) if user.value.exec else None,
+        plugin=_make_plugin(user, user.value.exec) if user.value.exec else None,
     )
 
 
@@ -292,28 +283,12 @@ def _check_server(cluster: _Entry[_Cluster]) -> str:
     return url
 
 
-def _make_plugin(user: _Entry[_User], plugin: ExecPlugin, cluster: _Entry[_Cluster]) -> ExecPlugin:
-    if plugin.api_version not in EXEC_VERSIONS:
-        versions = " or ".join(EXEC_VERSIONS)
+def _make_plugin(user: _Entry[_User], plugin: ExecPlugin) -> ExecPlugin:
+    if plugin.api_version not in _EXEC_VERSIONS:
+        versions = " or ".join(_EXEC_VERSIONS)
         raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its kubeconfig entry")
     if plugin.interactive_mode == "Always":
         raise user.error("exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal")
     # A bare name is searched in $PATH; a path is relative to the kubeconfig.
     command = user.path(plugin.command) if os.sep in plugin.command else plugin.command
-    info = _cluster_info(cluster) if plugin.provide_cluster_info else None
-    return msgspec.structs.replace(plugin, command=command, cluster=info)
-
-
-def _cluster_info(cluster: _Entry[_Cluster]) -> Mapping[str, Any]:
-    """Builds `spec.cluster` of the ExecCredential that a plugin receives."""
-    info: dict[str, Any] = {"server": _check_server(cluster)}
-    if cluster.value.tls_server_name:
-        info["tls-server-name"] = cluster.value.tls_server_name
-    if cluster.value.insecure_skip_tls_verify:
-        info["insecure-skip-tls-verify"] = True
-    if authority := cluster.pem("certificate-authority").read():
-        info["certificate-authority-data"] = base64.b64encode(authority).decode()
-    for extension in cluster.value.extensions or ():
-        if extension.name == f"{EXEC_API}/exec":
-            info["config"] = extension.extension
-    return info
+    return msgspec.structs.replace(plugin, command=command)

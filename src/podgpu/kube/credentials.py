@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from subprocess import DEVNULL, PIPE
-from typing import Any
 
 import msgspec
 
@@ -128,10 +127,8 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
     def error(problem: str) -> SourceError:
         return SourceError("exec_plugin", f"the credential plugin {plugin.command} {problem}")
 
-    spec: dict[str, Any] = {"interactive": False}
-    if plugin.cluster is not None:
-        spec["cluster"] = plugin.cluster
-    info = msgspec.json.encode({"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}).decode()
+    request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    info = msgspec.json.encode(request).decode()
     variables = {variable.name: variable.value or "" for variable in plugin.env or ()}
     try:
         process = await asyncio.create_subprocess_exec(

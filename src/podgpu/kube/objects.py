@@ -18,7 +18,8 @@ from podgpu.errors import SourceError, few_of
 if TYPE_CHECKING:
     from podgpu.kube.client import ApiClient
 
-Object = Mapping[str, Any]
+KubeObject = dict[str, Any]
+"""A JSON object of the API."""
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -77,7 +78,7 @@ class PodOwner(NamedTuple):
     name: str
 
 
-def parse_pod(body: Object, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
+def parse_pod(body: KubeObject, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
     """Parses a Pod. `is_read` selects the annotations to keep. Returns None for an object without name or uid."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     name, api_uid = metadata.get("name"), metadata.get("uid")
@@ -100,7 +101,7 @@ def parse_pod(body: Object, is_read: Callable[[str], bool] = lambda _: False) ->
 
 
 def _read_containers(
-    containers: list[Object] | None, statuses: list[Object] | None, are_init: bool = False
+    containers: list[KubeObject] | None, statuses: list[KubeObject] | None, are_init: bool = False
 ) -> Iterator[ContainerRecord]:
     """Yields containers in the order of the spec, because annotations refer to them by number."""
     status_of = {status["name"]: status for status in statuses or ()}
@@ -117,7 +118,7 @@ def _read_containers(
         )
 
 
-def parse_owner(body: Object) -> PodOwner | None:
+def parse_owner(body: KubeObject) -> PodOwner | None:
     """Returns the owner of a Pod, or None. Needs only the metadata."""
     metadata = body["metadata"]
     controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
@@ -170,7 +171,7 @@ def endpoint_slices_path(namespace: str = "") -> str:
     return f"/apis/discovery.k8s.io/v1/{scope}endpointslices"
 
 
-def parse_endpoint_slice(body: Object, https: bool = False) -> EndpointSliceRecord:
+def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSliceRecord:
     """`https` enables TLS for all ports, not only for those declared as https."""
     metadata = body["metadata"]
     service = metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL) or metadata["name"]
@@ -256,7 +257,7 @@ def slices_params(node: str) -> dict[str, str]:
     return {"fieldSelector": f"spec.driver={NVIDIA_DRIVER},spec.nodeName={node}"}
 
 
-def parse_slice(body: Object) -> PoolSlice | None:
+def parse_slice(body: KubeObject) -> PoolSlice | None:
     """Returns None for slices of other drivers."""
     spec = body["spec"]
     if spec.get("driver") != NVIDIA_DRIVER:
@@ -265,7 +266,7 @@ def parse_slice(body: Object) -> PoolSlice | None:
     return PoolSlice(spec["pool"]["name"], spec["pool"].get("generation", 0), devices)
 
 
-def _parse_slice_device(body: Object) -> SliceDevice:
+def _parse_slice_device(body: KubeObject) -> SliceDevice:
     device = body.get("basic") or body  # v1beta1 and v1alpha3 nest the members
     uuid = strip_domains(device.get("attributes")).get("uuid") or {}
     capacity = strip_domains(device.get("capacity"))
@@ -277,7 +278,7 @@ def _parse_slice_device(body: Object) -> SliceDevice:
     )
 
 
-def strip_domains(members: Object | None) -> dict[str, Any]:
+def strip_domains(members: KubeObject | None) -> dict[str, Any]:
     """Removes the driver's domain, which attribute and capacity names may have or not."""
     return {name.removeprefix(f"{NVIDIA_DRIVER}/"): value for name, value in (members or {}).items()}
 

@@ -18,8 +18,9 @@ from typing import Generic, NoReturn, Self, TypeVar
 import msgspec
 
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient, ApiError, Object, explain_status, status_message
+from podgpu.kube.client import ApiClient, ApiError, explain_status, status_message
 from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import KubeObject
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -83,16 +84,16 @@ class Store(Generic[T]):
 
 
 class _Page(msgspec.Struct):
-    metadata: Object
+    metadata: KubeObject
     items: list[msgspec.Raw] | None
 
 
 class _Event(msgspec.Struct):
     type: str
-    object: Object
+    object: KubeObject
 
 
-def _key(item: Object) -> str:
+def _key(item: KubeObject) -> str:
     return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
 
 
@@ -104,7 +105,7 @@ class Informer(Store[T]):
         config: ApiConfig,
         path: str,
         params: Mapping[str, str],
-        convert: Callable[[Object], T | None],
+        convert: Callable[[KubeObject], T | None],
         *,
         settings: ReflectorSettings | None = None,
         metadata_only: bool = False,
@@ -208,7 +209,7 @@ class Informer(Store[T]):
         while True:
             page = msgspec.json.decode(await client.read(self._path, self._params | query), type=_Page)
             for raw in page.items or ():
-                item = msgspec.json.decode(raw, type=Object)
+                item = msgspec.json.decode(raw, type=KubeObject)
                 value = self._reduce(item)
                 if value is not None:
                     objects[_key(item)] = value
@@ -272,7 +273,7 @@ class Informer(Store[T]):
         self._resume_version = version
         self._retries.clear()
 
-    def _reduce(self, item: Object) -> T | None:
+    def _reduce(self, item: KubeObject) -> T | None:
         """Converts one object. An object that fails is skipped, so that the others stay usable."""
         try:
             return self._convert(item)

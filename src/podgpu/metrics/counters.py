@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
-from types import MappingProxyType
 
 from podgpu.errors import UsageError
 from podgpu.metrics.fields import Field, field_named, nearest_names, table_text
 from podgpu.metrics.names import NameSet, rename_of
 
-SHIPPED: Mapping[str, str] = MappingProxyType(
-    {
-        "default": "default-counters.csv",
-        "dcp": "dcp-metrics-included.csv",
-        "1.x": "1.x-compatibility-metrics.csv",
-    }
-)
+SHIPPED = {"default": "default-counters.csv", "dcp": "dcp-metrics-included.csv", "1.x": "1.x-compatibility-metrics.csv"}
 """Short name -> name of the file in dcgm-exporter."""
-_ADDED = "added-in-4.9.csv"
+_ADDED_IN_4_9 = "DCGM_FI_DEV_FB_CAPACITY_BYTES", "gauge", "Framebuffer memory in all (in bytes)."
 _PRINTED_AS = {"histogram": "gauge", "summary": "gauge"}
 _TYPES = ("gauge", "counter", "untyped", "label", *_PRINTED_AS)
 _UNIT = re.compile(r" ?\((?:in [^()]*|0 to 1)\)")
@@ -116,7 +109,7 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
     if names == "4.8" or file_name == SHIPPED["1.x"]:  # the names of 1.x belong to neither generation
         return counters
     renamed = map(_rename, counters) if names == "4.9" else add_other_names(counters, names)
-    return _unique((*renamed, *_parse_rows(table_text(_ADDED), _ADDED)))
+    return _unique((*renamed, make_counter(*_ADDED_IN_4_9)))
 
 
 # Names of 4.8 and 4.9

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import families_in, make_families
 from podgpu.metrics.labels import Policy, all_slots
-from podgpu.metrics.mig import part_of_gpu
+from podgpu.metrics.mig import fraction_of_gpu
 from podgpu.model import MIB, DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
 
 _CORES_OF_A_CARD = 100
@@ -33,8 +33,8 @@ class _HeldSlot(NamedTuple):
     holder: Holder
 
     @property
-    def part_of_card(self) -> float | None:
-        return part_of_gpu(self.gpu.model, self.slot.profile) if isinstance(self.slot, MigInstance) else 1.0
+    def fraction_of_card(self) -> float | None:
+        return fraction_of_gpu(self.gpu.model, self.slot.profile) if isinstance(self.slot, MigInstance) else 1.0
 
     @property
     def usage(self) -> HolderUsage:
@@ -68,7 +68,7 @@ def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict
     percents: dict[str, Number] = {}
     mebibytes: dict[str, Number] = {}
     for index, on_card in sorted(cards.items()):
-        ratios = (_multiply(held.usage.utilization_ratio, held.part_of_card) for held in on_card)
+        ratios = (_multiply(held.usage.utilization_ratio, held.fraction_of_card) for held in on_card)
         percents[f"gpu{index}"] = _add(_multiply(ratio, 100) for ratio in ratios)
         size = _add(held.usage.memory_used_bytes for held in on_card)
         mebibytes[f"gpu{index}"] = None if size is None else int(size // MIB)
@@ -83,7 +83,7 @@ def _container_values(slots: Sequence[_HeldSlot], request: VcudaRequest) -> dict
 def _requested_cards(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:
     if request.cores:
         return request.cores / _CORES_OF_A_CARD
-    return _add(_multiply(held.holder.share_ratio, held.part_of_card) for held in slots if held.holder.source)
+    return _add(_multiply(held.holder.share_ratio, held.fraction_of_card) for held in slots if held.holder.source)
 
 
 def _requested_mib(slots: Sequence[_HeldSlot], request: VcudaRequest) -> Number:

@@ -20,14 +20,14 @@ def billed_name(model: str, profile: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def parent_and_part(billed: str) -> tuple[str, float | None]:
+def parent_and_fraction(billed: str) -> tuple[str, float | None]:
     """Returns the GPU model and the fraction of that GPU. The fraction is None if the profile has no size."""
     model, mig, profile = billed.rpartition(_BILLED)
-    return (model, part_of_gpu(model, profile)) if mig else (billed, 1.0)
+    return (model, fraction_of_gpu(model, profile)) if mig else (billed, 1.0)
 
 
 @lru_cache(maxsize=1024)
-def part_of_gpu(model: str, profile: str) -> float | None:
+def fraction_of_gpu(model: str, profile: str) -> float | None:
     """Returns the instance's fraction of the GPU's compute slices, or None if the profile has no size."""
     slices = slices_of_profile(profile)
     return None if slices is None else min(slices / slices_of_gpu(model), 1.0)

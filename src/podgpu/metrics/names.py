@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from podgpu.metrics.fields import Field, field_named, fields
 from podgpu.model import MIB
 
 NameSet = Literal["4.8", "4.9", "both"]
-HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = MappingProxyType(
-    {"4.8": ("Hostname",), "4.9": ("hostname",), "both": ("Hostname", "hostname")}
-)
+HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = {
+    "4.8": ("Hostname",),
+    "4.9": ("hostname",),
+    "both": ("Hostname", "hostname"),
+}
 _DECIMALS = 9  # precision of converted numbers: higher than dcgm-exporter's, low enough to hide floating-point errors
 _CLOSE = 1e-6  # a smaller distance to a whole number is a rounding error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from podgpu.metrics.dcgm import render_dcgm
 from podgpu.metrics.encode import Family, Labels, Sample
@@ -46,15 +46,21 @@ def render_self(state: NodeState) -> list[Family]:
 def _collect(rows: Iterable[Row], policy: Policy) -> list[Family]:
     samples: dict[str, list[Sample]] = {}
     for family, labels, value in rows:
-        pairs = [(name, labels[name]) for name in _label_names(family, policy.hostname_labels) if name in labels]
-        samples.setdefault(family, []).append(Sample(make_labels(tuple(pairs)), value))
+        names = _label_names(family, policy.hostname_labels)
+        selected = _select_labels(names, tuple(map(labels.get, names)))
+        samples.setdefault(family, []).append(Sample(selected, value))
     return make_families("exporter", samples)
 
 
 @cache
-def _label_names(family: str, hostname_labels: tuple[str, ...]) -> list[str]:
+def _label_names(family: str, hostname_labels: tuple[str, ...]) -> tuple[str, ...]:
     names = families_in("exporter")[family].labels
-    return [new for name in names for new in (hostname_labels if name == "Hostname" else (name,))]
+    return tuple(new for name in names for new in (hostname_labels if name == "Hostname" else (name,)))
+
+
+@lru_cache(maxsize=8192)
+def _select_labels(names: tuple[str, ...], values: tuple[str | None, ...]) -> Labels:
+    return Labels((name, value) for name, value in zip(names, values, strict=True) if value is not None)
 
 
 def _self(state: NodeState) -> Iterator[Row]:

@@ -25,20 +25,15 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_AGGREGATIONS = frozenset(
-    {
-        *("sum", "min", "max", "avg", "group", "stddev", "stdvar", "count", "count_values", "bottomk", "topk"),
-        *("quantile", "limitk", "limit_ratio"),
-    }
-)
 _PRECEDENCE = {
     "or": 0,
     **dict.fromkeys(("and", "unless"), 1),
     **dict.fromkeys(("==", "!=", "<=", "<", ">=", ">"), 2),
     **dict.fromkeys(("+", "-"), 3),
     **dict.fromkeys(("*", "/", "%", "atan2"), 4),
+    "^": 5,
 }
-"""Precedence of binary operators. `^` is parsed separately: it is right-associative and binds before a sign."""
+"""Precedence of binary operators. All are parsed as left-associative, because only the positions of operands matter."""
 
 
 class PromqlError(PodgpuError):
@@ -84,16 +79,12 @@ class VectorSelector(Node):
 
 
 @dataclass(slots=True)
-class FunctionCall(Node):
+class Call(Node):
+    """A function or an aggregation."""
+
     function: str
     arguments: list[Node]
-
-
-@dataclass(slots=True)
-class Aggregation(Node):
-    function: str
-    labels: tuple[Word, ...]
-    arguments: list[Node]
+    labels: tuple[Word, ...] = ()  # labels in by and without
 
 
 @dataclass(slots=True)
@@ -109,7 +100,6 @@ class Wrapped(Node):
     """An expression in parentheses, or with a sign, an offset or a subquery."""
 
     of: Node
-    is_paren: bool = False
 
 
 def tokenize(text: str) -> list[Word]:
@@ -192,16 +182,8 @@ class _PromqlParser:
         first = self.next
         while self.accept("+", "-"):
             pass
-        node = self._parse_power()
-        return node if self.next is first or first.start >= node.start else Wrapped(first.start, node.end, node)
-
-    def _parse_power(self) -> Node:
-        base = self._parse_modifiers(self._parse_primary())
-        if not self.accept("^"):
-            return base
-        labels = self._parse_matching()
-        exponent = self._parse_signed()
-        return Binary(base.start, exponent.end, "^", base, exponent, labels)
+        node = self._parse_modifiers(self._parse_primary())
+        return node if first.start == node.start else Wrapped(first.start, node.end, node)
 
     def _parse_matching(self) -> tuple[Word, ...]:
         self.accept("bool")
@@ -228,16 +210,13 @@ class _PromqlParser:
             return Literal(token.start, token.end, token.kind, token.text)
         if token.kind == "operator" and token.text == "(":
             inner = self.parse_binary(0)
-            return Wrapped(token.start, self.expect(")").end, inner, is_paren=True)
+            return Wrapped(token.start, self.expect(")").end, inner)
         if token.kind == "operator" and token.text == "{":
             return self._parse_selector(token.start, None)
         if token.kind == "name":
             lower = token.text.lower()
-            if lower in _AGGREGATIONS and self.is_next("(", "by", "without"):
-                return self._parse_aggregation(token)
-            if self.is_next("("):
-                arguments, end = self._parse_arguments()
-                return FunctionCall(token.start, end, token.text, arguments)
+            if self.is_next("(", "by", "without"):
+                return self._parse_call(token)
             if lower in ("inf", "nan"):
                 return Literal(token.start, token.end, "number", token.text)
         elif token.kind != "variable":
@@ -248,22 +227,22 @@ class _PromqlParser:
         selector.is_variable = token.kind == "variable"
         return selector
 
-    def _parse_aggregation(self, token: Word) -> Node:
+    def _parse_call(self, token: Word) -> Node:
         labels = self._parse_labels() if self.accept("by", "without") else ()
-        arguments, end = self._parse_arguments()
+        arguments = self._parse_arguments()
         if self.accept("by", "without"):
             labels = self._parse_labels()
-            end = self._tokens[self._position - 1].end
-        return Aggregation(token.start, end, token.text.lower(), labels, arguments)
+        return Call(token.start, self._tokens[self._position - 1].end, token.text.lower(), arguments, labels)
 
-    def _parse_arguments(self) -> tuple[list[Node], int]:
+    def _parse_arguments(self) -> list[Node]:
         self.expect("(")
         arguments: list[Node] = []
         while not self.is_next(")"):
             arguments.append(self.parse_binary(0))
             if not self.accept(","):
                 break
-        return arguments, self.expect(")").end
+        self.expect(")")
+        return arguments
 
     def _parse_selector(self, start: int, name: Word | None) -> VectorSelector:
         matchers: list[LabelMatcher] = []
@@ -317,7 +296,7 @@ class _PromqlParser:
 
 def children(node: Node) -> Sequence[Node]:
     match node:
-        case FunctionCall() | Aggregation():
+        case Call():
             return node.arguments
         case Binary():
             return (node.left, node.right)
@@ -341,15 +320,15 @@ def find_selectors(node: Node) -> Iterator[VectorSelector]:
 def find_labels(tree: Node) -> Iterator[str]:
     for node in walk(tree):
         match node:
-            case Aggregation() | Binary():
+            case Binary():
                 yield from (word.text for word in node.labels)
             case VectorSelector():
                 yield from (matcher.label.text for matcher in node.matchers)
-            case FunctionCall():
-                yield from (word.text for word in (*label_arguments(node), *requested_label(node)))
+            case Call():
+                yield from (word.text for word in (*node.labels, *label_arguments(node), *requested_label(node)))
 
 
-def label_arguments(call: FunctionCall) -> Sequence[Word]:
+def label_arguments(call: Call) -> Sequence[Word]:
     """Returns the arguments that are names of labels, without their quotes. The first one is the label that is set."""
     arguments = call.arguments
     match call.function:
@@ -372,7 +351,7 @@ def _unquote(word: Word) -> Word:
 
 def requested_label(node: Node) -> Sequence[Word]:
     """Returns the label argument of label_values(…)."""
-    if isinstance(node, FunctionCall) and node.function == LABEL_VALUES and node.arguments:
+    if isinstance(node, Call) and node.function == LABEL_VALUES and node.arguments:
         label = node.arguments[-1]
         if isinstance(label, VectorSelector) and label.name is not None:
             return (label.name,)

@@ -17,9 +17,8 @@ from podgpu.metrics.names import HOST_LABELS, renames
 from podgpu.migrate.promql import (
     LABEL_VALUES,
     NAME,
-    Aggregation,
     Binary,
-    FunctionCall,
+    Call,
     Node,
     PromqlError,
     VectorSelector,
@@ -213,22 +212,12 @@ class _Rewriter:
         match node:
             case VectorSelector():
                 self._rewrite_selector(node, None if unitless else node)
-            case FunctionCall():
+            case Call():
                 self._rewrite_call(node)
-            case Aggregation():
-                self._rewrite_aggregation(node)
             case Binary():
                 self._rewrite_binary(node)
             case Wrapped():
-                self._rewrite(node.of, unitless=unitless and node.is_paren)
-
-    def _rewrite_aggregation(self, node: Aggregation) -> None:
-        self._check_labels(node, node.labels, [node])
-        self._rewrite_labels(node.labels)
-        if NAME in (word.text for word in node.labels) and _has_renamed(node):
-            self._fail(node, f"groups by {NAME}, which the migration changes")
-        for argument in node.arguments:
-            self._rewrite(argument, unitless=node.function in _UNITLESS_INSTANT)
+                self._rewrite(node.of, unitless=unitless)
 
     def _rewrite_binary(self, node: Binary) -> None:
         self._check_labels(node, node.labels, [node.left, node.right])
@@ -251,15 +240,15 @@ class _Rewriter:
         if not selectors or any(self._has_labels(name_of(s)) for s in selectors):
             return True
         return any(
-            isinstance(call, FunctionCall) and label in (word.text for word in label_arguments(call)[:1])
-            for call in walk(node)
+            isinstance(call, Call) and label in (word.text for word in label_arguments(call)[:1]) for call in walk(node)
         )
 
-    def _rewrite_call(self, node: FunctionCall) -> None:
+    def _rewrite_call(self, node: Call) -> None:
         if node.function == LABEL_VALUES:
             self._rewrite_label_values(node)
             return
-        labels = label_arguments(node)
+        self._check_labels(node, node.labels, [node])
+        labels = (*node.labels, *label_arguments(node))
         if NAME in (word.text for word in labels) and _has_renamed(node):
             self._fail(node, f"uses {NAME}, which the migration changes")
         self._rewrite_labels(labels)
@@ -275,7 +264,7 @@ class _Rewriter:
             else:
                 self._fail(node, f"the unit of the range changes, and its effect on {node.function}() is unknown")
 
-    def _rewrite_label_values(self, node: FunctionCall) -> None:
+    def _rewrite_label_values(self, node: Call) -> None:
         labels, series = requested_label(node), node.arguments[:-1]
         if not any(self._has_labels(name_of(s)) for argument in series for s in find_selectors(argument)):
             for word in labels:

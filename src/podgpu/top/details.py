@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 
+from podgpu.cluster.parts import MPS_REASON
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, HolderView, XidView
 from podgpu.errors import few_of
 from podgpu.top.feed import Seen
@@ -64,7 +65,9 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
         lines += _wrap(f"details are not available: {fetched.error}", width, "warn")
     if details is not None:
         if details.method:
-            lines += _wrap(f"usage measured by: {details.method}", width, "dim")
+            is_known = details.method != "mps"
+            text = f"usage measured by: {details.method}" if is_known else f"usage by container: {MPS_REASON}"
+            lines += _wrap(text, width, "dim")
         lines += _fields(details.fields or (), width)
     return lines
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published
 from podgpu.cluster.alerts import describe_node, sort_alerts
@@ -16,11 +14,6 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import PageState
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.model import NodeState
-
-
-def node_state(agent: Agent, published: Published) -> NodeState:
-    return published.state if published.state.node else replace(published.state, node="this node")
 
 
 def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[str] = ()) -> ClusterState:
@@ -28,7 +21,7 @@ def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[st
     published = agent.published
     tags, problems = prices()
     return build_single_node_state(
-        node_state(agent, published),
+        published.state,
         ViewSettings(interval=agent.settings.interval, idle_after=None),
         agent.clock.monotonic(),
         agent.clock.wall(),
@@ -39,7 +32,7 @@ def build_state(agent: Agent, prices: ReadPrices = no_prices, notes: Iterable[st
 
 
 def describe_alerts(agent: Agent) -> list[str]:
-    state = node_state(agent, agent.published)
+    state = agent.published.state
     return [alert.text for alert in sort_alerts(describe_node(state.node, state))]
 
 

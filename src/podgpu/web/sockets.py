@@ -33,14 +33,14 @@ class Address:
         return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
 
 
-def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
+def parse_address(text: str) -> Address:
     """Parses `:9400`, `127.0.0.1:9400`, `[::1]:9400` and `name:9400`. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
     if not colon or not is_port or (":" in host and not bracketed):
-        raise UsageError(f"{option} {text!r}: must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
+        raise UsageError(f"{text!r} must be HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
     return Address(host, int(port))
 
 

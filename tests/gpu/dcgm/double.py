@@ -23,7 +23,7 @@ from tests.nodes.clock import FakeClock
 
 SOURCE = Path(__file__).with_name("fake_libdcgm.c")
 GPU, SWITCH, GI, CI, LINK, CPU, CORE = 1, 3, 4, 5, 6, 7, 8
-TEMP, POWER, UTIL, FB_USED, FB_FREE, NAME, UUID, GR_ACTIVE = 150, 155, 203, 252, 251, 50, 54, 1001
+TEMP, POWER, UTIL, FB_USED, NAME, UUID, GR_ACTIVE = 150, 155, 203, 252, 50, 54, 1001
 INTERVAL = 10.0
 ENGINE = EngineAddress("127.0.0.1:5555", "127.0.0.1")
 

@@ -110,7 +110,7 @@ export class GpuView {
     place(this.fields, fieldSections(list("fields")));
     place(this.sources, sourceRows(list("sources")));
     this.sourceSection.hidden = !list("sources").length;
-    showText(this.method, data?.method ? `Usage measured by: ${plain(data.method)}` : "");
+    showText(this.method, methodText(data?.method));
   }
 }
 
@@ -135,4 +135,9 @@ function factsOf(device, currency) {
     device.price !== undefined && fact("Price", perHour(device.price, currency)),
     device.wasted !== undefined && fact("Wasted", perHour(device.wasted, currency)),
   ].filter(Boolean);
+}
+
+function methodText(method) {
+  if (method === "mps") return "Usage by container: not known under MPS";
+  return method ? `Usage measured by: ${plain(method)}` : "";
 }

@@ -1,4 +1,4 @@
-"""The examples for prometheus-adapter and HPA: Kubernetes' schemas, and queries on a real Prometheus."""
+"""The examples for the HPA and KEDA, with prometheus-adapter (on a real Prometheus) and without it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from podgpu.autoscale.requests import parse_path, parse_trigger
 from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers, wait_until
 
 FOLDER = ROOT / "deploy" / "autoscaling"
@@ -132,3 +133,60 @@ def test_the_use_of_each_pod(fleet: Fleet) -> None:
         return values == {"embed-0": pytest.approx(35, rel=0.1), "ocr-0": pytest.approx(15, rel=0.1)}
 
     wait_until(is_it, "the metric of pods")
+
+
+# --- without an adapter
+
+
+DIRECT_HPAS = ("hpa-pods.yaml", "hpa-scale-to-zero.yaml")
+SCALED = ("scaledobject.yaml", "scaledobject-wake-up.yaml")
+_SCALED_OBJECT = {
+    "scaleTargetRef": {"apiVersion", "kind", "name", "envSourceContainerName"},
+    "triggers": {"type", "name", "metricType", "metadata", "authenticationRef", "useCachedMetrics"},
+    "": {"scaleTargetRef", "triggers", "pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "idleReplicaCount"}
+    | {"minReplicaCount", "maxReplicaCount", "advanced", "fallback"},
+}
+"""Keys of a ScaledObject's spec (keda.sh/v1alpha1), and of two of its parts."""
+
+
+def _load_all(name: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all((FOLDER / "direct" / name).read_text(encoding="utf-8")) if one]
+
+
+@pytest.mark.parametrize("name", DIRECT_HPAS)
+def test_an_hpa_is_valid(name: str) -> None:
+    (hpa,) = _load_all(name)
+    newest = kubernetes_validate.latest_version()
+    assert [int(part) for part in newest.split(".")[:2]] >= [1, 37]
+    kubernetes_validate.validate(hpa, newest, strict=True)
+
+
+@pytest.mark.parametrize("name", DIRECT_HPAS)
+def test_podgpu_understands_the_requests_of_an_hpa(name: str) -> None:
+    (hpa,) = _load_all(name)
+    target = hpa["spec"]["scaleTargetRef"]["name"]
+    for metric in hpa["spec"]["metrics"]:
+        if metric["type"] == "External":
+            continue  # another component's
+        source = metric[metric["type"].lower()]
+        where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
+        selector = ",".join(f"{key}={value}" for key, value in source["metric"]["selector"]["matchLabels"].items())
+        found = parse_path(f"serving/{where}/{source['metric']['name']}", {"metricLabelSelector": selector}, 600.0)
+        assert found.metric.name == "gpu_utilization"
+        assert found.pods.namespace == "serving"
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scaled_object_is_valid_for_keda_and_podgpu(name: str) -> None:
+    scaled = _load_all(name)[0]
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = scaled["spec"]
+    assert spec.keys() <= _SCALED_OBJECT[""]
+    assert spec["scaleTargetRef"].keys() <= _SCALED_OBJECT["scaleTargetRef"]
+    for trigger in spec["triggers"]:
+        assert trigger.keys() <= _SCALED_OBJECT["triggers"]
+        assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA takes texts alone"
+        if trigger["type"] == "external":
+            assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
+            found = parse_trigger("serving", trigger["metadata"], 600.0)
+            assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])
