@@ -1,6 +1,6 @@
-"""`podgpu exporter` itself, but for its simulated driver: GPUs of it hang at the start, hang later, or talk nonsense.
+"""`podgpu exporter` on a faulty simulated driver: one GPU hangs at the start, one later, one has an invalid value.
 
-`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the exporter's own command line.
+`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the options of the exporter.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tests.simulated import FaultyNvml
 
 GPUS = "6xH100"
 WELL = {0: 90, 1: 50, 2: 20, 3: 0}
-"""Number of the GPU -> per cent it is busy, always."""
+"""Number of a healthy GPU -> its utilization in %."""
 NO_ENERGY = 3
-"""Its energy counter answers NaN; all else of it is well."""
+"""The energy counter of this GPU returns NaN."""
 HANGS_LATER, HANGS_AT_START = 4, 5
 WELL_VARIABLE = "ALL_WELL"
-"""Set in the environment: nothing is wrong with any GPU, to see what the attackers alone do."""
+"""If this environment variable is set, no GPU has a fault."""
 _WELL_SECONDS = 5.0
 _HUNG_SECONDS, _BACK_SECONDS = 90.0, 10.0
 _READING, _ENUMERATION = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUUID"
 
 
 def driver() -> FaultyNvml:
-    """The seed is fixed: whoever scrapes knows the UUIDs."""
+    """Returns a driver with the same UUIDs in every process."""
     made = FaultyNvml(GPUS, jitter=0)
     for number, percent in WELL.items():
         if percent:
@@ -53,7 +53,7 @@ def _spoil(nvml: FaultyNvml) -> None:
 
 
 def _ail(nvml: FaultyNvml) -> None:
-    """One GPU hangs for a while, answers again, and hangs again, to the end."""
+    """Makes one GPU hang again and again."""
     pause = threading.Event()
     pause.wait(_WELL_SECONDS)
     while True:

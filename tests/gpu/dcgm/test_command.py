@@ -1,4 +1,4 @@
-"""`podgpu exporter` and `podgpu doctor` on the double: options that select DCGM, and its versions."""
+"""`podgpu exporter` and `podgpu doctor` with DCGM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def execute(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """`podgpu ...` in this process, its logging undone afterwards."""
+    """Runs the command in this process and restores the logging."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -37,7 +37,7 @@ def execute(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return code, out, err
 
 
-def test_a_named_host_engine_means_dcgm() -> None:
+def test_a_host_engine_selects_dcgm() -> None:
     engine = {"host_engine": parse_address("gpu-1:5555")}
     assert isinstance(open_telemetry("auto", engine), DcgmTelemetry)
     assert isinstance(open_telemetry("auto", {"host_engine": None}), NvmlTelemetry)
@@ -48,27 +48,15 @@ def test_a_named_host_engine_means_dcgm() -> None:
 def test_the_exporter_reads_from_dcgm(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
     double.gpu(0)
     double.speak(0)
-    arguments = (
-        "--once",
-        "-c",
-        "1000",
-        "--telemetry",
-        f"dcgm:{double.path}",
-        "-r",
-        "10.0.0.7:5556",
-        "-s",
-        "g",
-        "-p",
-        "g",
-    )
-    code, out, err = execute(capfd, "exporter", *arguments)
+    options = ("--telemetry", f"dcgm:{double.path}", "-r", "10.0.0.7:5556", "-s", "g", "-p", "g")
+    code, out, err = execute(capfd, "exporter", "--once", "-c", "100", *options)
     assert (code, double.call("address")) == (0, b"10.0.0.7:5556"), err
     assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in out
     assert 'Hostname="node-1"' in out
     assert (double.told("alive"), double.told("initialised")) == (0, 0)
 
 
-def test_the_host_of_another_engine_names_its_figures(
+def test_hostname_is_the_host_of_a_remote_engine(
     double: Double, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NODE_NAME")
