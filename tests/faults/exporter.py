@@ -18,7 +18,7 @@ from tests.nodes.clock import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 AILING = ("-m", "tests.faults.ailing_exporter")
-"""The exporter with a driver in which one GPU hangs at the start, and another a few seconds later."""
+"""The exporter with two GPUs that hang."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ import yaml
 
 from endurance.vitals import vitals_of
 from podgpu.simulate.kubelet import SimulatedPod
-from tests.faults.ailing_exporter import WELL, WELL_VARIABLE, driver
+from tests.faults.ailing_exporter import HEALTHY, driver
 from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
 from tests.nodes.clock import wait_until
 from tests.simulated import FaultyNvml
@@ -73,9 +73,9 @@ def test_largest_node_fits_the_memory_limit_of_the_chart(folder: Path) -> None:
     "the process ends within seconds, with exit code 0 and without a traceback",
 )
 def test_sigterm_during_a_turn(folder: Path) -> None:
-    with running(folder, "--telemetry", "simulated", module=AILING, variables={WELL_VARIABLE: "1"}) as well:
-        well.process.send_signal(signal.SIGTERM)
-        assert well.process.wait(30.0) == 0
+    with running(folder, "--telemetry", "simulated:2xH100") as healthy:
+        healthy.process.send_signal(signal.SIGTERM)
+        assert healthy.process.wait(30.0) == 0
     with running_without_values(folder) as ailing:
         ailing.send_signal(signal.SIGTERM)
         assert ailing.wait(30.0) == 0
@@ -109,7 +109,7 @@ def running_without_values(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_hanging_gpu_does_not_hide_others(folder: Path) -> None:
     with running(folder, "--telemetry", "simulated", module=AILING) as exporter:
         shown = exporter.series(TEMPERATURE)
-        assert {driver().gpu(number).uuid for number in WELL} <= shown.keys()
+        assert {driver().gpu(number).uuid for number in HEALTHY} <= shown.keys()
 
 
 @pytest.mark.fault(
