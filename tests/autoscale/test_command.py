@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ import pytest
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.cli.main import run
 from tests.autoscale.test_pods import pod_object
+from tests.certificates import Certificates
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import eventually
 
@@ -100,7 +103,9 @@ def exporter(folder: Path, node: str = "n1", percent: int = 60) -> Iterator[Thre
     "podgpu autoscale loses its exporters while KEDA polls",
     "calls end with an error that names the pods, none with 0; the process stays up",
 )
-def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_gone(tmp_path: Path) -> None:
+def test_the_whole_process_answers_and_has_a_reason_when_the_exporter_is_gone(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     """The pod's former node n0 still reports the pod, with 0 %."""
     with (
         SimulatedApiServer() as server,
@@ -108,16 +113,25 @@ def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_go
         exporter(tmp_path / "n0", "n0", 0) as old,
     ):
         server.put("pods", pod_object("a"), pod_object("web") | {"spec": {"nodeName": "n0", "containers": []}})
+        proxy = {
+            "requestheader-client-ca-file": certificates.text("ca.crt"),
+            "requestheader-allowed-names": '["client"]',
+        }
+        metadata = {"name": "extension-apiserver-authentication", "namespace": "kube-system"}
+        server.put("configmaps", {"metadata": metadata, "data": proxy})
         command = [sys.executable, "-m", "podgpu", "autoscale", "--interval", "250ms"]
+        command += ["--api-address", "127.0.0.1:0", "--api-service", "podgpu/podgpu-autoscale"]
         command += ["--scrape", ",".join(f"http://127.0.0.1:{each.server_port}/metrics" for each in (scraped, old))]
         command += ["--kubeconfig", written_kubeconfig(tmp_path, server.url), "--probe-address", "127.0.0.1:0"]
         command += ["--keda-address", "127.0.0.1:0", "--stale-after", "1s", "--longest-window", "1m"]
         log = tmp_path / "log"
         with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
             try:
-                eventually(lambda: process.poll() is not None or "own metrics on" in log.read_text(), 30)
+                eventually(lambda: process.poll() is not None or "metrics API on" in log.read_text(), 30)
                 (keda,) = re.findall(r"external scaler on grpc://(127\.0\.0\.1:\d+)", log.read_text())
                 (plain,) = re.findall(r"own metrics on (http://127\.0\.0\.1:\d+)/metrics", log.read_text())
+                (api,) = re.findall(r"metrics API on (https://127\.0\.0\.1:\d+)", log.read_text())
+                eventually(lambda: get_pod_values(api, certificates) == {"a": "60"}, 20)
                 check_answers(keda, plain, scraped)
                 assert process.poll() is None
             finally:
@@ -125,6 +139,19 @@ def test_the_whole_process_answers_keda_and_has_a_reason_when_the_exporter_is_go
                 assert process.wait(30) == 0
     assert "Traceback" not in log.read_text()
     assert log.read_text().count("the exporter of n0 reports the pod serving/a, which runs on n1") == 1
+
+
+def get_pod_values(api: str, certificates: Certificates) -> dict[str, str]:
+    """The values that the HPA would get through the API server, or none before there is one."""
+    context = certificates.client("client")
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # podgpu's own certificate
+    selector = "metricLabelSelector=window%3D1s"
+    url = f"{api}/apis/custom.metrics.k8s.io/v1beta2/namespaces/serving/pods/*/gpu_utilization?{selector}"
+    try:
+        with urlopen(url, context=context) as answer:
+            return {item["describedObject"]["name"]: item["value"] for item in json.load(answer)["items"]}
+    except OSError:
+        return {}
 
 
 def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:

@@ -50,6 +50,8 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     named = node("n1", gpu(0), gpu(1), read_at=1)
     address = node("10.0.0.1:9400", gpu(0), gpu(1), named=False, read_at=2)
     assert uuids(state_of(address, named, at=3)) == {"n1": ["GPU-0", "GPU-1"]}
+    holding = node("10.0.0.1:9400", gpu(0, holder()), gpu(1), named=False, read_at=2)
+    assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "the holders come first"
 
 
 # A GPU that several nodes report

@@ -108,6 +108,22 @@ def test_handshake(node: Node, write: Callable[..., Path], certificates: Certifi
             Client(client(certificates.client()).address).ask("/metrics")
 
 
+def test_a_connection_works_after_another_one_has_ended(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    with secured(node, write(PAIR)) as client:
+        kept = client(certificates.client()).connect()
+        statuses = []
+        for _ in range(3):
+            kept.request("GET", "/livez")
+            with kept.getresponse() as response:
+                statuses.append(response.status)
+                response.read()
+            assert client(certificates.client()).ask("/livez", Connection="close").status == 200
+        kept.close()
+    assert statuses == [200] * 3
+
+
 @pytest.mark.parametrize(
     ("policy", "nobody", "scraper", "outsider"),
     [

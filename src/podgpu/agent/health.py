@@ -117,12 +117,14 @@ class HealthWatch:
         self._checked: tuple[tuple[Device, dict[str, str | None]], ...] = ()
         self._xids = XidLog(xid_window)
         self._clock_events = ClockEventLog(clock_window)
+        self._clock_event_counts: Mapping[str, Mapping[str, tuple[int, int]]] = {}
 
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
         with self._lock:
             now = self._clock()
             self._clock_events.add(result.clock_event_masks(), now)
+            self._clock_event_counts = self._clock_events.counts()
             gpus = [d for d in result.devices if not d.is_instance]
             self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
             shown = {d.uuid for d in result.selected}
@@ -179,7 +181,7 @@ class HealthWatch:
         with self._lock:
             now = self._clock()
             gpus = tuple(self._report(*checked, held=checked[0].uuid in held, now=now) for checked in self._checked)
-            return HealthReport(gpus, self._xids.counts(now), self._clock_events.counts())
+            return HealthReport(gpus, self._xids.counts(now), self._clock_event_counts)
 
     def _report(self, device: Device, checked: Mapping[str, str | None], *, held: bool, now: float) -> GpuHealth:
         gpu = self._gpus[device.uuid]

@@ -64,6 +64,9 @@ class Collector(Protocol):
         """Returns the results of the last round."""
 
     async def fetch(self, target: str, path: str) -> bytes:
-        """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError."""
+        """Requests `path` (such as `api/v1/gpus/GPU-…`) from an exporter and returns the body. Raises SourceError.
+
+        The event loop of the web server calls it, not that of the rounds.
+        """
 
     async def close(self) -> None: ...

@@ -82,7 +82,6 @@ class Cluster:
     ) -> None:
         """If `on_round` is set, it receives the state of every round, and bills and texts are not computed."""
         self.settings = settings
-        self.interval = settings.interval
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
         self.notes_beside: Callable[[], Sequence[str]] = tuple  # warnings of other components, such as history
@@ -96,7 +95,7 @@ class Cluster:
         self._counting_since: float | None = None  # monotonic
         self._removed_gpus: set[str] = set()  # UUIDs of missing GPUs that an operator removed
         self._changes = _ChangeLog(self.clock.monotonic)
-        self._collecting: tuple[Collector, asyncio.AbstractEventLoop] | None = None
+        self._collector: Collector | None = None
         self._round_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
@@ -107,7 +106,7 @@ class Cluster:
 
     async def round(self, collector: Collector) -> None:
         """Runs one round and publishes its results."""
-        self._collecting = collector, asyncio.get_running_loop()
+        self._collector = collector
         await collector.run_round()
         self._publish(collector.reading())
         self._changes.report(self.published.state)
@@ -142,17 +141,10 @@ class Cluster:
         return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")
 
     async def fetch(self, target: str, path: str) -> bytes:
-        """Requests a path from a node's exporter. May be called from any event loop. Raises SourceError."""
-        if self._collecting is None:
+        """Requests a path from a node's exporter. Raises SourceError."""
+        if self._collector is None:
             raise SourceError("not_asked", "no round has started yet")
-        collector, loop = self._collecting
-        fetching = collector.fetch(target, path)
-        try:
-            future = asyncio.run_coroutine_threadsafe(fetching, loop)
-        except RuntimeError as error:  # the loop is closed because podgpu is shutting down
-            fetching.close()
-            raise SourceError("not_asked", "podgpu is shutting down") from error
-        return await asyncio.wrap_future(future)
+        return await self._collector.fetch(target, path)
 
     async def _rounds(self) -> None:
         self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -161,7 +153,9 @@ class Cluster:
             while True:
                 await self.round(collector)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self.interval - self.clock.wall() % self.interval)
+                    await asyncio.wait_for(
+                        self._wake.wait(), self.settings.interval - self.clock.wall() % self.settings.interval
+                    )
                 self._wake.clear()
         finally:
             await collector.close()
@@ -220,7 +214,7 @@ class Cluster:
 
     @property
     def late_after(self) -> float:
-        return LATE_ROUNDS * self.interval + 30.0  # the first round of a large cluster takes longer
+        return LATE_ROUNDS * self.settings.interval + 30.0  # the first round of a large cluster takes longer
 
     def reload(self) -> None:
         """Starts a round immediately (SIGHUP)."""

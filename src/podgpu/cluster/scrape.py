@@ -142,7 +142,6 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         ),
         entities=(),
         vcuda=(),
-        pod_labels={},
         dropped={},
     )
 
@@ -192,10 +191,12 @@ class ScrapeCollector:
 
     async def run_round(self) -> None:
         self._update_targets()
-        session = self._open_session()
+        if self._session is None:
+            _raise_file_limit()  # connections stay open between rounds, one per exporter
+            self._session = open_session()
         async with asyncio.TaskGroup() as group:
             for target in self._targets.values():
-                group.create_task(self._read_target(target, session))
+                group.create_task(self._read_target(target, self._session))
 
     def _update_targets(self) -> None:
         urls = dict.fromkeys(self._source.urls())
@@ -217,12 +218,6 @@ class ScrapeCollector:
             if all(reading.read_at < oldest for reading in target.readings):
                 del self._removed[url]
         self._bad_targets = tuple(problems)
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            _raise_file_limit()  # connections stay open between rounds, one per exporter
-            self._session = open_session()
-        return self._session
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
         async with self._slots:
@@ -268,10 +263,11 @@ class ScrapeCollector:
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
-        scrape_target = next((t for t in self._targets.values() if t.name == target), None)
+        scrape_target = next((t for t in list(self._targets.values()) if t.name == target), None)
         if scrape_target is None:
             raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
-        return await scrape_target.fetch(self._open_session(), path)
+        async with open_session() as session:
+            return await scrape_target.fetch(session, path)
 
     async def close(self) -> None:
         self._source.close()

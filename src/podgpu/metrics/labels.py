@@ -95,7 +95,10 @@ def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
 
 
 def holder_names(holder: Workload) -> dict[str, str]:
-    """Returns the holder's labels for podgpu's allocation families. They do not depend on the policy."""
+    """Returns the holder's labels for podgpu's allocation families. They do not depend on the policy.
+
+    Empty labels are kept, because Prometheus (honor_labels: true) would add the exporter's own pod instead.
+    """
     if holder.job:
         return {JOB_LABEL: holder.job}
     names = dict(zip(POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True))

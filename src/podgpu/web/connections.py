@@ -46,7 +46,9 @@ class _Connection:
 
     @property
     def unread_bytes(self) -> int:
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if self.transport is None or self.transport.is_closing():  # a closed TLS transport has no size
+            return 0
+        return self.transport.get_write_buffer_size()
 
     def close(self) -> None:
         if self.transport is not None:
