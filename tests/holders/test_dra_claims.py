@@ -112,7 +112,7 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
 
 
 @pytest.mark.fault(
-    "the kubelet restarts while the DRA driver does not run: it deletes the node's ResourceSlices before it lists claims",
+    "the kubelet restarts without the DRA driver: it deletes the node's ResourceSlices before it lists a claim",
     "all devices of the pool stay known",
 )
 def test_a_kubelet_that_restarts_without_the_driver(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
