@@ -34,7 +34,7 @@ COMMAND = """\
 #!/usr/bin/python3.11 -I
 import sys
 {path}
-from podgpu.cli import main
+from podgpu.__main__ import main
 
 sys.exit(main())
 """

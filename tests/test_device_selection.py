@@ -17,12 +17,12 @@ from podgpu.model import Device
 @pytest.mark.parametrize(
     ("text", "selection"),
     [
-        ("f", Selection("f")),
-        ("g:0,1", Selection("g", (0, 1))),
-        ("i:0,2-4", Selection("i", (0, 2, 3, 4))),
-        ("g:0+i:1", Selection("g", (0,), Selection("i", (1,)))),
-        ("i:1+g:0", Selection("g", (0,), Selection("i", (1,)))),
-        ("g+i:0-2", Selection("g", (), Selection("i", (0, 1, 2)))),
+        ("f", Selection()),
+        ("g:0,1", Selection((0, 1), None)),
+        ("i:0,2-4", Selection(None, (0, 2, 3, 4))),
+        ("g:0+i:1", Selection((0,), (1,))),
+        ("i:1+g:0", Selection((0,), (1,))),
+        ("g+i:0-2", Selection((), (0, 1, 2))),
     ],
 )
 def test_good_ones(text: str, selection: Selection) -> None:

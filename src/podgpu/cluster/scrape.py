@@ -141,7 +141,6 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
         ),
         entities=(),
         vcuda=(),
-        pod_labels={},
         dropped={},
     )
 

@@ -116,7 +116,7 @@ def build_cluster_state(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(_models(nodes), prices))),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(list_models(nodes), prices))),
         alerts=sort_alerts((*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
@@ -150,14 +150,14 @@ def build_single_node_state(
         taken_at=state.taken_at,
         scope="node",
         nodes=(node,),
-        notes=(*notes, *describe_unpriced(_models([node]), prices)),
+        notes=(*notes, *describe_unpriced(list_models([node]), prices)),
         alerts=alerts,
         prices=prices,
         clock_offset=wall - now,
     )
 
 
-def _models(nodes: Iterable[NodeEntry]) -> set[str]:
+def list_models(nodes: Iterable[NodeEntry]) -> set[str]:
     return {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
 
 
