@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples in every run, and no deadline: a red run means a change. PODGPU_EXPLORE=1 draws new examples.
+# The same examples in every run. PODGPU_EXPLORE=1 draws new ones.
 settings.register_profile(
     "podgpu",
     derandomize="PODGPU_EXPLORE" not in os.environ,
@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# Seconds of slow files, which start first: a slow file that starts last keeps everybody waiting.
+# Seconds of slow files. They start first, because a slow file that starts last delays the end.
 SLOW = {
     "deploy/test_alerts_live.py": 41,
     "endurance/test_attack.py": 32,

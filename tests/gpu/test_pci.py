@@ -1,4 +1,4 @@
-"""Expected GPUs from a sysfs tree."""
+"""Number of GPUs in sysfs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_gpus_are_counted_by_vendor_and_class(tmp_path: Path, devices: list[tupl
     assert count_pci_gpus(str(tmp_path)) == count
 
 
-def test_a_device_unplugged_while_we_look_is_no_error(tmp_path: Path) -> None:
+def test_a_device_that_is_removed_during_the_reading(tmp_path: Path) -> None:
     (tmp_path / "bus/pci/devices/0000:01:00.0").mkdir(parents=True)
     assert count_pci_gpus(str(tmp_path)) is None
 
 
-def test_a_gpu_given_to_a_virtual_machine_is_not_expected(tmp_path: Path) -> None:
+def test_a_gpu_of_a_virtual_machine_is_not_counted(tmp_path: Path) -> None:
     for number, driver in enumerate(["nvidia", "vfio-pci", None]):
         device = tmp_path / "bus/pci/devices" / f"0000:0{number}:00.0"
         device.mkdir(parents=True)

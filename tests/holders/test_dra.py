@@ -89,12 +89,6 @@ def reasons(allocation: Allocation) -> list[tuple[str, str]]:
     return [(one.reason, one.device_id) for one in allocation.unmapped]
 
 
-# What a claim becomes
-
-
-# What cannot be mapped
-
-
 @pytest.mark.parametrize(
     ("claimed", "reason"),
     [
@@ -120,7 +114,7 @@ def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed.slices += (PoolSlice(POOL, 2, (offer("gpu-0", 1),)),)
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")]
     feed.slices += (PoolSlice(POOL, 3),)
-    assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], "held, it stays what it was"
+    assert pods_by_device(claims.held(answer, NODE)) == [(uuid(1), "a")], "a held device does not change"
     later = decode_list(list_answer([pod("c", claim("z", "gpu-1"))]))
     assert reasons(claims.held(later, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-1")]
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]

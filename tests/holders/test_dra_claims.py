@@ -1,4 +1,4 @@
-"""The driver's checkpoint and the API server's claims: MIG UUIDs and adminAccess."""
+"""The DRA driver's checkpoint and claims of the API server: MIG UUIDs, adminAccess and shares."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from tests.holders.test_dra import (
     uuid,
 )
 from tests.kube.api_server import SimulatedApiServer
+from tests.nodes.clock import FakeClock
 from tests.nodes.node import node_of, read_description
 from tests.simulated_kubelet import FaultyKubelet
 
@@ -36,11 +37,11 @@ NODES = Path(__file__).parents[1] / "nodes"
 MakeSource = Callable[..., KubeletAllocation]
 SMALL = [f"gpu-3-mig-1g5gb-19-{place}" for place in range(2)]
 DYNAMIC = feed_of(*map(SliceDevice, SMALL))
-"""MIG devices that are created for a claim: their slices have no UUID, so they need the driver's checkpoint."""
+"""MIG devices that are created for a claim. Their slices have no UUID; only the driver's checkpoint has it."""
 
 
 def result(device: str, admin: bool | None = None, **consumed: str) -> dict[str, Any]:
-    """One of a claim's `status.allocation.devices.results`."""
+    """Returns an element of a claim's `status.allocation.devices.results`."""
     found = {"request": "gpus", "driver": NVIDIA_DRIVER, "pool": POOL, "device": device}
     if consumed:
         found |= {"shareID": "a671734a-e8e5-11e4-8fde-42010af09327", "consumedCapacity": consumed}
@@ -52,7 +53,7 @@ def status(*results: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepared_device(device: str, live: str) -> dict[str, Any]:
-    """As k8s-dra-driver-gpu 25.12 writes it."""
+    """Returns a device as in the checkpoint of k8s-dra-driver-gpu 25.12."""
     named = {"Requests": ["gpus"], "PoolName": POOL, "DeviceName": device, "CDIDeviceIDs": ["x"]}
     if live.startswith("GPU-"):
         return {"gpu": {"info": {"uuid": live}, "device": named}, "mig": None}
@@ -72,7 +73,7 @@ def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, **c
 
 
 def checkpoint(*claims: Any) -> str:
-    """The driver also writes version 1, for downgrades, which has no names of claims."""
+    """The driver also writes version 1 for downgrades, which has no names of claims."""
     by_uid = {f"uid-{number}": one for number, one in enumerate(claims)}
     second = {"checksum": 2, "preparedClaims": by_uid, "nodeBootID": "x"}
     return json.dumps({"checksum": 1, "v1": {"preparedClaims": {}}, "v2": second})
@@ -83,11 +84,11 @@ def file(folder: Path) -> Path:
     return folder / "checkpoint.json"
 
 
-# Slices that go
+# Slices that are deleted
 
 
 @pytest.mark.fault(
-    "the DRA driver is away: its ResourceSlices are gone while its claims are held",
+    "the DRA driver does not run: its ResourceSlices are deleted while its claims are held",
     "the devices of held claims stay known: the pod keeps the GPU and its labels",
 )
 def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
@@ -104,14 +105,14 @@ def test_holders_stay_while_the_driver_is_away(kubelet: FaultyKubelet, make_sour
     source.assignments(NODE)
     kubelet.pods = (*held, pod("c", claim("z", "gpu-2", pool="node-b")))
     late = source.assignments(NODE)
-    assert pods_by_device(late) == pods_by_device(before), "a kubelet that forgot for a moment does not matter"
+    assert pods_by_device(late) == pods_by_device(before), "a kubelet without pods for a moment has no effect"
     assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
     feed.slices = whole
     assert len(source.assignments(NODE).assignments) == 2
 
 
 @pytest.mark.fault(
-    "the kubelet restarts while the DRA driver is away: it deletes the node's ResourceSlices before it lists a claim",
+    "the kubelet restarts without the DRA driver: it deletes the node's ResourceSlices before it lists a claim",
     "all devices of the pool stay known",
 )
 def test_a_kubelet_that_restarts_without_the_driver(kubelet: FaultyKubelet, make_source: MakeSource) -> None:
@@ -185,15 +186,15 @@ def test_a_malformed_checkpoint_keeps_the_last_content(
     for bad in (whole[:200], "", "[]", '{"v2": {"preparedClaims": [1]}}'):
         file.write_text(bad)
         assert source.assignments(NODE) == before
-    (said,) = (message for message in caplog.messages if "checkpoint" in message)
-    assert str(file) in said
+    (logged,) = (message for message in caplog.messages if "checkpoint" in message)
+    assert str(file) in logged
     new = file.with_suffix(".new")
     new.write_text(checkpoint(prepared("a", prepared_device(SMALL[0], mig_uuid("c")))))
     os.replace(new, file)
     assert pods_by_device(source.assignments(NODE)) == [(f"{uuid(3)}/gi11", "a")]
 
 
-# Claims for looking only
+# Claims with adminAccess
 
 
 def claim_object(name: str, *results: dict[str, Any]) -> dict[str, Any]:
@@ -207,56 +208,50 @@ def api() -> Iterator[SimulatedApiServer]:
         yield server
 
 
-class Time:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_each_claim_is_read_once(
     kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer, version: str
 ) -> None:
     api.resource_api_versions = (version,)
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), Time())
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), FakeClock().monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
     for _ in range(3):
         assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
-    asked = [one.path for one in api.requests if "resourceclaims" in one.path]
-    assert len(asked) == 2, asked
+    requests = [one.path for one in api.requests if "resourceclaims" in one.path]
+    assert len(requests) == 2, requests
 
 
 def test_a_forbidden_read_keeps_all_holders(
     kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Time()
+    clock = FakeClock()
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
     api.refusal = (403, "resourceclaims is forbidden")
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock.monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
-    for clock.now in (0.0, 59.0, 61.0, 119.0):
+    for seconds in (0.0, 59.0, 2.0, 58.0):
+        clock.advance(seconds)
         assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "monitor")]
     assert len([one for one in caplog.messages if "cannot read resourceclaims" in one]) == 1
     api.refusal = None
-    clock.now = 200.0
+    clock.advance(81.0)
     assert source.assignments(NODE).assignments == ()
 
 
 @pytest.mark.fault(
-    "the API server is away when podgpu starts, and a monitoring pod has claimed the GPUs with adminAccess",
+    "the API server is unavailable when podgpu starts, and a monitoring pod has claimed the GPUs with adminAccess",
     "claims are not mapped until adminAccess is known, so the monitor never becomes a holder",
 )
 def test_a_monitor_is_no_holder_if_the_api_server_starts_late(
     kubelet: FaultyKubelet, make_source: MakeSource, api: SimulatedApiServer
 ) -> None:
-    clock, feed = Time(), feed_of(*OFFERED)
+    clock, feed = FakeClock(), feed_of(*OFFERED)
     feed.synced, api.refusal = False, (503, "starting")
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock.monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed, reader=reader))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
     assert source.assignments(NODE).assignments == ()
@@ -273,7 +268,7 @@ def test_an_upgraded_api_server(kubelet: FaultyKubelet, make_source: MakeSource,
     api.resource_api_versions = ("v1beta1",)
     claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
     api.put("resourceclaims", *claims)
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), Time())
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), FakeClock().monotonic)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
     kubelet.pods = (pod("train", claim("mine", "gpu-0")),)
     assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]

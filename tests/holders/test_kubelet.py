@@ -43,14 +43,11 @@ def failure(source: KubeletAllocation) -> SourceError:
     return caught.value
 
 
-# What it gives
-
-
 def test_a_reading_is_one_list_call(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)
     offered = "/v1.PodResourcesLister/GetAllocatableResources"
-    assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
+    assert list(kubelet.calls) == [V1, offered, V1, V1], "allocatable devices are read once a minute"
 
 
 def test_another_server(kubelet: FaultyKubelet, source: KubeletAllocation) -> None:

@@ -82,7 +82,7 @@ def test_all_holds_every_gpu_and_no_instance() -> None:
 
 
 @pytest.mark.parametrize("device_id", [uuid(3), "nvidia3", f"{uuid(3)}::0", "nvidia3/vgpu0"])
-def test_ids_of_gpus_count_under_any_resource(device_id: str) -> None:
+def test_ids_of_gpus_are_used_with_any_resource(device_id: str) -> None:
     assert [one.device for one in allocation_of({"example.com/gpu": [device_id]}).assignments] == [uuid(3)]
 
 

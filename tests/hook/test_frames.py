@@ -1,4 +1,4 @@
-"""Frames put together from any pieces, and refused before they are kept."""
+"""Decoding of NRI's frames."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MESSAGES = st.lists(
 @given(MESSAGES, st.integers(1, 5000))
 def test_round_trip_in_any_pieces(messages: list[Message], size: int) -> None:
     sent = b"".join(map(encode, messages))
-    trunk = Demuxer()
-    taken = [message for at in range(0, len(sent), size) for message in trunk.feed(sent[at : at + size])]
+    demuxer = Demuxer()
+    taken = [message for at in range(0, len(sent), size) for message in demuxer.feed(sent[at : at + size])]
     assert taken == messages
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_refused_or_waited_for(garbage: bytes) -> None:
+def test_garbage_is_rejected_or_incomplete(garbage: bytes) -> None:
     with suppress(BadFrame):
         list(Demuxer().feed(garbage))

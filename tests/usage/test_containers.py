@@ -1,10 +1,9 @@
-"""From a pid to a container through /proc: what is remembered, what is noticed, what cannot be seen."""
+"""Containers of processes, from /proc."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +14,9 @@ from podgpu.usage.containers import (
     ContainerLookup,
     in_host_pid_namespace,
 )
+from tests.nodes.clock import FakeClock
 from tests.privilege import without_privilege
 from tests.simulated import FaultyProc, container_cgroup
-
-if TYPE_CHECKING:
-    from tests.usage.conftest import Clock
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
 A, B = "a" * 64, "b" * 64
@@ -53,24 +50,24 @@ def test_a_process_that_ends_between_two_reads(proc: FaultyProc, finder: Contain
     assert finder.find(41) == ContainerLookup("gone")
 
 
-def test_a_pid_given_again_is_another_process(proc: FaultyProc, finder: ContainerFinder) -> None:
+def test_a_reused_pid_is_another_process(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.reuse(41, IN_B)
     assert finder.find(41) == FOUND_B
 
 
-def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: ContainerFinder, clock: Clock) -> None:
+def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: ContainerFinder, clock: FakeClock) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.move(41, IN_B)
-    clock.now += CACHE_SECONDS - 1
+    clock.advance(CACHE_SECONDS - 1)
     assert finder.find(41) == FOUND_A
-    clock.now += 1
-    assert finder.find(41) == FOUND_B, "a process can be moved to another cgroup"
+    clock.advance(1)
+    assert finder.find(41) == FOUND_B, "a process may be moved to another cgroup"
 
 
-def test_what_is_not_permitted_is_said_and_asked_again(proc: FaultyProc, finder: ContainerFinder) -> None:
+def test_a_lookup_that_is_not_permitted_is_repeated(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     proc.forbid(41)
     with without_privilege():
@@ -80,14 +77,14 @@ def test_what_is_not_permitted_is_said_and_asked_again(proc: FaultyProc, finder:
 
 
 @pytest.mark.parametrize("stat", ["", "41 (python) S 1 2 3", "41 (python", "41 (x) S" + " x" * 30])
-def test_a_stat_that_makes_no_sense(proc: FaultyProc, finder: ContainerFinder, stat: str) -> None:
+def test_an_invalid_stat_file(proc: FaultyProc, finder: ContainerFinder, stat: str) -> None:
     proc.add(41, IN_A)
     (proc.root / "41" / "stat").write_text(stat)
     assert finder.find(41) == ContainerLookup("unreadable")
 
 
-@pytest.mark.reads_host("the kernel's own /proc is what it is about")
-def test_the_kernels_own_proc() -> None:
+@pytest.mark.reads_host("the test reads the real /proc")
+def test_the_real_proc() -> None:
     finder = ContainerFinder()
     assert finder.find(os.getpid()).outcome in ("found", "not_in_container")
     assert isinstance(in_host_pid_namespace(), bool)

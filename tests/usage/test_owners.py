@@ -1,4 +1,4 @@
-"""Whose process a pid is, and when names are read anew."""
+"""Owners of processes, and when names are read again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS = [f"{n:x}" * 64 for n in range(3)]
 
 
 class Names:
-    """The names on the node, as they are and as they were last read."""
+    """Names of pods: those of the node, and those that were read last."""
 
     def __init__(self) -> None:
         self.pods: dict[str, str] = {}
@@ -48,23 +48,21 @@ def train() -> Workload:
     return Workload("ns", "train", "main", UIDS[0], IDS[0])
 
 
-def test_a_pod_without_a_name_has_its_name_read_at_once(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
+def test_names_are_read_for_a_new_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
     assert owners.find({7}) == Owners({7: train()})
     assert names.read == 1
 
 
-def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
-    proc: FaultyProc, owners: ProcessOwners, names: Names
-) -> None:
+def test_names_are_read_once_for_each_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
     start(proc, 7, 0)
     start(proc, 8, 1)
     names.pods[UIDS[0]] = "train"
     for _ in range(3):
         found = owners.find({7, 8})
         assert (found.workloads, found.unknown, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
-    assert names.read == 1, "for the second, once"
+    assert names.read == 1, "once for the second pod"
     start(proc, 9, 2)
     owners.find({7, 8, 9})
     assert names.read == 2
@@ -72,7 +70,7 @@ def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
 
 
 @pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
-def test_what_is_in_no_pod_is_nobodys_for_sure(
+def test_processes_outside_pods_have_no_owner(
     proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
 ) -> None:
     proc.add(7, cgroup_text(cgroup))
@@ -81,13 +79,13 @@ def test_what_is_in_no_pod_is_nobodys_for_sure(
     owners.require_permission()
 
 
-def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
+def test_a_process_that_ended_after_it_was_listed_keeps_its_owner(
     proc: FaultyProc, owners: ProcessOwners, names: Names
 ) -> None:
     start(proc, 7, 0)
     names.pods[UIDS[0]] = "train"
     owners.find({7})
     proc.remove(7)
-    assert owners.find({7, 8}) == Owners({7: train()}), "8 was never seen: nobody's"
+    assert owners.find({7, 8}) == Owners({7: train()}), "8 was never seen"
     assert owners.find(set()) == Owners()
     assert owners.find({7}) == Owners()

@@ -51,7 +51,6 @@ _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later tha
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
-_NO_SAMPLES = "Prometheus has no recent samples of this node: check that its exporter runs and is scraped"
 
 
 class PrometheusCollector:
@@ -124,7 +123,7 @@ class PrometheusCollector:
             vectors, keep_fields=self._settings.keep_fields, node_labels=self._node_labels
         )
         nodes = [self._make_reading(target, now, monotonic) for target in targets]
-        self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
+        self._reading = replace(self._reading, nodes=tuple(nodes))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
             ("idle GPUs", self._idle.update(nodes, now)),
@@ -152,22 +151,6 @@ class PrometheusCollector:
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
             named=target.state.node != target.instance,
         )
-
-    def _find_vanished(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Returns the last readings of nodes that have no series now. They are kept until they are dropped.
-
-        A node whose GPUs all appear under another node was renamed, so it is left out.
-        """
-        names = {node.state.node for node in nodes}
-        uuids = {device.uuid for node in nodes for device in node.state.devices}
-        oldest = self._clock.monotonic() - self._settings.drop_after
-        return [
-            replace(node, notes=(_NO_SAMPLES,))
-            for node in self._reading.nodes
-            if node.state.node not in names
-            and node.read_at >= oldest
-            and any(device.uuid not in uuids for device in node.state.devices)
-        ]
 
     def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
         notes = []

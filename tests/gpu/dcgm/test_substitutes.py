@@ -1,4 +1,4 @@
-"""Fields in base units: read by their own id or computed from older fields, by the engine's version."""
+"""Fields in base units: read directly, or computed from older fields with older engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From residency to busy time: no more than was resident, no more than the device, and near to the truth."""
+"""Busy time from residency: limited by the residency of each process and by the device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MS = 1_000_000
 
 
 def residency(*stays: tuple[int, int, int]) -> Residency:
-    """(pid, since, until) in milliseconds, each switched in at its beginning."""
+    """Each stay is (pid, since, until) in milliseconds."""
     made = [Stay(pid, since * MS, since * MS, until * MS) for pid, since, until in stays]
     return Residency(0, stays[-1][2] * MS, made)
 
 
-def test_by_residency_alone_every_stay_was_busy_from_its_beginning() -> None:
+def test_without_samples_every_stay_is_busy_from_its_beginning() -> None:
     window = residency((1, 0, 50), (2, 50, 90), (3, 90, 100))
     assert estimate_without_samples(window, 30 * MS) == {1: 10 * MS, 2: 10 * MS, 3: 10 * MS}
     assert estimate_without_samples(window, 50 * MS) == {1: 20 * MS, 2: 20 * MS, 3: 10 * MS}
@@ -31,19 +31,13 @@ def test_by_residency_alone_every_stay_was_busy_from_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("age", "saving"),
     [(1_536_000, 0), (2_054_000, 0), (2_104_000, 49_000), (2_157_000, 102_000), (6 * MS, 37_000)],
-    ids=[
-        "gave way",
-        "gave way at the last moment",
-        "small kernel stopped",
-        "large one stopped",
-        "went on, and stopped?",
-    ],
+    ids=["finished", "just finished", "small kernel preempted", "large kernel preempted", "long stay"],
 )
 @pytest.mark.parametrize("estimate", [estimate_without_samples, BusyShareModel().estimate], ids=["switches", "exact"])
-def test_saving_a_context_in_the_middle_of_its_work_is_not_work(
+def test_saving_a_preempted_context_is_not_busy_time(
     estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
 ) -> None:
-    """An H200's figures: a kernel is stopped 2.1 ms after the switch-in, and how long it takes to save is its own."""
+    """On an H200 a kernel is preempted 2.1 ms after the switch-in. The time to save it depends on the kernel."""
     stays = [Stay(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
     window = Residency(0, 100 * age, stays, slice_work=2_055_000)
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)

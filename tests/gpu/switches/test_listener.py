@@ -1,4 +1,4 @@
-"""A listener drains its log in time, also if windows drain it in between."""
+"""The listener drains its log in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from podgpu.gpu.nvml.switch_splitter import SwitchListener
 
 
 class Log:
-    """An empty one that writes down when it was emptied; a system call takes a millisecond."""
+    """An empty log that records when it is drained. A system call takes a millisecond."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -34,8 +34,8 @@ class Log:
 
 @pytest.mark.parametrize("unsampled", ["", "not measured"])
 @given(turns=st.lists(st.floats(0.1, 5.0), min_size=1, max_size=20))
-def test_the_log_is_never_left_alone_for_longer_than_it_may(unsampled: str, turns: list[float]) -> None:
-    """Windows are taken at any moment, and empty it, too."""
+def test_the_log_is_drained_often_enough(unsampled: str, turns: list[float]) -> None:
+    """Windows are taken at any time and drain the log too."""
     log = Log()
     listener = SwitchListener(
         log, unsampled=unsampled, wall=lambda: log.time, clock=lambda: log.time, in_background=False

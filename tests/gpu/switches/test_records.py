@@ -1,4 +1,4 @@
-"""From records to residency: everything adds up to the window, and inconsistent records are refused."""
+"""Residency from records: sums equal the window, and inconsistent records are rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN, OUT = 6, 7
 
 
 def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) -> bytes:
-    """(tag, pid, at) each."""
+    """Each switch is (tag, pid, time)."""
     return b"".join(
         RECORD.pack(2, 0, 0, tag, 0, (first + n) % 65536, pid, pid, 0, instance, instance, at)
         for n, (tag, pid, at) in enumerate(switches)
@@ -37,14 +37,14 @@ def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0
     return [timeline.take_window(end) for end in ends]
 
 
-def test_a_stay_is_cut_at_the_window_and_goes_on_in_the_next() -> None:
+def test_a_stay_continues_in_the_next_window() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
     assert (first.sum_by_process(), first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
     assert second.sum_by_process() == {1: 5 * MS}
-    assert second.unknown == 5 * MS  # saved, and no context was switched in: after a millisecond none is resident
+    assert second.unknown == 5 * MS  # a millisecond after a save without a switch-in, no context is resident
 
 
-def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
+def test_the_time_between_contexts_and_the_lead_are_switching() -> None:
     switches = [(IN, 1, 0), (OUT, 1, 4 * MS), (IN, 2, 4 * MS + 84_000)]
     (only,) = windows(switches, [10 * MS], lead=64_000)
     assert only.switching == 64_000 + 84_000 + 64_000
@@ -61,15 +61,15 @@ def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
         (chunk((IN, 1, 1), (OUT, 2, 2)), "disorder"),
         (chunk((IN, 1, 5), (OUT, 1, 2)), "disorder"),
     ],
-    ids=["part of a record", "another tag", "a number missing", "two in a row", "saved another", "backwards"],
+    ids=["part of a record", "unknown tag", "missing number", "two switch-ins", "wrong save", "backwards"],
 )
-def test_inconsistent_records_are_refused(data: bytes, reason: str) -> None:
+def test_inconsistent_records_are_rejected(data: bytes, reason: str) -> None:
     with pytest.raises(SwitchLogError) as caught:
         read(data)
     assert caught.value.reason == reason
 
 
-def test_numbers_go_on_after_65535_and_over_chunks() -> None:
+def test_numbers_wrap_around_and_continue_in_the_next_chunk() -> None:
     sequence = RecordDecoder()
     assert len(list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534)))) == 2
     assert len(list(sequence.decode(chunk((IN, 1, 3), first=0)))) == 1
@@ -80,7 +80,7 @@ def test_numbers_go_on_after_65535_and_over_chunks() -> None:
     ends=st.lists(st.integers(1, 5 * MS), min_size=1, max_size=20),
     lead=st.sampled_from([0, 64_000]),
 )
-def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
+def test_stays_switching_and_unknown_add_up_to_any_window(
     steps: list[tuple[int, int, int]], ends: list[int], lead: int
 ) -> None:
     at, switches = 0, []
@@ -100,6 +100,6 @@ def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
 
 
 @given(data=st.binary(max_size=320))
-def test_garbage_is_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
     with suppress(SwitchLogError):
         read(data).take_window(10**18)
