@@ -17,7 +17,8 @@ from podgpu.gpu.nvml.switch_attribution import (
     Timeline,
     estimate_without_samples,
 )
-from podgpu.gpu.nvml.switch_waiting import DEFAULT_SLICE_NS, WaitEstimator, Waits
+from podgpu.gpu.nvml.switch_waiting import DEFAULT_SLICE_NS, WaitEstimator
+from podgpu.model import ProcessWaits
 from tests.engine import Bursts, Engine
 
 MS = 1_000_000
@@ -26,7 +27,7 @@ LEAD = 64_000
 A, B, C = 1, 2, 3
 
 
-def follow(*stays: tuple[int, float], busy: float = 1.0) -> Waits:
+def follow(*stays: tuple[int, float], busy: float = 1.0) -> ProcessWaits:
     """Takes one window of consecutive stays: pid, milliseconds. `busy`: busy part of each."""
     at, made = 0, []
     for pid, length in stays:
@@ -40,7 +41,7 @@ def test_a_process_that_lost_the_gpu_at_the_end_of_its_slice_waited_until_it_ret
     waits = follow((A, 2.14), (B, 1.0), (C, 2.0), (A, 1.0))
     assert waits.processes == {A: (3 * MS, 3 * MS, 3 * MS)}
     assert waits.pairs == {(A, B): MS, (A, C): 2 * MS}
-    assert waits.pressure == 3 * MS
+    assert waits.pressure_ns == 3 * MS
 
 
 def test_a_process_that_left_early_may_not_have_waited_at_all() -> None:
@@ -118,7 +119,7 @@ def run(
     return estimator, (truth, waited)
 
 
-def check(residency: Residency, waits: Waits) -> None:
+def check(residency: Residency, waits: ProcessWaits) -> None:
     resident = residency.sum_by_process()
     for pid, (estimate, least, most) in waits.processes.items():
         assert 0 <= least <= estimate <= most <= residency.window - resident[pid]
@@ -130,7 +131,7 @@ def check(residency: Residency, waits: Waits) -> None:
         rows[waiter] += ns
     for pid, (estimate, _, _) in waits.processes.items():
         assert rows[pid] >= estimate
-    assert 0 <= waits.pressure <= residency.window
+    assert 0 <= waits.pressure_ns <= residency.window
 
 
 @given(

@@ -12,13 +12,13 @@ nanoseconds of the GPU's clock. This module does no input or output.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import log2
 from statistics import median
 
 from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, MAX_SAVE_NS, Residency
+from podgpu.model import ProcessWaits
 
 DEFAULT_SLICE_NS = 2_140_000
 """Length of a stay that ends with its slice (H200, default slice), used unless the log shows another length."""
@@ -34,18 +34,6 @@ _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10
 """At most 1/10 as many stays as in the mode are a little longer."""
 _RECENT_STAYS = 64
-
-
-@dataclass(slots=True)
-class Waits:
-    """Waiting times in one window. Waiting and residency of a process together do not exceed the window."""
-
-    processes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Pid -> estimate, minimum, maximum."""
-    pairs: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Pids of the waiting and of the running process -> part of the estimate."""
-    pressure: int = 0
-    """Time in which at least one process waited, by the estimates."""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -82,7 +70,7 @@ class WaitEstimator:
         """Begin and end of the last stay of each process."""
         self._until = -1
 
-    def add(self, residency: Residency, busy: Mapping[int, int]) -> Waits:
+    def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
         """Returns the waiting times in the next window. `busy`: busy time of each process in it."""
         if residency.since != self._until:  # a window is missing
             self._recent.clear()
@@ -91,23 +79,33 @@ class WaitEstimator:
         self.slice = detect_slice(residency, sum(busy.values())) or self.slice
         resident = residency.sum_by_process()
         shares = {pid: busy.get(pid, 0) / ns for pid, ns in resident.items()}
-        waits, intervals = Waits(), list[tuple[int, int]]()
+        totals: dict[int, tuple[int, int, int]] = {}
+        pairs: dict[tuple[int, int], int] = {}
+        intervals: list[tuple[int, int]] = []
         for pid, began, _, until in residency.stays:
+            begin = began - residency.lead
             if self._recent and self._recent[-1][:2] == (pid, began):  # continues from the last window
                 self._recent.pop()
             elif pid in self._last and pid not in (HIDDEN_PID, KERNEL_PID):
-                intervals.append(self._add_wait(waits, shares, pid, began - residency.lead, residency.lead))
+                (estimate, least, most), runners = self._find_wait(pid, begin, shares)
+                old = totals.get(pid, (0, 0, 0))
+                totals[pid] = old[0] + estimate, old[1] + least, old[2] + most + residency.lead
+                intervals.append((begin - estimate, begin))
+                for runner, part in _divide_wait(begin, estimate, runners):
+                    pairs[pid, runner] = pairs.get((pid, runner), 0) + part
             self._recent.append((pid, began, until))
             self._last[pid] = began, until
         self._last = {pid: last for pid, last in self._last.items() if pid in resident}
-        waits.pressure = _measure_union(intervals, residency.since)
-        for pid, figures in waits.processes.items():  # waiting may have begun before the window
-            estimate, least, most = (min(figure, residency.window - resident[pid]) for figure in figures)
-            waits.processes[pid] = estimate, least, most
-        return waits
+        for pid, (estimate, least, most) in totals.items():
+            limit = residency.window - resident[pid]  # waiting may have begun before the window
+            totals[pid] = min(estimate, limit), min(least, limit), min(most, limit)
+        return ProcessWaits(totals, pairs, _measure_union(intervals, residency.since))
 
-    def _add_wait(self, waits: Waits, shares: Mapping[int, float], pid: int, begin: int, lead: int) -> tuple[int, int]:
-        """Adds the waiting time before a stay. Returns its begin and end."""
+    def _find_wait(
+        self, pid: int, begin: int, shares: Mapping[int, float]
+    ) -> tuple[tuple[int, int, int], dict[int, tuple[int, int]]]:
+        """Returns the waiting time before a stay (estimate, minimum, maximum), and the stays for which the process may
+        have waited, last one first."""
         previous_begin, previous_end = self._last[pid]
         runners: dict[int, tuple[int, int]] = {}
         within_one_round, is_long = True, False
@@ -122,27 +120,25 @@ class WaitEstimator:
                 within_one_round, is_long = False, True
                 break
         if not runners:
-            return begin, begin
+            return (0, 0, 0), runners
         duration, gap = previous_end - previous_begin, begin - previous_end
-        least, estimate, most = 0, gap, gap
-        first = next(reversed(runners))
-        if not within_one_round:  # the work arrived at some moment of the first of these stays
-            first_begin, first_end = runners[first]
-            head = min(first_end - first_begin, self.slice)
-            after = min(gap, begin - first_end)
-            most = min(gap, after + head)
-            # If the first process had become idle, it yielded immediately.
-            estimate = after + int((most - after) / 2 * (shares.get(first, 1.0) if is_long else 1.0))
-        elif abs(duration - self.slice) < self.slice * _CUT_TOLERANCE:
-            least, most = gap, gap + MAX_SAVE_NS
-        old = waits.processes.get(pid, (0, 0, 0))
-        waits.processes[pid] = old[0] + estimate, old[1] + least, old[2] + most + lead
-        position, left = begin, estimate
-        for runner, (runner_begin, _) in runners.items():
-            part = left if runner == first else min(left, position - runner_begin)
-            waits.pairs[pid, runner] = waits.pairs.get((pid, runner), 0) + part
-            position, left = runner_begin, left - part
-        return begin - estimate, begin
+        if within_one_round:
+            was_cut = abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
+            return (gap, gap, gap + MAX_SAVE_NS) if was_cut else (gap, 0, gap), runners
+        # The work arrived at some moment of the first of these stays. If its process was idle, it yielded immediately.
+        first, (first_begin, first_end) = next(reversed(runners.items()))
+        after = min(gap, begin - first_end)
+        most = min(gap, after + min(first_end - first_begin, self.slice))
+        busy_share = shares.get(first, 1.0) if is_long else 1.0
+        return (after + int((most - after) * busy_share / 2), 0, most), runners
+
+
+def _divide_wait(begin: int, estimate: int, runners: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yields each process that had the GPU before `begin`, and its part of the waiting time."""
+    for place, (runner, (runner_begin, _)) in enumerate(runners.items(), 1):
+        part = estimate if place == len(runners) else min(estimate, begin - runner_begin)
+        yield runner, part
+        begin, estimate = runner_begin, estimate - part
 
 
 def _measure_union(intervals: list[tuple[int, int]], since: int) -> int:
