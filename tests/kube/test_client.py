@@ -39,7 +39,7 @@ def test_a_list_with_a_selector(server: SimulatedApiServer, config: ApiConfig) -
     assert [one["metadata"]["name"] for one in answer["items"]] == ["here"]
     assert server.requests[0].query == {"fieldSelector": "spec.nodeName=node-a"}
     assert server.requests[0].headers["User-Agent"] == f"podgpu/{__version__}"
-    assert server.requests[0].headers["Accept-Encoding"] == "identity", "packed, an event would wait for the next"
+    assert server.requests[0].headers["Accept-Encoding"] == "identity", "compressed events would be delayed"
     assert "Authorization" not in server.requests[0].headers
 
 
