@@ -324,13 +324,6 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
     assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
 
 
-def test_the_mps_server_does_not_count_for_the_pod_of_the_daemon() -> None:
-    usage = second({9: 500}, processes=(ProcessUsage(GPU.key, 9, 10),))
-    snapshot = charge(turn(usage, *held(A), owners=Owners({9: C}, mps_servers=frozenset({9}))))
-    assert [workload for workload, _ in all_holders(snapshot)] == [A]
-    assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
-
-
 def test_busy_time_before_and_after_mps_stays_within_the_upper_bound() -> None:
     alone, shared = turn(second({1: 300}), *held(A)), mps({1: A, 2: B}, {9})
     assert usage_of(charge(alone, shared), A).busy_max_ns == 300 + 500
@@ -344,12 +337,6 @@ def test_processes_that_report_more_than_the_device_or_the_window() -> None:
     beyond = charge(turn(second({1: SECOND, 2: SECOND}), *held(A, B)))
     assert beyond.devices[GPU.key].busy_ns == SECOND
     assert usage_of(beyond, A).busy_ns == SECOND // 2
-
-
-def test_without_values_per_process_the_only_holder_has_those_of_the_device() -> None:
-    usage = second({}, device_busy=100, process_busy_ns=None)
-    assert usage_of(charge(turn(usage, *held(A, share=1.0))), A).busy_ns == 100
-    assert usage_of(charge(turn(usage, *held(A, B))), A).busy_ns is None
 
 
 def test_bounds_of_busy_time() -> None:
