@@ -309,28 +309,40 @@ class PodOwners:
         }
         missing = sorted(pods - self.known.keys() - self._queried_at.keys())[:_PODS_PER_QUERY]
         if missing:
-            owners = await self._query_owners(missing)
+            owners = await self.read(missing)
             self._queried_at |= dict.fromkeys(missing, now)
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 
-    async def _query_owners(self, pods: Sequence[PodName]) -> dict[PodName, WorkloadOwner]:
+    async def read(
+        self, pods: Sequence[PodName], window: str = "", at: float | None = None
+    ) -> dict[PodName, WorkloadOwner]:
+        """Returns the owners, now, or with `window` (such as 3600s) the last ones before `at`. Raises SourceError."""
+        owners: dict[PodName, WorkloadOwner] = {}
+        for first in range(0, len(pods), _PODS_PER_QUERY):
+            owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
+        return owners
+
+    async def _query_owners(
+        self, pods: Sequence[PodName], window: str, at: float | None
+    ) -> dict[PodName, WorkloadOwner]:
         labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
         names = {pod for _, pod in pods}
-        series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
-        owners = _read_owners(await self._client.query(f"max {labels} ({' or '.join(series)})"), "pod")
+        series = (self._select_owners("kube_pod_owner", label, names, window) for label in ("pod", "exported_pod"))
+        owners = _read_owners(await self._client.query(f"max {labels} ({' or '.join(series)})", at), "pod")
         sets = {owner.name for owner in owners.values() if owner.kind == "ReplicaSet"}
         if not sets:
             return owners
         labels = by("namespace", "exported_namespace", "replicaset", "owner_kind", "owner_name")
-        query = f"max {labels} ({self._select_owners('kube_replicaset_owner', 'replicaset', sets)})"
-        deployments = _read_owners(await self._client.query(query), "replicaset")
+        query = f"max {labels} ({self._select_owners('kube_replicaset_owner', 'replicaset', sets, window)})"
+        deployments = _read_owners(await self._client.query(query, at), "replicaset")
         return {
             pod: deployments.get((pod[0], owner.name), owner) if owner.kind == "ReplicaSet" else owner
             for pod, owner in owners.items()
         }
 
-    def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
-        return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
+    def _select_owners(self, name: str, label: str, values: Iterable[str], window: str) -> str:
+        series = select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
+        return f"last_over_time({series}[{window}])" if window else series
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:
