@@ -14,86 +14,74 @@ _LETTERS = {
     "-s": {"f": "all NVSwitches, and their links", "g": "NVSwitches", "i": "links"},
     "-p": {"f": "all CPUs, and their cores", "g": "CPUs", "i": "cores"},
 }
+Ids = tuple[int, ...] | None  # empty: all; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    kind: str = "f"  # f: GPUs and instances; g: whole GPUs; i: instances, with the GPU-level series of their GPUs
-    ids: tuple[int, ...] = ()  # all if empty. Instances are numbered from 0 across all GPUs of the node
-    also: Selection | None = None  # instances in addition to GPUs, as in g:0+i:1
+    """Instances come with the GPU-level series of their GPUs. They are numbered from 0 across all GPUs of the node."""
 
-    @property
-    def parts(self) -> tuple[Selection, ...]:
-        return (self,) if self.also is None else (replace(self, also=None), self.also)
+    gpus: Ids = ()
+    instances: Ids = ()
 
-    @property
-    def gpu_ids(self) -> tuple[int, ...]:
-        """Indices of the selected GPUs. Empty if all GPUs or any MIG instances are selected."""
-        return self.ids if self.kind == "g" and self.also is None else ()
+    def shows_gpu(self, number: int) -> bool:
+        return self.gpus is not None and (not self.gpus or number in self.gpus)
 
-    @property
-    def names_instances(self) -> bool:
-        return any(part.kind == "i" for part in self.parts)
-
-    def shows(self, kind: str, number: int) -> bool:
-        """Returns True if the entity of this kind (g or i) and number is selected."""
-        return any(
-            part.kind == "f" or (part.kind == kind and (not part.ids or number in part.ids)) for part in self.parts
-        )
-
-    def check(self, devices: Sequence[Device]) -> None:
-        """Raises UsageError for selections that dcgm-exporter warns about, with advice."""
-        for part in self.parts:
-            part._check_ids(devices)
-        mig = [d.index or 0 for d in devices if not d.is_instance and d.mig_enabled and d.key in self.select(devices)]
-        if self.kind == "g" and self.also is None and mig:
-            raise UsageError(
-                f"-d {self}: GPU {few_of(mig)} is in MIG mode, in which pods use instances instead of GPUs; "
-                "use -d f (everything) or -d i (instances)"
-            )
-
-    def _check_ids(self, devices: Sequence[Device]) -> None:
-        gpus, instances = _split(devices)
-        if self.kind == "i" and not any(g.mig_enabled for g in gpus):
-            raise UsageError(
-                f"-d {self}: no GPU of this node is in MIG mode, so there are no instances; use -d f or -d g"
-            )
-        existing = [g.index for g in gpus if g.index is not None] if self.kind == "g" else list(range(len(instances)))
-        missing = [i for i in self.ids if i not in existing]
-        if missing:
-            what = "GPU" if self.kind == "g" else "MIG instance"
-            raise UsageError(f"-d {self}: this node has no {what} {few_of(missing)}; it has {few_of(existing)}")
+    def shows_instance(self, number: int) -> bool:
+        return self.instances is not None and (not self.instances or number in self.instances)
 
     def select(self, devices: Sequence[Device]) -> frozenset[str]:
         """Returns the keys of the devices to show. Ids of missing devices are ignored."""
         gpus, instances = _split(devices)
-        if self.also is not None:
-            return frozenset().union(*(part.select(devices) for part in self.parts))
-        if self.kind == "f":
-            return frozenset(d.key for d in devices)
-        if self.kind == "g":
-            return frozenset(g.key for g in gpus if not self.ids or g.index in self.ids)
-        shown = [d for n, d in enumerate(instances) if not self.ids or n in self.ids]
-        return frozenset(d.key for d in shown) | frozenset(d.uuid for d in shown)
+        shown = [d for number, d in enumerate(instances) if self.shows_instance(number)]
+        whole = [g for g in gpus if self.gpus == () or (g.index is not None and self.shows_gpu(g.index))]
+        return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
+
+    def without_numbered_instances(self) -> Selection:
+        """For devices that disappeared, because numbers refer to the present instances."""
+        return replace(self, instances=None) if self.instances else self
+
+    def check(self, devices: Sequence[Device]) -> None:
+        """Raises UsageError for selections that dcgm-exporter warns about, with advice."""
+        gpus, instances = _split(devices)
+        mig = [g.index or 0 for g in gpus if g.mig_enabled and g.key in self.select(devices)]
+        if self.instances is None and mig:
+            raise UsageError(
+                f"-d {self}: GPU {few_of(mig)} is in MIG mode, in which pods use instances instead of GPUs; "
+                "use -d f (everything) or -d i (instances)"
+            )
+        if self != Selection() and self.instances is not None and not any(g.mig_enabled for g in gpus):
+            raise UsageError(
+                f"-d {self}: no GPU of this node is in MIG mode, so there are no instances; use -d f or -d g"
+            )
+        for what, wanted, existing in (
+            ("GPU", self.gpus, [g.index for g in gpus if g.index is not None]),
+            ("MIG instance", self.instances, list(range(len(instances)))),
+        ):
+            if missing := [number for number in wanted or () if number not in existing]:
+                raise UsageError(f"-d {self}: this node has no {what} {few_of(missing)}; it has {few_of(existing)}")
 
     def __str__(self) -> str:
-        first = f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
-        return first if self.also is None else f"{first}+{self.also}"
+        if self == Selection():
+            return "f"
+        chosen = ((letter, ids) for letter, ids in (("g", self.gpus), ("i", self.instances)) if ids is not None)
+        return "+".join(f"{letter}:{','.join(map(str, ids))}" if ids else letter for letter, ids in chosen)
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
     """Parses the value of `-d`, or of `-s` and `-p`, which have the same syntax. Raises UsageError."""
     quoted = f"{option} {text!r}"
     parts = [_parse_part(part, option, quoted) for part in text.split("+")]
-    if len(parts) == 1:
-        return parts[0]
-    by_kind = {part.kind: part for part in parts}
-    if by_kind.keys() != {"g", "i"} or len(parts) != 2:
+    kinds = [kind for kind, _ in parts]
+    if len(parts) > 1 and sorted(kinds) != ["g", "i"]:
         raise UsageError(f"{quoted}: + can only join one g and one i, such as g:0+i:1 or g+i")
-    return replace(by_kind["g"], also=by_kind["i"])
+    if kinds == ["f"]:
+        return Selection()
+    ids: dict[str, Ids] = dict(parts)
+    return Selection(ids.get("g"), ids.get("i"))
 
 
-def _parse_part(text: str, option: str, quoted: str) -> Selection:
+def _parse_part(text: str, option: str, quoted: str) -> tuple[str, tuple[int, ...]]:
     letters = _LETTERS[option]
     kind, colon, ids = text.partition(":")
     if kind not in letters:
@@ -101,10 +89,10 @@ def _parse_part(text: str, option: str, quoted: str) -> Selection:
         both = "; g:0+i:1 selects GPUs and instances" if option == "-d" else ""
         raise UsageError(f"{quoted}: must start with one of {choices}, optionally followed by ids (g:0,2-4){both}")
     if not colon:
-        return Selection(kind)
+        return kind, ()
     if kind == "f":
         raise UsageError(f"{quoted}: f takes no ids; use {'g:' + ids!r} or {'i:' + ids!r}")
-    return Selection(kind, tuple(sorted(set(_parse_ids(quoted, ids)))))
+    return kind, tuple(sorted(set(_parse_ids(quoted, ids))))
 
 
 def _parse_ids(quoted: str, ids: str) -> list[int]:

@@ -66,8 +66,8 @@ def test_amounts_since_the_last_round() -> None:
         stored = recorded.read()
     assert stored is not None
     first, second = stored.gpus[0].holders
-    assert first.amounts == pytest.approx(Amounts(18.0, 0.0, 0.035, 0.0))
-    assert second.amounts == pytest.approx(Amounts(18.0, 18.0, 0.035, 0.035))
+    assert first.amounts == pytest.approx(Amounts(18.0, 0.0, 0.035, 0.0, 18.0, 6.0, 6.0))
+    assert second.amounts == pytest.approx(Amounts(18.0, 18.0, 0.035, 0.035, 18.0))
     assert (first.figures, second.figures) == (Figures(0.4), Figures(0.0)), "a shared GPU has figures of each holder"
     recorded.round(gpu(0, two), seconds=46.0)
     late = recorded.read()

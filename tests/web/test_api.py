@@ -17,9 +17,10 @@ import pytest
 from podgpu import __version__
 from podgpu.cluster import view as view_structs
 from podgpu.cluster.prices import read_prices
+from podgpu.metrics.parse import parse_text
 from podgpu.model import NodeState, decode_node, encode_node
 from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import node_recorder, node_waste
+from podgpu.web.node_page import node_recorder, node_usage
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
 from tests.web.server import Client, running
@@ -204,8 +205,8 @@ def test_waste(lived_in: Node) -> None:
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
         recorder.record()
-    waste = node_waste(lived_in.agent, recorder, prices)
-    with running(lived_in.agent, app=partial(application, page=PageSources(waste=waste))) as client:
+    usage = node_usage(lived_in.agent, recorder, prices)
+    with running(lived_in.agent, app=partial(application, page=PageSources(usage=usage))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
@@ -234,3 +235,32 @@ def test_all_members_are_documented() -> None:
     found = {field.encode_name for kind in answers for field in msgspec.structs.fields(kind)}
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "api.md").read_text(encoding="utf-8")))
     assert found - documented == set()
+
+
+def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
+    lived_in.take_turns()
+    prices = read_prices("example")
+    recorder = node_recorder(lived_in.agent, prices=prices)
+    usage = node_usage(lived_in.agent, recorder, prices)
+    with running(lived_in.agent, app=partial(application, page=PageSources(usage=usage))) as client:
+        totals = []
+        for number in range(41):
+            if number in (0, 40):
+                families = {family.name: family for family in parse_text(client.ask("/metrics").text)}
+                totals.append(sum(s.value for s in families["podgpu_device_energy_joules_total"].samples))
+            recorder.record()
+            if number < 40:
+                lived_in.clock.advance(15.0)
+                lived_in.agent.read_telemetry()
+                lived_in.agent.read_usage()
+        said = json.loads(client.ask("/api/v1/range?range=1h&by=owner").body)
+        table = client.ask("/api/v1/range?by=namespace&format=csv")
+        wrong = client.ask("/api/v1/range?from=1&to=0")
+    assert said["totals"]["energy_kwh"] == pytest.approx((totals[1] - totals[0]) / 3.6e6, abs=2e-4)
+    gpus = len(lived_in.agent.published.state.devices)
+    assert said["totals"]["gpu_hours"] == pytest.approx(gpus * 600 / 3600, abs=1e-3), "the GPUs' own hours"
+    assert sum(row["gpu_hours"] for row in said["rows"]) == pytest.approx(said["totals"]["gpu_hours"], abs=1e-3)
+    assert sum(row["cost"] for row in said["rows"]) == pytest.approx(said["totals"]["cost"], abs=1e-3)
+    assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-cost.csv"'
+    assert {line["x_Namespace"] for line in csv.DictReader(table.text.splitlines())} >= {"research", "notebooks"}
+    assert (wrong.status, json.loads(wrong.body)["error"]) == (400, "from=1 is not before to=0")

@@ -13,7 +13,7 @@ import pytest
 
 from podgpu.cluster.collect import ClusterReading, TargetOutcome
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.record import cluster_recorder, cluster_waste
+from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.settings import ViewSettings
 from podgpu.metrics.parse import parse_text
 from podgpu.web.cluster_app import cluster_application
@@ -33,7 +33,7 @@ def reading(read_at: float = 100.0) -> ClusterReading:
 def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(Script, ViewSettings(), clock=(time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
-    app: Any = partial(cluster_application, waste=cluster_waste(cluster, cluster_recorder(cluster)))
+    app: Any = partial(cluster_application, usage=cluster_usage(cluster, cluster_recorder(cluster)))
     with running(cluster, app=app) as client:  # type: ignore[arg-type]
         yield client, cluster
 

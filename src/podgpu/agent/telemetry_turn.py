@@ -219,7 +219,7 @@ class TelemetryTurn:
     def _choose_gpus(self) -> list[Device]:
         """Returns the GPUs to read. All of them if `-d` names MIG instances, which are known only after a reading."""
         shown = self._selection.select(self._listed())
-        every = self._selection.names_instances
+        every = self._selection.instances is not None
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
     def _make_result(
@@ -262,18 +262,15 @@ class TelemetryTurn:
 
     def _report_unreachable(self) -> Iterator[SourceStatus]:
         """Yields a failed status for each GPU that the driver counts but cannot identify."""
-        chosen = self._selection.gpu_ids
         for index, why in self._inventory.unreachable.items():
-            if not chosen or index in chosen:
+            if self._selection.instances is not None or self._selection.shows_gpu(index):
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
                 self._errors.add(source, reason)
                 yield SourceStatus(source, False, 0.0, reason, f"GPU {index} does not answer: {why}")
 
     def _find_shown(self) -> frozenset[str]:
-        """Returns the device keys that `-d` selects. Instance numbers refer to present instances only."""
         absent = [d for devices in self._absent.values() for d in devices]
-        parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
-        return self._selection.select(self._listed()).union(*(part.select(absent) for part in parts))
+        return self._selection.select(self._listed()) | self._selection.without_numbered_instances().select(absent)
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known[gpu.uuid])

@@ -19,8 +19,9 @@ from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import PrometheusHistory
+from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
-from podgpu.cluster.record import cluster_recorder, cluster_waste
+from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import UsageError
@@ -84,14 +85,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         recorder = cluster_recorder(cluster, options["history_dir"], with_figures=not options["prometheus"])
         history: HistorySource = PrometheusHistory(_prometheus_server(options)) if options["prometheus"] else recorder
         protection = load_protection(options["web_config_file"])
-        waste = cluster_waste(cluster, recorder)
+        ranges = PrometheusRanges(_prometheus_server(options)) if options["prometheus"] else None
+        usage = cluster_usage(cluster, recorder, ranges)
         listeners = cluster_listeners(
             cluster,
             options["address"],
             options["probe_address"],
             protection,
             history,
-            waste,
+            usage,
             options["web_enable_lifecycle"],
         )
         run([cluster, recorder], listeners, _announce)

@@ -23,7 +23,7 @@ from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import ReadPrices, read_prices
-from podgpu.cluster.record import cluster_recorder, cluster_waste
+from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import StartError
@@ -40,7 +40,7 @@ from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import PageSources, application
-from podgpu.web.node_page import node_recorder, node_waste
+from podgpu.web.node_page import node_recorder, node_usage
 from podgpu.web.sockets import Address
 
 CLUSTER_OPTION = "--cluster-address"
@@ -95,7 +95,7 @@ def run_demo(
         listeners = [
             *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
             Listener(
-                cluster_application(cluster, history=recorder, waste=cluster_waste(cluster, recorder)),
+                cluster_application(cluster, history=recorder, usage=cluster_usage(cluster, recorder)),
                 cluster_address,
                 CLUSTER_OPTION,
             ),
@@ -172,8 +172,8 @@ class DemoExporter(NamedTuple):
 
     def application(self) -> web.Application:
         """Builds the application, which closes connections while the simulated node is down."""
-        waste = node_waste(self.agent, self.recorder, self.prices)
-        app = application(self.agent, page=PageSources(self.recorder, self.prices, waste))
+        usage = node_usage(self.agent, self.recorder, self.prices)
+        app = application(self.agent, page=PageSources(self.recorder, self.prices, usage))
 
         @web.middleware
         async def close_while_down(

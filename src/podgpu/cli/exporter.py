@@ -22,7 +22,7 @@ from podgpu.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
 from podgpu.model import has_readings
 from podgpu.web.app import load_protection
 from podgpu.web.exporter_app import PageSources, RequestLimits, serve
-from podgpu.web.node_page import node_recorder, node_waste
+from podgpu.web.node_page import node_recorder, node_usage
 from podgpu.web.sockets import open_systemd_sockets
 
 if TYPE_CHECKING:  # imports bcrypt and YAML, which are needed only with --web-config-file
@@ -67,7 +67,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             protection,
             sockets,
             options["web_enable_lifecycle"],
-            page=PageSources(recorder, prices, node_waste(agent, recorder, prices)),
+            page=PageSources(recorder, prices, node_usage(agent, recorder, prices)),
             services=[recorder],
             limits=RequestLimits(
                 options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import NodeEntry
-from podgpu.cluster.parts import HeldPart, SlotKey, divide_gpu, slot_memory, slot_utilization
+from podgpu.cluster.parts import (
+    HeldPart,
+    SlotKey,
+    divide_gpu,
+    is_mps_client,
+    slot_memory,
+    slot_model,
+    slot_utilization,
+)
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, ReadRange, make_range, utc_text
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.waste import GroupBy, ReadWaste, WasteAnswer, make_waste
-from podgpu.history.queries import read_usage, read_usage_start
+from podgpu.cluster.waste import GroupBy, WasteAnswer, make_waste
+from podgpu.history.queries import read_range, read_usage, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
+    HOUR,
     Amounts,
     Figures,
     GpuSample,
@@ -21,11 +34,18 @@ from podgpu.history.store import (
     HolderSample,
     UsageAccount,
 )
-from podgpu.model import DeviceState, MigInstance, WorkloadKey
+from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # a sole holder's own figures are stored if its utilisation differs more from the device's
 LONGEST_GAP = 60.0  # longest time between two rounds that is charged, in seconds
 _PartKey = tuple[SlotKey, WorkloadKey]
+
+
+class _Read(NamedTuple):
+    read_at: float  # monotonic
+    exporter_id: str
+    busy_ns: int | None
+    energy_mj: int | None
 
 
 class RoundReader:
@@ -46,8 +66,8 @@ class RoundReader:
         self._read_state = read_state
         self._wall = wall
         self._longest_gap = longest_gap
-        self._before: dict[_PartKey, float] = {}  # monotonic time of the last reading of each held part
-        self._now: dict[_PartKey, float] = {}
+        self._before: dict[_PartKey, _Read] = {}  # the last reading of each held part, and of each slot
+        self._now: dict[_PartKey, _Read] = {}
 
     def __call__(self) -> HistoryRound | None:
         state = self._read_state()
@@ -63,35 +83,101 @@ class RoundReader:
         """
         held = {} if node.gone else node.held_by_slot()
         for gpu in node.gpus:
-            for instance, _ in divide_gpu(gpu) if gpu.uuid else ():
+            for instance, slot_part in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
                 parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
                 has_figures = self._with_figures and not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
+                holders = [self._read_holder(part, node, state, slot_part, own_figures) for part in parts]
+                price = state.prices.of(slot_model(gpu, instance)).gpu_hour if state.prices.currency else None
                 yield GpuSample(
                     uuid=gpu.uuid,
                     instance="" if instance is None else str(instance.id),
                     node=node.name,
                     gpu_index=gpu.index,
                     figures=_figures(gpu, instance) if has_figures else None,
-                    holders=[self._read_holder(part, node, state, own_figures) for part in parts],
+                    holders=holders,
                     conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
+                    unallocated=self._read_rest(gpu, instance, node, slot_part, price, holders),
+                    currency="" if price is None else state.prices.currency,
                 )
 
-    def _read_holder(self, part: HeldPart, node: NodeEntry, state: ClusterState, own_figures: bool) -> HolderSample:
-        usage, key = part.holder.usage, (part.slot_key, part.holder.key)
+    def _read_holder(
+        self, part: HeldPart, node: NodeEntry, state: ClusterState, slot_part: float, own_figures: bool
+    ) -> HolderSample:
+        usage = part.holder.usage or HolderUsage()
         figures = None
-        if own_figures and usage is not None:
+        if own_figures and part.holder.usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-        seconds = node.read_at - self._before.get(key, node.read_at)
-        self._now[key] = node.read_at
+        seconds, busy, joules = self._grow(
+            (part.slot_key, part.holder.key),
+            _Read(node.read_at, node.state.exporter_id, usage.busy_ns, usage.energy_mj),
+        )
         amounts = Amounts()
-        if 0 < seconds <= self._longest_gap:
+        if seconds:
+            allocated = part.part * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            amounts = Amounts(part.part * seconds, part.part * idle, hourly * seconds, hourly * idle)
+            if busy is None and usage.busy_ns is None and not is_mps_client(part.slot, part.holder):
+                ratio = usage.utilization_ratio
+                if ratio is None and part.share == 1:
+                    ratio = slot_utilization(part.slot)
+                busy = None if ratio is None else ratio * seconds
+            if joules is None and part.gpu.usage is None:
+                joules = (part.gpu.power_mw or 0) / 1000 * allocated
+            amounts = Amounts(
+                allocated_seconds=allocated,
+                idle_seconds=part.part * idle,
+                cost=hourly * seconds,
+                idle_cost=hourly * idle,
+                measured_seconds=0.0 if busy is None else allocated,
+                busy_seconds=(busy or 0.0) * slot_part,
+                energy_joules=joules or 0.0,
+            )
         currency = "" if part.cost_per_hour is None else state.prices.currency
-        return HolderSample(_account(part), part.holder.container, amounts, figures, currency)
+        account = _account(part, node.state.pod_labels)
+        return HolderSample(account, part.holder.container, amounts, figures, currency)
+
+    def _read_rest(
+        self,
+        gpu: DeviceState,
+        instance: MigInstance | None,
+        node: NodeEntry,
+        slot_part: float,
+        price: float | None,
+        holders: Iterable[HolderSample],
+    ) -> Amounts:
+        """Returns the time and energy of a GPU or MIG instance that are not charged to its holders."""
+        counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
+        key = (gpu.uuid, None if instance is None else instance.id), ()
+        seconds, _, joules = self._grow(key, _Read(node.read_at, node.state.exporter_id, None, counted))
+        rest = max(0.0, slot_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
+        if gpu.usage is None:
+            joules = (gpu.power_mw or 0) / 1000 * rest
+        # The price of a MIG instance is that of the whole instance.
+        charged = rest if instance is None else rest / slot_part if slot_part else 0.0
+        return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=joules or 0.0)
+
+    def _grow(self, key: _PartKey, now: _Read) -> tuple[float, float | None, float | None]:
+        """Returns the seconds, busy seconds and joules since the last round. None if the exporter does not count them.
+
+        After a restart of the exporter, its counters start again at 0.
+        """
+        before = self._before.get(key)
+        self._now[key] = now
+        seconds = 0.0 if before is None else now.read_at - before.read_at
+        if before is None or not 0 < seconds <= self._longest_gap:
+            return 0.0, None, None
+        restarted = now.exporter_id != before.exporter_id
+        busy = _increase(before.busy_ns, now.busy_ns, restarted)
+        energy = _increase(before.energy_mj, now.energy_mj, restarted)
+        return seconds, None if busy is None else busy / NS, None if energy is None else energy / MJ
+
+
+def _increase(before: int | None, now: int | None, restarted: bool) -> int | None:
+    if before is None or now is None:
+        return None
+    return now if restarted or now < before else now - before
 
 
 def _idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
@@ -115,8 +201,9 @@ def _differs(part: HeldPart) -> bool:
     return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
 
 
-def _account(part: HeldPart) -> UsageAccount:
+def _account(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]]) -> UsageAccount:
     holder, owner = part.holder, part.owner
+    labels = pod_labels.get(f"{holder.namespace}/{holder.pod}")
     return UsageAccount(
         namespace=holder.namespace,
         pod=holder.pod,
@@ -125,6 +212,7 @@ def _account(part: HeldPart) -> UsageAccount:
         container_id="" if holder.pod else holder.container_id,
         owner_kind=owner.kind if owner else "",
         owner_name=owner.name if owner else "",
+        labels=json.dumps(labels, sort_keys=True) if labels else "",
     )
 
 
@@ -141,17 +229,43 @@ def cluster_recorder(cluster: Cluster, directory: str = "", with_figures: bool =
     return recorder
 
 
-def cluster_waste(cluster: Cluster, recorder: HistoryRecorder) -> ReadWaste:
-    return waste_reader(recorder, lambda: cluster.published.state, cluster.clock)
+class UsageAnswers:
+    """Answers `/api/v1/waste` and `/api/v1/range`. The methods raise SourceError if history cannot be read."""
 
+    def __init__(
+        self,
+        recorder: HistoryRecorder,
+        read_state: Callable[[], ClusterState],
+        clock: Clock,
+        ranges: ReadRange | None = None,
+    ) -> None:
+        """Ranges are read from the recorder's history, unless `ranges` reads them from elsewhere."""
+        self._recorder = recorder
+        self._read_state = read_state
+        self._clock = clock
+        self._ranges = ranges
 
-def waste_reader(recorder: HistoryRecorder, read_state: Callable[[], ClusterState], clock: Clock) -> ReadWaste:
-    """Returns a function that computes the waste. That function raises SourceError if history cannot be read."""
-
-    def read(by: GroupBy) -> WasteAnswer:
-        state = read_state()
-        with recorder.reader() as db:
+    def waste(self, by: GroupBy) -> WasteAnswer:
+        state = self._read_state()
+        with self._recorder.reader() as db:
             usage, since = read_usage(db, state.prices.currency), read_usage_start(db)
-        return make_waste(by, state, usage, since, clock.wall())
+        return make_waste(by, state, usage, since, self._clock.wall())
 
-    return read
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        if self._ranges is not None:
+            return await self._ranges(query, await asyncio.to_thread(self._read_state))
+        return await asyncio.to_thread(self._read_range, query)
+
+    def _read_range(self, query: RangeQuery) -> RangeAnswer:
+        now = self._clock.wall()
+        with self._recorder.reader() as db:
+            start, end, sums = read_range(db, *query.bounds(now))
+            since = read_usage_start(db)
+        notes = []
+        if since is None or start + HOUR < since:
+            notes.append(f"there is no record before {utc_text(now if since is None else since)}")
+        return make_range(query, self._read_state(), start, min(end, now), sums, notes)
+
+
+def cluster_usage(cluster: Cluster, recorder: HistoryRecorder, ranges: ReadRange | None = None) -> UsageAnswers:
+    return UsageAnswers(recorder, lambda: cluster.published.state, cluster.clock, ranges)

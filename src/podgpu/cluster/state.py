@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from podgpu.cluster.alerts import Alert, describe_node, sort_alerts
-from podgpu.cluster.collect import ClusterReading, Owners, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.cluster.nodes import CLOCK_AHEAD, NodeEntry, add_lost_gpus, choose_nodes, hide_missing_gpus
 from podgpu.cluster.parts import (
     HeldPart,
@@ -116,7 +116,7 @@ def build_cluster_state(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(_models(nodes), prices))),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(list_models(nodes), prices))),
         alerts=sort_alerts((*alerts, *conflicts, *(Alert("warning", text) for text in unread[:MAX_NOTES]))),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
@@ -139,7 +139,9 @@ def build_single_node_state(
 ) -> ClusterState:
     """Builds the state of an exporter's own page. Outdated figures are omitted; the first note is then the alert."""
     shown = state if fresh else replace(state, devices=(), namespaces=())
-    node = _complete(NodeEntry(state.node, "", shown, read_at=now, stale=not fresh), None, prices, wall - now)
+    node = _complete(
+        NodeEntry(state.node, NodeReading("", shown, read_at=now), shown, stale=not fresh), None, prices, wall - now
+    )
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
@@ -148,14 +150,14 @@ def build_single_node_state(
         taken_at=state.taken_at,
         scope="node",
         nodes=(node,),
-        notes=(*notes, *describe_unpriced(_models([node]), prices)),
+        notes=(*notes, *describe_unpriced(list_models([node]), prices)),
         alerts=alerts,
         prices=prices,
         clock_offset=wall - now,
     )
 
 
-def _models(nodes: Iterable[NodeEntry]) -> set[str]:
+def list_models(nodes: Iterable[NodeEntry]) -> set[str]:
     return {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
 
 
@@ -230,7 +232,8 @@ class _IdleTimes:
         """`offset` is Unix time minus monotonic time. `clock_change` is its change since the last round."""
         self._read_at = node.read_at + offset
         self._is_reported = bool(node.state.exporter_id)
-        self._skew = node.skew_seconds if abs(node.skew_seconds) > CLOCK_AHEAD else 0.0
+        skew = node.reading.skew_seconds or 0.0
+        self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
         self._idle_for = idle_for
         self._earlier = earlier
         self._clock_change = clock_change

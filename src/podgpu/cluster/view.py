@@ -446,12 +446,12 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """Returns the GPU as in the view. If several nodes report it, prefers a node that responds."""
-    matches = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
-    if not matches:
-        return None
-    node, gpu = min(matches, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
-    return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    """Returns the GPU as in the view."""
+    for node in view.nodes:
+        for gpu in node.gpus:
+            if gpu.uuid == uuid:
+                return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    return None
 
 
 def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, get_args
 
@@ -55,9 +55,6 @@ class WasteAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     simulated: bool = False
     by: str
     rows: list[WasteRow]
-
-
-ReadWaste = Callable[[GroupBy], WasteAnswer]
 
 
 class PodId(NamedTuple):

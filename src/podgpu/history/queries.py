@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podgpu.history.answers import MAX_POINTS, GpuHistory, HolderSpan, Mark, round_series
-from podgpu.history.store import COARSE, DAY, FINE, Figures
+from podgpu.history.store import COARSE, DAY, FINE, HOUR, Amounts, Figures, UsageAccount
 
 # Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
 _ROUNDS = """
@@ -49,7 +49,18 @@ SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, last_seen
 FROM usage JOIN account ON account.id = usage.account
 LEFT JOIN (SELECT account, count(*) > count(ended) AS is_held, max(ended) AS ended FROM span GROUP BY account) AS spans
     ON spans.account = account.id
+WHERE resolution = 86400 AND (namespace != '' OR pod != '' OR job != '' OR uid != '' OR container_id != '')
 GROUP BY account.id"""
+# Sums each account before the join, because that is faster.
+_RANGE = """
+SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
+    allocated / 1e3, idle / 1e3, cost / 1e9, idle_cost / 1e9, measured / 1e3, busy / 1e3, energy / 1e3
+FROM account JOIN (
+    SELECT account AS id, currency, sum(allocated) AS allocated, sum(idle) AS idle, sum(cost) AS cost,
+        sum(idle_cost) AS idle_cost, sum(measured) AS measured, sum(busy) AS busy, sum(energy) AS energy
+    FROM ({rows}) GROUP BY account, currency) USING (id)
+ORDER BY namespace, pod, job, uid, container_id, currency"""
+_RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
 
 
 class UsageRow(NamedTuple):
@@ -68,6 +79,14 @@ class UsageRow(NamedTuple):
     allocated_seconds: float = 0.0
     idle_seconds: float = 0.0
     idle_cost: float | None = None  # None if the GPUs had no price in the requested currency
+
+
+class UsageSum(NamedTuple):
+    """Usage of a pod or job, or of unallocated GPUs, in a range. `currency` is empty if the GPUs have no price."""
+
+    account: UsageAccount
+    currency: str
+    amounts: Amounts
 
 
 def read_gpu(db: sqlite3.Connection, uuid: str, start: float, end: float, instance: str = "") -> GpuHistory | None:
@@ -93,12 +112,48 @@ def read_usage(db: sqlite3.Connection, currency: str = "") -> list[UsageRow]:
     return [UsageRow(*row) for row in db.execute(_USAGE, (currency,))]
 
 
+def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
+    """Returns the usage in a range, and the range, extended to the steps that are stored: 5 minutes, hours or days."""
+    oldest = {
+        resolution: db.execute("SELECT min(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()[0] or 0
+        for resolution in (COARSE, HOUR)
+    }
+
+    def step(time: float) -> int:
+        return next((resolution for resolution in (COARSE, HOUR) if time >= oldest[resolution]), DAY)
+
+    first, last = _floor(start, step(start)), _ceil(end, step(end))
+    # Whole days are read from daily rows, the hours before and after them from hourly rows, the rest from steps.
+    first_hour = min(_ceil(first, HOUR), last)
+    last_hour = max(_floor(last, HOUR), first_hour)
+    first_day = min(_ceil(first_hour, DAY), last_hour)
+    last_day = max(_floor(last_hour, DAY), first_day)
+    rows = (
+        *(COARSE, first, first_hour),
+        *(HOUR, first_hour, first_day),
+        *(DAY, first_day, last_day),
+        *(HOUR, last_day, last_hour),
+        *(COARSE, last_hour, last),
+    )
+    query = _RANGE.format(rows=" UNION ALL ".join([_RANGE_ROWS] * (len(rows) // 3)))
+    sums = [UsageSum(UsageAccount(*row[:8]), row[8], Amounts(*row[9:])) for row in db.execute(query, rows)]
+    return first, last, sums
+
+
 def read_usage_start(db: sqlite3.Connection) -> int | None:
     """Returns the Unix time at which stored usage starts, rounded down to a day if that time has no samples."""
-    sql = "SELECT (SELECT min(time) FROM usage), (SELECT min(time) FROM round)"
+    sql = "SELECT (SELECT min(time) FROM usage WHERE resolution = 86400), (SELECT min(time) FROM round)"
     first_day, first_round = db.execute(sql).fetchone()
     start: int | None = first_round if first_day is None or first_round < first_day + DAY else first_day
     return start
+
+
+def _floor(time: float, step: int) -> int:
+    return int(time // step) * step
+
+
+def _ceil(time: float, step: int) -> int:
+    return -int(-time // step) * step
 
 
 def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str, int]:
@@ -108,7 +163,7 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
     newest_coarse = db.execute("SELECT max(time) FROM round WHERE resolution = ?", (COARSE,)).fetchone()[0]
     # A short range is read from fine samples, unless it starts before the oldest fine sample.
     resolution = FINE if end - start <= MAX_POINTS * FINE and oldest != (COARSE,) else COARSE
-    first, last = int(start // resolution) * resolution, -int(-end // resolution) * resolution
+    first, last = _floor(start, resolution), _ceil(end, resolution)
     step = resolution * -(-(last - first) // (resolution * MAX_POINTS))
     rolled_up = last if resolution == FINE else 0 if newest_coarse is None else newest_coarse + COARSE
     return {"resolution": resolution, "fine": FINE, "rolled_up": rolled_up, "start": first, "end": last, "step": step}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from podgpu.errors import PodgpuError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
@@ -25,10 +25,12 @@ class Retention(NamedTuple):
 
     fine: int = 2 * HOUR
     coarse: int = 8 * DAY
+    usage_per_step: int = 3 * HOUR
+    usage_per_hour: int = 8 * DAY
     usage: int = 90 * DAY
 
 
-IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR)
+IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR, usage_per_hour=DAY + HOUR)
 
 _SETTINGS = (
     "journal_mode = WAL",
@@ -36,6 +38,16 @@ _SETTINGS = (
     "temp_store = MEMORY",  # a container may have no writable /tmp
     "wal_autocheckpoint = 4000",  # 16 MB; rounds update the same pages, so rare checkpoints save disk writes
 )
+_USAGE_TABLE = """
+CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
+    resolution INTEGER, time INTEGER, account INTEGER,
+    currency TEXT,                    -- empty if the GPU has no price
+    allocated INTEGER, idle INTEGER,  -- GPU milliseconds
+    cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
+    measured INTEGER, busy INTEGER,   -- GPU milliseconds; busy is known for the measured part of the allocated time
+    energy INTEGER,                   -- millijoules
+    PRIMARY KEY (resolution, time, account, currency)
+) WITHOUT ROWID;"""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
@@ -51,6 +63,7 @@ CREATE TABLE account (           -- a pod or job; usage is charged to it
     job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
     owner_kind TEXT, owner_name TEXT,
     last_seen INTEGER,           -- start of the hour
+    labels TEXT NOT NULL DEFAULT '',  -- JSON object
     UNIQUE (namespace, pod, job, uid, container_id)
 );
 CREATE TABLE round (             -- times with samples
@@ -73,13 +86,19 @@ CREATE TABLE span (              -- the time in which a GPU had a holder or a co
 );
 CREATE INDEX span_gpu ON span (gpu);
 CREATE INDEX span_account ON span (account);
-CREATE TABLE usage (             -- usage of one account on one day
-    time INTEGER, account INTEGER,
-    currency TEXT,                    -- empty if the GPU has no price
-    allocated INTEGER, idle INTEGER,  -- GPU milliseconds
-    cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
-    PRIMARY KEY (time, account, currency)
-) WITHOUT ROWID;
+{_USAGE_TABLE}
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+# Schema 1 had usage per day only. A day's usage is also stored in its first hour, so that ranges of hours include it.
+_MIGRATE_FROM_1 = f"""
+BEGIN;
+ALTER TABLE account ADD COLUMN labels TEXT NOT NULL DEFAULT '';
+ALTER TABLE usage RENAME TO usage_1;
+{_USAGE_TABLE}
+INSERT INTO usage SELECT resolution, usage_1.*, 0, 0, 0
+FROM usage_1, (SELECT {HOUR} AS resolution UNION ALL SELECT {DAY});
+DROP TABLE usage_1;
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
@@ -88,19 +107,22 @@ INSERT INTO gpu (uuid, instance, node, gpu_index, last_seen) VALUES (?, ?, ?, ?,
 ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index, last_seen = excluded.last_seen
 RETURNING id"""
 _UPSERT_ACCOUNT = """
-INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, last_seen)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
+INSERT INTO account (namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, last_seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
     owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
-    owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name)
+    owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
+    labels = iif(excluded.labels = '', labels, excluded.labels)
 RETURNING id"""
 _INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?)"
 # SQLite converts the units, because that is faster than Python.
 _INSERT_SAMPLE = """
 INSERT OR REPLACE INTO sample VALUES (?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"""
 _ADD_USAGE = """
-INSERT INTO usage VALUES (?, ?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e9), round(? * 1e9))
+INSERT INTO usage VALUES (?, ?, ?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e9), round(? * 1e9),
+    round(? * 1e3), round(? * 1e3), round(? * 1e3))
 ON CONFLICT DO UPDATE SET allocated = allocated + excluded.allocated, idle = idle + excluded.idle,
-    cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
+    cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost,
+    measured = measured + excluded.measured, busy = busy + excluded.busy, energy = energy + excluded.energy"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
 # The mean of a GPU over the rounds in which a pod held it, if the pod held it for a part of the window only. Otherwise
 # the figures after the end of a pod would be part of its mean.
@@ -143,10 +165,16 @@ class Amounts(NamedTuple):
     idle_seconds: float = 0.0
     cost: float = 0.0
     idle_cost: float = 0.0  # the part of the cost that was spent while idle
+    measured_seconds: float = 0.0  # the part of the allocated time for which the busy time is known
+    busy_seconds: float = 0.0
+    energy_joules: float = 0.0
+
+    def plus(self, other: Amounts) -> Amounts:
+        return Amounts(*map(add, self, other))
 
 
 class UsageAccount(NamedTuple):
-    """A pod or job. The owner is not part of the key, because it may become known later."""
+    """A pod or job. Owner and labels are not part of the key, because they may become known later."""
 
     namespace: str = ""
     pod: str = ""
@@ -155,6 +183,11 @@ class UsageAccount(NamedTuple):
     container_id: str = ""  # only if there is no pod name
     owner_kind: str = ""
     owner_name: str = ""
+    labels: str = ""  # JSON object
+
+
+UNALLOCATED = UsageAccount()
+"""Usage of GPUs, and of parts of GPUs, that no pod or job held."""
 
 
 class HolderSample(NamedTuple):
@@ -177,6 +210,8 @@ class GpuSample(NamedTuple):
     figures: Figures | None = None
     holders: Sequence[HolderSample] = ()
     conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
+    unallocated: Amounts = Amounts()  # since the previous round
+    currency: str = ""  # of `unallocated`
 
 
 class HistoryRound(NamedTuple):
@@ -197,7 +232,7 @@ class HistoryStore:
         self._path = path
         self._max_bytes = max_bytes
         self._retention = Retention() if path else IN_MEMORY
-        self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = {}  # by day, account and currency
+        self._pending_usage: dict[tuple[int, UsageAccount, str], Amounts] = {}  # by time, account and currency
         self._damage: Exception | None = None
         self._in_memory = threading.RLock()
         self._lock: int | None = None
@@ -283,6 +318,8 @@ class HistoryStore:
                 self._db.execute(f"PRAGMA {setting}")
             if version == 0:
                 self._db.executescript(_SCHEMA)
+            elif version == 1:
+                self._db.executescript(_MIGRATE_FROM_1)
             self._reset_caches()
         except BaseException:
             self._db.close()
@@ -305,12 +342,14 @@ class HistoryStore:
         self._open_spans = set(self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL"))
 
     def _add_pending_usage(self, round_: HistoryRound) -> None:
-        day = int(round_.time) // DAY * DAY
+        step = int(round_.time) // COARSE * COARSE
         for gpu in round_.gpus:
-            for holder in gpu.holders:
-                key = day, holder.account, holder.currency
-                earlier = self._pending_usage.get(key)
-                self._pending_usage[key] = Amounts(*map(add, earlier, holder.amounts)) if earlier else holder.amounts
+            used = [(holder.account, holder.currency, holder.amounts) for holder in gpu.holders]
+            for account, currency, amounts in (*used, (UNALLOCATED, gpu.currency, gpu.unallocated)):
+                if any(amounts):
+                    key = step, account, currency
+                    earlier = self._pending_usage.get(key)
+                    self._pending_usage[key] = earlier.plus(amounts) if earlier else amounts
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
@@ -331,8 +370,9 @@ class HistoryStore:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
             spans.update((gpu_id, 0, name, message) for name, message in gpu.conditions)
         usage = [
-            (day, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
-            for (day, account, currency), total in self._pending_usage.items()
+            (resolution, step // resolution * resolution, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
+            for (step, account, currency), total in self._pending_usage.items()
+            for resolution in (COARSE, HOUR, DAY)
         ]
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
@@ -376,13 +416,18 @@ class HistoryStore:
                 )
         self._db.execute(_ROLL_UP_ENDED, window)
         self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
-        self._db.execute("DELETE FROM usage WHERE time < ?", (time - keep.usage,))
+        for resolution, retention in ((COARSE, keep.usage_per_step), (HOUR, keep.usage_per_hour), (DAY, keep.usage)):
+            self._db.execute("DELETE FROM usage WHERE resolution = ? AND time < ?", (resolution, time - retention))
         for table in ("gpu", "account"):
             self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
 
     def _enforce_size_limit(self) -> None:
         """Deletes the oldest hours of coarse samples, then the oldest days of usage. SQLite reuses freed pages."""
-        for rows, length in ((f"sample WHERE resolution = {COARSE}", HOUR), ("usage WHERE true", DAY)):
+        for rows, length in (
+            (f"sample WHERE resolution = {COARSE}", HOUR),
+            (f"usage WHERE resolution = {HOUR}", DAY),
+            (f"usage WHERE resolution = {DAY}", DAY),
+        ):
             while self._fetch_value(_USED_BYTES) > self._max_bytes:
                 oldest = self._fetch_value(f"SELECT min(time) FROM {rows}")
                 if oldest is None:

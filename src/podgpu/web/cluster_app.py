@@ -20,7 +20,7 @@ from podgpu.web.responses import Handler, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    from podgpu.cluster.waste import ReadWaste
+    from podgpu.cluster.record import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.page_routes import Complete
     from podgpu.web.protection import Protection
@@ -38,11 +38,11 @@ def cluster_listeners(
     probe_address: Address | None,
     protection: Protection | None,
     history: HistorySource | None = None,
-    waste: ReadWaste | None = None,
+    usage: UsageAnswers | None = None,
     lifecycle: bool = True,
 ) -> list[Listener]:
     """`lifecycle` enables POST /-/forget."""
-    app = cluster_application(cluster, protection, history, waste, lifecycle)
+    app = cluster_application(cluster, protection, history, usage, lifecycle)
     listeners = [Listener(app, address, tls=protection.make_tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
@@ -53,7 +53,7 @@ def cluster_application(
     cluster: Cluster,
     protection: Protection | None = None,
     history: HistorySource | None = None,
-    waste: ReadWaste | None = None,
+    usage: UsageAnswers | None = None,
     lifecycle: bool = True,
 ) -> web.Application:
     routes = [
@@ -61,7 +61,7 @@ def cluster_application(
         web.get("/metrics/nodes", _node_metrics(cluster)),
         *_probe_routes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, waste),
+        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, usage),
     ]
     return make_application(routes, protection)
 

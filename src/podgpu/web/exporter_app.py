@@ -26,7 +26,7 @@ from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
     from podgpu.cluster.prices import ReadPrices
-    from podgpu.cluster.waste import ReadWaste
+    from podgpu.cluster.record import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
 
@@ -39,7 +39,7 @@ class PageSources:
 
     history: HistorySource | None = None
     prices: ReadPrices | None = None
-    waste: ReadWaste | None = None
+    usage: UsageAnswers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def application(
         release_route(agent, lifecycle),
         forget_route(forget_on_node(agent), lifecycle),
         web.get("/api/v1/node", _node_document(agent)),
-        *page_routes(NodePage(agent, page.prices).latest, complete_gpu, links, page.history, page.waste),
+        *page_routes(NodePage(agent, page.prices).latest, complete_gpu, links, page.history, page.usage),
     ]
     return make_application(routes, protection)
 

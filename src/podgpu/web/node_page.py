@@ -9,11 +9,10 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published
 from podgpu.cluster.alerts import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.record import LONGEST_GAP, RoundReader, waste_reader
+from podgpu.cluster.record import LONGEST_GAP, RoundReader, UsageAnswers
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import ReadWaste
 from podgpu.history.recorder import HistoryRecorder
 
 
@@ -84,5 +83,5 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     return recorder
 
 
-def node_waste(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> ReadWaste:
-    return waste_reader(recorder, lambda: build_state(agent, prices), agent.clock)
+def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> UsageAnswers:
+    return UsageAnswers(recorder, lambda: build_state(agent, prices), agent.clock)

@@ -15,8 +15,10 @@ import msgspec
 from aiohttp import web
 
 from podgpu import __version__
+from podgpu.cluster.ranges import encode_range_csv, parse_range_query
+from podgpu.cluster.record import UsageAnswers
 from podgpu.cluster.view import GpuResponse, PageState, make_gpu_answer, make_pod
-from podgpu.cluster.waste import ReadWaste, csv_name, encode_waste_csv, parse_waste_query
+from podgpu.cluster.waste import csv_name, encode_waste_csv, parse_waste_query
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, HistorySource, parse_points, parse_range
 from podgpu.metrics.encode import Body, etag_of
@@ -27,7 +29,7 @@ Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds the details of a GPU that only its exporter provides."""
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
-_PATHS = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
+_PATHS = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history, /api/v1/waste and /api/v1/range"
 
 
 def page_routes(
@@ -35,11 +37,11 @@ def page_routes(
     complete_gpu: Complete,
     links: Sequence[str],
     history: HistorySource | None = None,
-    waste: ReadWaste | None = None,
+    usage: UsageAnswers | None = None,
 ) -> list[web.RouteDef]:
     """Returns the routes of the page and the API. Add them last: they include a 404 for all other paths below `/api`.
 
-    Each request calls `latest` or `waste` in a thread. `links` are other paths of the server, shown at the bottom of
+    Each request calls `latest` in a thread. `links` are other paths of the server, shown at the bottom of
     the page.
     """
     types = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
@@ -78,7 +80,7 @@ def page_routes(
         web.get("/api/v1/history", _history(history, _sparklines)),
         web.get("/api/v1/history/gpus/{uuid}", _history(history, _history_of_gpu)),
         web.get("/api/v1/history/pods/{namespace}/{pod}", _history(history, _history_of_pod)),
-        *([] if waste is None else [web.get("/api/v1/waste", _waste(waste))]),
+        *([] if usage is None else _usage_routes(usage)),
         web.route("*", "/api/{rest:.*}", _unknown_path),
     ]
 
@@ -154,17 +156,32 @@ async def _history_of_pod(request: web.Request, history: HistorySource) -> msgsp
     return answer or f"there is no record that pod {namespace}/{name} held a GPU in this time range"
 
 
-def _waste(waste: ReadWaste) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
+def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
+    async def waste(request: web.Request) -> web.StreamResponse:
         by, form = parse_waste_query(request.query)
-        answer = await asyncio.to_thread(waste, by)
+        answer = await asyncio.to_thread(usage.waste, by)
         if form == "json":
             return await _json_response(request, answer)
-        attachment = f'attachment; filename="{csv_name(answer)}"'
-        headers = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8", "Content-Disposition": attachment}
-        return await _response(request, lambda: encode_waste_csv(answer), headers)
+        return await _csv_response(request, csv_name(answer), lambda: encode_waste_csv(answer))
 
-    return _reject_errors(handle)
+    async def used_range(request: web.Request) -> web.StreamResponse:
+        query = parse_range_query(request.query)
+        answer = await usage.range(query)
+        if not query.is_csv:
+            return await _json_response(request, answer)
+        name = f"podgpu-cost{'-SIMULATED' if answer.simulated else ''}.csv"
+        return await _csv_response(request, name, lambda: encode_range_csv(answer))
+
+    return [
+        web.get("/api/v1/waste", _reject_errors(waste)),
+        web.get("/api/v1/range", _reject_errors(used_range)),
+    ]
+
+
+async def _csv_response(request: web.Request, name: str, make: Callable[[], bytes]) -> web.Response:
+    attachment = f'attachment; filename="{name}"'
+    headers = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8", "Content-Disposition": attachment}
+    return await _response(request, make, headers)
 
 
 async def _unknown_path(request: web.Request) -> web.Response:

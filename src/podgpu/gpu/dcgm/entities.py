@@ -229,10 +229,10 @@ def _read_switches(
         return
     for switch in ids[: count.value]:
         name = ("nvswitch", f"nvswitch{switch}")
-        if selection.shows("g", switch):
+        if selection.shows_gpu(switch):
             yield OtherEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), (name,))
         for link in links.get(switch, ()):
-            if selection.shows("i", link):
+            if selection.shows_instance(link):
                 yield OtherEntity(SWITCH_LINK, _link(EntityGroup.SWITCH, switch, link), (("nvlink", str(link)), name))
 
 
@@ -242,9 +242,9 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Oth
         return
     for cpu in hierarchy.cpus[: hierarchy.numCpus]:
         name = ("cpu", str(cpu.cpuId))
-        if selection.shows("g", cpu.cpuId):
+        if selection.shows_gpu(cpu.cpuId):
             yield OtherEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), (name,))
         cores = (64 * n + bit for n, word in enumerate(cpu.cores.bitmask) for bit in range(64) if word >> bit & 1)
         for core in cores:
-            if selection.shows("i", core):
+            if selection.shows_instance(core):
                 yield OtherEntity("CPU_CORE", Entity(EntityGroup.CPU_CORE, core), (("cpucore", str(core)), name))

@@ -1,0 +1,251 @@
+"""GPU-hours, energy and cost in a range, by pod, owner, namespace and label."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.clock import Clock
+from podgpu.cluster.prices import NO_PRICES, Price, Prices
+from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RangeRow, describe_row, encode_range_csv, parse_range_query
+from podgpu.cluster.record import RoundReader, UsageAnswers
+from podgpu.cluster.state import ClusterState
+from podgpu.errors import UsageError
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import HistoryStore
+from podgpu.model import SlotUsage, WorkloadOwner
+from tests.cluster.states import H100, WALL, World, gpu, holder, mig, node
+
+DAY = 86_400
+PRICES = Prices("EUR", {"*": Price(10.0)})
+OWNERS = {("ml", "a"): WorkloadOwner("Job", "train"), ("ml", "b"): WorkloadOwner("Job", "train")}
+
+
+class Cluster:
+    """One node, recorded every 15 s."""
+
+    def __init__(self, directory: str = "", prices: Prices = PRICES, at: float = 0.0) -> None:
+        self.world, self.prices, self.at = World(), prices, at
+        clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
+        reader = RoundReader(lambda: self.world.state, 60.0, clock.wall)
+        self.recorder = HistoryRecorder(reader, clock, directory)
+        self.answers = UsageAnswers(self.recorder, self.state, clock)
+
+    def state(self) -> ClusterState:
+        assert self.world.state is not None
+        return self.world.state
+
+    def round(self, *gpus: Any, seconds: float = 15.0, **more: Any) -> None:
+        self.at += seconds
+        self.world.round(node("n1", *gpus, read_at=self.at, **more), at=self.at, prices=self.prices, owners=OWNERS)
+        self.recorder.record()
+
+    def range(self, by: str = "pod", **more: Any) -> RangeAnswer:
+        return asyncio.run(self.answers.range(RangeQuery(by, **more)))
+
+    def rows(self, by: str = "pod", **more: Any) -> dict[str, RangeRow]:
+        return {describe_row(row): row for row in self.range(by, **more).rows}
+
+
+def used(pod: str, seconds: float, *, busy: float, joules: float = 0.0, share: float | None = None) -> Any:
+    """A holder whose counters have run for `seconds`."""
+    return holder(
+        pod, share=share, utilization_ratio=busy, busy_ns=int(busy * seconds * 10**9), energy_mj=int(joules * 1000)
+    )
+
+
+def an_hour(cluster: Cluster) -> None:
+    labels = {"ml/a": {"team": "nlp"}, "ml/b": {"team": "vision"}}
+    for number in range(241):
+        seconds = number * 15.0
+        one = gpu(0, used("a", seconds, busy=0.25, joules=seconds * 100), busy=0.25, usage=SlotUsage(method="samples"))
+        two = gpu(1, used("b", seconds, busy=0.0, joules=seconds * 50, share=0.5), busy=0.0, usage=SlotUsage())
+        cluster.round(one, two, gpu(2), pod_labels=labels)
+
+
+def test_hours_energy_and_cost_of_an_hour() -> None:
+    cluster = Cluster()
+    an_hour(cluster)
+    answer = cluster.range()
+    a, b, rest = answer.rows
+    assert (a.pod, a.gpu_hours, a.used_hours, a.idle_hours, a.mean_use) == ("a", 1.0, 0.25, 0.0, 0.25)
+    assert (a.energy_kwh, a.cost, a.wasted, a.owner) == (0.1, 10.0, 0.0, WorkloadOwner("Job", "train"))
+    assert (b.gpu_hours, b.idle_hours, b.mean_use, b.cost, b.wasted) == (0.5, 0.5, 0.0, 5.0, 5.0)
+    assert (rest.unallocated, rest.gpu_hours, rest.cost, rest.mean_use) == (True, 1.5, 15.0, None)
+    totals = answer.totals
+    assert (totals.gpu_hours, totals.allocated_hours, totals.cost, totals.unallocated_cost) == (3.0, 1.5, 30.0, 15.0)
+    assert (totals.used_hours, totals.idle_hours, totals.wasted, totals.energy_kwh) == (0.25, 0.5, 5.0, 0.15)
+    assert (answer.methods, answer.currency) == (["samples"], "EUR")
+    together = cluster.rows("owner")["ml/Job/train"]
+    assert (together.gpu_hours, together.cost, together.mean_use) == (1.5, 15.0, round(0.25 / 1.5, 4))
+    assert {name: row.cost for name, row in cluster.rows("label:team").items()} == {
+        "nlp": 10.0,
+        "vision": 5.0,
+        "unallocated": 15.0,
+    }
+
+
+def test_an_ended_pod_and_a_restart_are_part_of_the_range(tmp_path: Path) -> None:
+    before = Cluster(str(tmp_path))
+    an_hour(before)
+    before.recorder.stop()
+    after = Cluster(str(tmp_path), at=before.at + 600)
+    after.round(gpu(0), gpu(1), gpu(2))
+    assert [row.pod for row in after.range().rows] == ["a", "b", ""]
+    assert after.range().totals == before_totals(3.0)
+    after.round(gpu(0), gpu(1), gpu(2), seconds=12 * 3600)
+    assert after.range(seconds=3600).rows == []
+    assert after.range(start=WALL - DAY, end=WALL + 3600 * 2).totals.gpu_hours == 3.0
+    after.recorder.stop()
+
+
+def before_totals(hours: float) -> Any:
+    cluster = Cluster()
+    an_hour(cluster)
+    assert cluster.range().totals.gpu_hours == hours
+    return cluster.range().totals
+
+
+def test_ranges_of_minutes_hours_and_days_are_read_from_the_matching_steps() -> None:
+    cluster = Cluster()
+    for _ in range(10 * DAY // 60 + 1):
+        cluster.round(gpu(0, holder("a", utilization_ratio=1.0), busy=1.0), seconds=60.0)
+    assert cluster.range(seconds=3600).totals.gpu_hours == pytest.approx(1.0, abs=0.09)
+    assert cluster.range(seconds=DAY).totals.gpu_hours == pytest.approx(24.0, abs=1.0)
+    assert cluster.range(seconds=30 * DAY).totals.gpu_hours == pytest.approx(240.0, abs=0.1)
+    answer = cluster.range(seconds=7 * DAY)
+    length = (answer.to - answer.from_) / 3600
+    assert answer.totals.gpu_hours == pytest.approx(length, abs=0.1)
+    assert 168 <= length < 168 + 24, "in memory, hours are kept for a day; longer ranges begin with a day"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.booleans()), min_size=2, max_size=20))
+def test_sums_equal_the_counters_of_the_exporter(rounds: list[tuple[int, float, bool]]) -> None:
+    """Pods come, go and share; the exporter restarts. Every row is the increase of the exporter's counters."""
+    cluster = Cluster()
+    busy: Counter[str] = Counter()
+    energy: Counter[str] = Counter()
+    expected: Counter[str] = Counter()
+    kept: set[str] = set()
+    exporters = 0
+    for pods, load, restarts in rounds:
+        if restarts:
+            exporters += 1
+            busy.clear()
+            energy.clear()
+        names = {f"p{n}" for n in range(pods)}
+        parts = names | {""}
+        for name in parts:
+            part = load / max(1, pods) * 15
+            growth = {"busy": round(part * 1e9), "energy": round(part * 1e6)}
+            busy[name] += growth["busy"]
+            energy[name] += growth["energy"]
+            if name in kept:
+                expected[f"{name} energy"] += growth["energy"]
+                expected[f"{name} busy"] += growth["busy"]
+        holders = [
+            holder(n, share=1 / pods, utilization_ratio=load, busy_ns=busy[n], energy_mj=energy[n])
+            for n in sorted(names)
+        ]
+        usage = SlotUsage(unattributed_energy_mj=energy[""])
+        cluster.round(gpu(0, *holders, busy=load, usage=usage), exporter_id=f"exporter-{exporters}")
+        kept = parts
+    rows, totals = cluster.rows(), cluster.range().totals
+    assert totals.gpu_hours == pytest.approx((len(rounds) - 1) * 15 / 3600, abs=1e-3), "the GPU's own hours"
+    assert sum(row.gpu_hours for row in rows.values()) == pytest.approx(totals.gpu_hours, abs=1e-3)
+    for name in ("p0", "p1", "p2"):
+        row = rows.get(f"ml/{name}")
+        assert (row.used_hours if row else 0) == pytest.approx(expected[f"{name} busy"] / 3.6e12, abs=1e-4)
+    joules = sum(value for name, value in expected.items() if name.endswith("energy")) / 1000
+    assert (totals.energy_kwh or 0) == pytest.approx(joules / 3.6e6, abs=1e-4)
+
+
+def test_mig_instances_add_up_to_the_gpu_and_have_their_own_prices() -> None:
+    cluster = Cluster()
+    for _ in range(241):
+        cut = (mig(1, holder("m", utilization_ratio=0.5), busy=0.5), mig(2, profile="2g.20gb"))
+        cluster.round(gpu(0, instances=cut, power_mw=700_000))
+    rows, totals = cluster.rows(), cluster.range().totals
+    assert rows["ml/m"].gpu_hours == pytest.approx(1 / 7, abs=1e-4)
+    assert rows["ml/m"].mean_use == pytest.approx(0.5, abs=1e-3)
+    assert rows["ml/m"].energy_kwh == pytest.approx(0.1, abs=1e-4), "its part of the power"
+    assert (totals.gpu_hours, totals.cost, totals.energy_kwh) == pytest.approx((1.0, 10.0, 0.7), abs=1e-3)
+
+
+def test_what_is_missing_is_said_and_the_rest_is_shown() -> None:
+    cluster = Cluster(prices=Prices("EUR", {H100: Price(10.0)}))
+    for _ in range(3):
+        unknown = holder("b", share=0.5, processes=1)
+        cluster.round(gpu(0, holder("a", utilization_ratio=0.0), busy=0.0), gpu(1, unknown, model="Odd"), seconds=36.0)
+    answer = cluster.range("label:team", seconds=30 * DAY)
+    notes = "\n".join(answer.notes)
+    assert "there is no record before 2023-11-14T22:1" in notes
+    assert "no pod has the label 'team'" in notes
+    assert "0.02 GPU-hours have no price in EUR" in notes
+    assert "there is no price for Odd" in notes
+    assert (answer.totals.cost, answer.totals.wasted, answer.totals.unknown_hours) == (0.2, 0.2, 0.01)
+    assert [describe_row(row) for row in answer.rows] == ["(none)", "unallocated"]
+    cluster.world.round(prices=NO_PRICES)
+    answer = cluster.range()
+    assert (answer.totals.cost, answer.totals.gpu_hours) == (None, 0.04)
+    assert "there are no prices" in answer.notes[-1]
+
+
+def test_csv_has_the_columns_of_focus() -> None:
+    cluster = Cluster()
+    an_hour(cluster)
+    answer = cluster.range("label:team", seconds=DAY)
+    first, *_, last = csv.DictReader(io.StringIO(encode_range_csv(answer).decode()))
+    assert (first["BilledCost"], first["BillingCurrency"], first["ConsumedUnit"]) == ("10.0", "EUR", "GPU-Hours")
+    assert (first["Tags"], first["x_UsedGpuHours"], first["x_UsageMethod"]) == ('{"team": "nlp"}', "0.25", "samples")
+    assert (last["ChargeDescription"], last["PricingQuantity"]) == ("GPU hours: unallocated", "1.5")
+    empty = encode_range_csv(cluster.range(start=0.0, end=DAY)).decode()
+    assert empty.startswith("BilledCost,")
+    assert empty.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"by": "gpu"}, "use pod, owner, namespace or label:NAME"),
+        ({"by": "label:"}, "use pod, owner, namespace or label:NAME"),
+        ({"range": "1y"}, "use one of 1h, 6h, 24h, 7d, 30d"),
+        ({"format": "xml"}, "use json or csv"),
+        ({"from": "yesterday"}, "write a Unix time"),
+        ({"to": "nan"}, "write a Unix time"),
+        ({"from": "20", "to": "10"}, "from=20 is not before to=10"),
+    ],
+)
+def test_a_wrong_query_is_refused(query: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_range_query(query)
+
+
+def test_the_usage_of_an_older_file_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    HistoryStore(path).close()
+    today = int(WALL // DAY * DAY)
+    with sqlite3.connect(path) as db:
+        db.executescript(
+            f"""
+            DROP TABLE usage; ALTER TABLE account DROP COLUMN labels; PRAGMA user_version = 1;
+            CREATE TABLE usage (time INTEGER, account INTEGER, currency TEXT, allocated INTEGER, idle INTEGER,
+                cost INTEGER, idle_cost INTEGER, PRIMARY KEY (time, account, currency)) WITHOUT ROWID;
+            INSERT INTO account VALUES (1, 'ml', 'old', '', '', '', '', '', {today});
+            INSERT INTO usage VALUES ({today}, 1, 'EUR', 7200000, 3600000, 20000000000, 10000000000);"""
+        )
+    cluster = Cluster(str(tmp_path))
+    cluster.round(gpu(0))
+    row = cluster.rows(seconds=7 * DAY)["ml/old"]
+    assert (row.gpu_hours, row.idle_hours, row.cost, row.mean_use, row.unknown_hours) == (2.0, 1.0, 20.0, None, 2.0)
+    assert cluster.answers.waste("pod").rows[0].wasted == 10.0
+    cluster.recorder.stop()
