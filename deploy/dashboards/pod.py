@@ -143,8 +143,8 @@ def _devices() -> Row:
                     (f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{_POD}}})", "tensor cores"),
                     (f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{_POD}}})", "memory interface"),
                 ],
-                "Only GPUs and instances that the pod does not share. Needs Hopper or later. If the engine is active and "
-                "the tensor cores are not, the data types or shapes may not suit tensor cores.",
+                "Only GPUs and instances that the pod does not share. Needs Hopper or later. If the engine is active "
+                "and the tensor cores are not, the data types or shapes may not suit tensor cores.",
                 "percentunit",
                 top=1,
             ),
