@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podgpu.gpu.nvml.switch_attribution import (
@@ -86,6 +86,7 @@ def test_numbers_wrap_around_and_continue_in_the_next_chunk() -> None:
     assert len(list(sequence.decode(chunk((IN, 1, 3), first=0)))) == 1
 
 
+@settings(max_examples=40)
 @given(
     steps=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3 * MS), st.integers(0, 3 * MS)), max_size=60),
     ends=st.lists(st.integers(1, 5 * MS), min_size=1, max_size=20),
@@ -149,6 +150,7 @@ def test_saving_a_preempted_context_is_not_busy_time(
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
 
 
+@settings(max_examples=50)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30),
     samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
