@@ -73,7 +73,7 @@ export class GpuView {
     this.facts.hidden = this.holding.hidden = !device;
     if (!device) return;
     this.troubles.show(device, now);
-    this.rows.show(device, { now, cost: this.context.prices() });
+    this.rows.show(device, { now, cost: this.context.prices(), waits: true });
     place(this.facts, factsOf(device, this.context.prices()));
     this.facts.hidden = device.absent || device.gone;
   }
