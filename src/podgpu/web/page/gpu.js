@@ -30,7 +30,8 @@ export class GpuView {
     this.rows = new Rows();
     this.parts = h("nav", { class: "tabs", "aria-label": "Instances" });
     this.running = h("ul", { class: "marks" });
-    this.holding = h("section", {}, h("h3", {}, "Holders"), this.rows.element, this.running);
+    this.holding = h("section", {}, h("h3", {}, "Holders"), this.rows.element);
+    this.runningSection = h("section", {}, h("h3", {}, "Processes"), this.running);
     this.timeline = new Timeline((criteria) => ({ gpu: criteria.gpu }));
     this.xids = h("ul", { class: "marks" });
     this.xidSection = h("section", {}, h("h3", {}, "XID errors"), this.xids);
@@ -40,7 +41,7 @@ export class GpuView {
     this.method = h("p", { class: "about" });
     this.about = h("p", { class: "about" });
     const more = h("section", { class: "known" }, h("h2", {}, "All fields"), this.about, this.xidSection, this.fields, this.sourceSection, this.method);
-    this.element = h("div", { class: "pod gpu" }, this.back, title, this.uuid, this.troubles.element, this.facts, this.holding, this.parts, this.timeline.element, more);
+    this.element = h("div", { class: "pod gpu" }, this.back, title, this.uuid, this.troubles.element, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, more);
   }
 
   leave() {
@@ -72,10 +73,12 @@ export class GpuView {
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
     this.troubles.element.hidden = !device;
     this.facts.hidden = this.holding.hidden = !device;
+    const processes = device ? processRows(device) : [];
+    place(this.running, processes);
+    this.runningSection.hidden = !processes.length;
     if (!device) return;
     this.troubles.show(device, now);
     this.rows.show(device, { now, cost: this.context.prices() });
-    place(this.running, processRows(device));
     place(this.facts, factsOf(device, this.context.prices()));
     this.facts.hidden = device.absent || device.gone;
   }
