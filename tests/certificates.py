@@ -16,8 +16,10 @@ _SCRAPER = "DNS:prometheus.test,email:ops@test,IP:::1,IP:10.0.0.7,URI:spiffe://t
 
 @dataclass(frozen=True)
 class Certificates:
-    """Signed by `ca`: the servers `server`, `renewed`, `elsewhere` and `expired`, the clients `client` and `scraper`.
-    Signed by `stranger`: the client `outsider`.
+    """Certificates in a folder.
+
+    `ca` signed those of the servers `server`, `renewed`, `elsewhere` and `expired`, and of the clients `client` and
+    `scraper`. `stranger` signed that of the client `outsider`.
     """
 
     folder: Path

@@ -14,9 +14,9 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def free_port() -> int:
-    """A port for a process that binds it later.
+    """Returns a port for a process that binds it later.
 
-    It is outside the range that the kernel uses for connections, and another test process gets other ports.
+    It is outside the range that the kernel uses for connections. Other test processes get other ports.
     """
     while True:
         port = _FIRST_PORT + next(_PORTS) % _PORTS_GIVEN
@@ -26,6 +26,6 @@ def free_port() -> int:
 
 
 def lines_of(text: str, family: str) -> list[tuple[dict[str, str], float]]:
-    """Labels and values of one family."""
+    """Returns labels and values of one family."""
     lines = (line for line in text.splitlines() if line.startswith((family + "{", family + " ")))
     return [(dict(_LABEL.findall(line)), float(line.rpartition(" ")[2])) for line in lines]

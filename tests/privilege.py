@@ -1,4 +1,4 @@
-"""Permissions and mounts: what is forbidden is seen as nobody, because root may open everything."""
+"""Missing permissions and mounted file systems."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NOBODY = 65534
 
 @contextmanager
 def without_privilege() -> Iterator[None]:
-    """Effective ids are the whole process's on Linux."""
+    """Runs the block as the user nobody, because root may open every file."""
     if os.geteuid() != 0:
         yield
         return
     try:
         os.seteuid(NOBODY)
     except OSError as error:
-        pytest.skip(f"root opens everything, and cannot become nobody here: {error}")
+        pytest.skip(f"root cannot become nobody here: {error}")
     try:
         yield
     finally:
@@ -30,19 +30,26 @@ def without_privilege() -> Iterator[None]:
 
 
 @contextmanager
-def mounted_file(path: Path) -> Iterator[None]:
-    """An empty JSON list that is mounted on the path from another file system, like a single file in a pod."""
-    disk = path.with_name("disk")
+def mounted_disk(disk: Path, options: str = "size=1m") -> Iterator[None]:
+    """Mounts a small file system. Skips the test if that is not permitted."""
     disk.mkdir()
-    path.write_text("[]")
-    command = ["mount", "-t", "tmpfs", "tmpfs", disk]
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@contextmanager
+def mounted_file(path: Path) -> Iterator[None]:
+    """Mounts an empty JSON list from another file system on the path, like a single file in a pod."""
+    path.write_text("[]")
+    disk = path.with_name("disk")
+    with mounted_disk(disk):
         (disk / "file").write_text("[]")
         subprocess.run(["mount", "--bind", disk / "file", path], check=True)
         yield
         subprocess.run(["umount", path], check=True)
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)

@@ -25,7 +25,7 @@ from podgpu.model import Device
         ("g+i:0-2", Selection((), (0, 1, 2))),
     ],
 )
-def test_good_ones(text: str, selection: Selection) -> None:
+def test_valid_strings(text: str, selection: Selection) -> None:
     assert parse_selection(text) == selection
 
 
@@ -44,13 +44,13 @@ def test_good_ones(text: str, selection: Selection) -> None:
         ("f+i:0", "one g and one i"),
     ],
 )
-def test_bad_ones_say_what_is_wrong(text: str, complaint: str) -> None:
+def test_invalid_strings(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse_selection(text)
 
 
 @given(st.text())
-def test_nothing_else_is_ever_raised(text: str) -> None:
+def test_any_text_is_parsed_or_a_usage_error(text: str) -> None:
     with suppress(UsageError):
         parse_selection(text)
 
@@ -69,7 +69,7 @@ NODE = (GPU, CUT, FIRST, SECOND)
     ],
 )
 def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
-    """With the GPU an instance is on: its own figures are there once."""
+    """An instance is selected together with its GPU."""
     selection = parse_selection(text)
     selection.check(NODE)
     assert selection.select(NODE) == shown
@@ -83,6 +83,6 @@ def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
         ("g:1", "GPU 1 is in MIG mode"),
     ],
 )
-def test_what_is_not_here_is_said(text: str, complaint: str) -> None:
+def test_devices_that_do_not_exist(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse_selection(text).check(NODE)

@@ -1,4 +1,4 @@
-"""An atomic file is complete or unchanged, whatever happens."""
+"""Files that are written atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identity of a workload, in the model and on every screen."""
+"""Containers of a pod without a name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ UUID = "GPU-00000000-1111-2222-3333-444444444444"
 POD_UID = "11111111-2222-3333-4444-555555555555"
 
 
-def test_two_nameless_containers_of_a_pod_are_two_on_every_screen(
+def test_two_containers_of_a_pod_without_a_name_are_distinguished(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the kubelet's checkpoint says who holds the GPU, and nothing on the node says the pod's name."""
+    """Only the kubelet's checkpoint lists the holders, and it has no names of pods."""
     entries = [
         {
             "PodUID": POD_UID,

@@ -11,13 +11,13 @@ import pytest
 NODES = Path(__file__).parent / "nodes"
 PROMTOOL = shutil.which("promtool")
 PARSED = (0, 3)  # exit codes: no findings, and lint findings; 1 is a parse error
-CAMEL_CASE = "label names should be written in 'snake_case' not 'camelCase'"  # modelName is dcgm-exporter's
+CAMEL_CASE = "label names should be written in 'snake_case' not 'camelCase'"  # dcgm-exporter's modelName
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; on Debian: apt-get install prometheus")
 @pytest.mark.parametrize("scenario", ["pod-mapped", "mig", "faulty", "escaping", "usage-time-sliced"])
 def test_promtool_check_metrics(scenario: str) -> None:
-    """Names of dcgm-exporter break the rules of lint: upper case, counters without _total."""
+    """Findings about dcgm-exporter's names are ignored: upper case, counters without _total."""
     text = (NODES / scenario / "expected.prom").read_bytes()
     checked = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=60)
     findings = (checked.stdout + checked.stderr).decode()

@@ -1,4 +1,4 @@
-"""Workers: deadlines, abandoned calls, late answers."""
+"""Workers: a frozen process, and bugs in a source."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ def isolation() -> Iterator[Workers]:
     isolation.close()
 
 
-ONE_QUESTION = """
+ONE_CALL = """
 import sys
 from podgpu.workers import Workers
 
 def slow():
-    print("asked", flush=True)
+    print("called", flush=True)
     return sys.stdin.readline()
 
-found = Workers().run({"slow": slow}, 1.0)["slow"]
-print(found.value if found.error is None else found.error.reason)
+result = Workers().run({"slow": slow}, 1.0)["slow"]
+print(result.value if result.error is None else result.error.reason)
 """
 
 
 @pytest.mark.fault(
     "the node, or podgpu's container, is frozen for longer than a source may take",
-    "no source is blamed for it: the deadline is of time in which podgpu ran",
+    "no source fails because of it: the time of the freeze does not count towards the deadline",
 )
-@pytest.mark.reads_host("whether a process stands still only /proc tells")
+@pytest.mark.reads_host("only /proc has the state of a process")
 @pytest.mark.parametrize(("answers", "expected"), [(True, "answer"), (False, "deadline")])
-def test_what_podgpu_stood_still_is_not_the_sources(answers: bool, expected: str) -> None:
-    command = [sys.executable, "-c", ONE_QUESTION]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asking:
-        assert asking.stdin is not None
-        assert asking.stdout is not None
-        asking.stdout.readline()
-        time.sleep(0.1)  # it waits for the answer by now; if not, the test shows less, and is not wrong
-        asking.send_signal(signal.SIGSTOP)
-        wait_until(lambda: " T " in Path(f"/proc/{asking.pid}/stat").read_text(), "it stands still")
-        time.sleep(1.2)  # not for luck: for longer than its deadline
+def test_a_frozen_process_does_not_exceed_deadlines(answers: bool, expected: str) -> None:
+    command = [sys.executable, "-c", ONE_CALL]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.1)  # then it waits for the answer
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: " T " in Path(f"/proc/{process.pid}/stat").read_text(), "the process is stopped")
+        time.sleep(1.2)  # longer than the deadline
         if answers:
-            asking.stdin.write("answer\n")
-            asking.stdin.flush()
-        asking.send_signal(signal.SIGCONT)
-        assert asking.stdout.readline().strip() == expected
+            process.stdin.write("answer\n")
+            process.stdin.flush()
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline().strip() == expected
 
 
 def test_a_bug_in_one_source_is_contained(isolation: Workers, caplog: pytest.LogCaptureFixture) -> None:

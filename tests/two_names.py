@@ -1,4 +1,4 @@
-"""An exporter's exposition under other names: as dcgm-exporter 4.9 prints what 4.8 does, or as a podgpu with both."""
+"""Renames the metrics of dcgm-exporter 4.8 to those of 4.9, or writes both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COMMENT = re.compile(r"# (?P<kind>HELP|TYPE) (?P<name>DCGM_\w+) (?P<rest>.*)")
 
 
 def renamed(exposition: str, names: NameSet) -> str:
-    """An exposition of 4.8's names with others."""
+    """Returns an exposition of 4.8 with other names."""
     if names == "4.8":
         return exposition
     return "".join(f"{line}\n" for old in exposition.splitlines() for line in _lines(old, keep=names == "both"))

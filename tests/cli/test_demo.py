@@ -19,7 +19,7 @@ from podgpu.cli.demo import CLUSTER, OTHER_GPUS, DemoExporter, Director, find_ow
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import read_prices
-from podgpu.cluster.record import cluster_recorder, cluster_waste
+from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts
 from podgpu.web.cluster_app import cluster_application
@@ -65,8 +65,8 @@ class Demo:
         opened.callback(lambda: self._loop.run_until_complete(self._backend.close()))
         self.cluster = Cluster(lambda: self._backend, CLUSTER, prices, clock)
         self._recorder = cluster_recorder(self.cluster)
-        waste = cluster_waste(self.cluster, self._recorder)
-        app: Any = lambda cluster: cluster_application(cluster, waste=waste)  # noqa: E731
+        usage = cluster_usage(self.cluster, self._recorder)
+        app: Any = lambda cluster: cluster_application(cluster, usage=usage)  # noqa: E731
         self.page: Client = opened.enter_context(running(self.cluster, app=app))  # type: ignore[arg-type]
         self.play = Play(acts(self.nodes) if script else [])
         self.at = 0.0

@@ -175,15 +175,6 @@ def test_without_holders_the_round_fails(double: PrometheusDouble, rounds: Round
 # Nodes, owners, notes
 
 
-def test_a_node_without_samples_stays_until_drop_after(double: PrometheusDouble, rounds: Rounds) -> None:
-    rounds.run()
-    double.series = [(labels, value) for labels, value in double.series if labels["instance"] != "10.0.0.0:9400"]
-    reading = rounds.run(60)
-    assert [(node.state.node, bool(node.notes)) for node in reading.nodes] == [("node-1", False), ("node-0", True)]
-    assert reading.nodes[0].read_at - reading.nodes[1].read_at == 60
-    assert [node.state.node for node in rounds.run(300).nodes] == ["node-1"]
-
-
 def test_owners(double: PrometheusDouble, rounds: Rounds) -> None:
     """kube-state-metrics first, then the API server."""
     controller = {"namespace": "research", "owner_is_controller": "true"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import tempfile
 import time
@@ -21,6 +22,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.metrics.adapter import node_from_text
 from podgpu.model import Holder, NodeState, SlotUsage
 from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics
@@ -118,10 +120,14 @@ class Live:
         self.failing = failing
         self._collector = PrometheusCollector(PrometheusServer(url), SETTINGS)
         self._runner = asyncio.Runner()
+        self._state: ClusterState | None = None
 
     def run_round(self) -> ClusterReading:
+        """Returns the nodes of the cluster's state, which keeps nodes that are no longer scraped."""
         self._runner.run(self._collector.run_round())
-        return self._collector.reading()
+        reading = self._collector.reading()
+        self._state = build_cluster_state(reading, self._state, SETTINGS, time.monotonic(), time.time())
+        return dataclasses.replace(reading, nodes=tuple(entry.reading for entry in self._state.nodes))
 
     def close(self) -> None:
         self._runner.run(self._collector.close())
@@ -209,7 +215,6 @@ def test_the_same_documents_as_from_text(live: Live) -> None:
     for node in reading.nodes:
         assert comparable(node.state) == expected[node.state.node]
         assert node.named
-        assert node.notes == ()
     assert {node.state.node for node in reading.nodes} == set(EXPORTERS)
     assert [outcome.error for outcome in reading.outcomes] == [""]
 

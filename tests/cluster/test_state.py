@@ -54,6 +54,21 @@ def test_the_same_gpus_under_an_address_are_the_named_node() -> None:
     assert uuids(state_of(holding, named, at=3)) == {"10.0.0.1:9400": ["GPU-0", "GPU-1"]}, "the holders come first"
 
 
+def test_a_node_that_no_exporter_reports_any_more_keeps_its_last_reading_for_a_while() -> None:
+    world = World()
+    world.round(node("n1", gpu(0, holder()), listed=True), node("n2", gpu(1), listed=True))
+    for at in (15.0, 60.0, 299.0):
+        state = world.round(node("n2", gpu(1), read_at=at, listed=True), at=at)
+        entry = state.nodes[0]
+        assert (entry.name, entry.read_at, entry.gone, len(entry.held)) == ("n1", 0.0, at > 45, 1)
+        assert [c.name for c in entry.state.devices[0].conditions] == ["node_gone"] * (at > 45)
+        assert "http://n1:9400/metrics no longer reports this node" in entry.notes[0]
+    assert uuids(world.round(node("n2", gpu(1), read_at=301, listed=True), at=301)) == {"n2": ["GPU-1"]}
+    renamed = World()
+    renamed.round(node("n1", gpu(0)))
+    assert uuids(renamed.round(node("n2", gpu(0), read_at=15), at=15)) == {"n2": ["GPU-0"]}
+
+
 # A GPU that several nodes report
 
 
@@ -159,8 +174,8 @@ def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
     assert uuids(moved) == {"n1": ["GPU-0"], "n2": ["GPU-1"]}
     world.round(foreign(gpu(0), gpu(2), read_at=60), at=60)
     away = world.round(foreign(gpu(0), read_at=75), at=75)
-    assert uuids(away) == {"n1": ["GPU-0", "GPU-2"]}
-    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, removed={"GPU-2"})) == {"n1": ["GPU-0"]}
+    assert uuids(away)["n1"] == ["GPU-0", "GPU-2"]
+    assert uuids(world.round(foreign(gpu(0), read_at=90), at=90, removed={"GPU-2"}))["n1"] == ["GPU-0"]
     assert uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1] == "GPU-2"
 
 

@@ -1,29 +1,35 @@
-"""`podgpu enrich` from the command line, with a real kubelet socket and an exposition that goes bad and works again."""
+"""`podgpu enrich` as a command, with a kubelet on a real socket."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
 from podgpu.gpu.exposition import parse_exposition
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.cli.test_option_table import Ran, execute
+from tests.net import free_port
 from tests.nodes.clock import wait_until
 from tests.simulated_kubelet import FaultyKubelet
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
+NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 UUIDS = sorted(set(re.findall(r"GPU-[-0-9a-f]+", SEED)))
 BARE = re.sub(r'container_name="[^"]*",|pod_name="[^"]*",|pod_namespace="[^"]*",', "", SEED)
-"""What dcgm-exporter 1.x wrote before pod labels were put on."""
+"""The text of dcgm-exporter 1.x without pod labels."""
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def enrich(exposition: object, out: object, socket: str, *more: str) -> Ran:
 
 
 def series(text: str) -> Counter[str]:
-    """Lines with their labels sorted, as node_exporter prints them."""
+    """Sorts the labels of each line, as node_exporter does."""
     return Counter(
         re.sub(r"\{(.*)\}", lambda m: "{" + ",".join(sorted(m[1].split(","))) + "}", line)
         for line in text.splitlines()
@@ -76,9 +82,9 @@ def test_new_names(exposition: Path, out: Path, socket: str) -> None:
     )
 
 
-def test_without_a_kubelet_the_figures_come_without_pods(exposition: Path, out: Path, folder: Path) -> None:
+def test_without_a_kubelet_values_are_written_without_pod_labels(exposition: Path, out: Path, folder: Path) -> None:
     ran = enrich(exposition, out, str(folder / "nothing.sock"), "--once")
-    assert ran.code == 1, "whoever runs it by a timer is told"
+    assert ran.code == 1, "a timer unit notices the failure"
     assert "written without pod labels" in ran.err
     assert series(out.read_text()) == series(BARE)
     assert "kubelet: " in ran.err
@@ -114,7 +120,7 @@ def test_in_and_out_may_not_be_one_file(exposition: Path, socket: str, folder: P
     assert exposition.read_text() == BARE
 
 
-def test_a_loop_until_it_is_told_to_end(exposition: Path, out: Path, socket: str) -> None:
+def test_it_runs_until_sigterm(exposition: Path, out: Path, socket: str) -> None:
     words = ["--in", exposition, "--out", out, "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket]
     process = subprocess.Popen(
         [sys.executable, "-m", "podgpu", "enrich", *words, "--interval", "100ms", "--stale-after", "500ms"],
@@ -131,20 +137,55 @@ def test_a_loop_until_it_is_told_to_end(exposition: Path, out: Path, socket: str
         exposition.write_text(BARE)
         wait_until(lambda: "dcgm_gpu_temp" in out.read_text())
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0
-    assert said.count("is a web page") == 1
-    assert "works again" in said
+    assert log.count("is a web page") == 1
+    assert "works again" in log
     assert os.listdir(out.parent) == ["gpu.prom"]
 
 
 @pytest.mark.parametrize("scenario", ["shared", "pod-mapped"])
-def test_a_podgpus_exposition_comes_out_whole(scenario: str, exposition: Path, out: Path, socket: str) -> None:
+def test_families_of_podgpu_are_not_changed(scenario: str, exposition: Path, out: Path, socket: str) -> None:
     own = (Path(__file__).parents[1] / "nodes" / scenario / "expected.prom").read_text(encoding="utf-8")
     exposition.write_text(own, encoding="utf-8")
     assert enrich(exposition, out, socket, "--once").code == 0
     before, after = (parse_exposition(text.encode(), "exposition") for text in (own, out.read_text(encoding="utf-8")))
     theirs = {f.name: f for f in before.families if f.name.startswith("podgpu_")}
     assert {f.name: f for f in after.families if f.name in theirs} == theirs
+
+
+# node_exporter
+
+
+@contextmanager
+def node_exporter(directory: Path) -> Iterator[str]:
+    port = free_port()
+    collector = ["--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={directory}"]
+    command = [str(NODE_EXPORTER), *collector, f"--web.listen-address=127.0.0.1:{port}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield f"http://127.0.0.1:{port}/metrics"
+        finally:
+            process.terminate()
+
+
+@pytest.mark.skipif(NODE_EXPORTER is None, reason="prometheus-node-exporter is not installed")
+def test_seed_000_through_node_exporter(exposition: Path, out: Path, socket: str) -> None:
+    """Timestamps are removed, because node_exporter skips files that have them."""
+    stamped = [f"{line} 1700000000000" if line[0] != "#" else line for line in BARE.splitlines()]
+    exposition.write_text("\n".join(stamped) + "\n")
+    assert enrich(exposition, out, socket, "--once", "-o").code == 0
+    texts: list[str] = []
+
+    def scrape() -> bool:
+        with suppress(URLError), urlopen(url, timeout=30) as response:
+            texts.append(response.read().decode())
+        return bool(texts)
+
+    with node_exporter(out.parent) as url:
+        wait_until(scrape, "node_exporter answers")
+    assert "".join(line for line in texts[0].splitlines(keepends=True) if "dcgm" in line) == SEED
+    assert "node_textfile_scrape_error 0" in texts[0]
+    assert 'podgpu_exporter_source_up{file="gpu.prom",source="exporter"} 1' in texts[0]

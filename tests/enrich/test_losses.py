@@ -1,4 +1,4 @@
-"""A disk that is full, a clock that is set, a file that is replaced while it is read: what stands in the file then."""
+"""Faults around `podgpu enrich`: a full disk, a wall clock that jumps, a file that changes while it is read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from podgpu.gpu.exposition import FileExposition, ParsedExposition, parse_exposi
 from podgpu.holders.reader import AllocationResult
 from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
+from tests.privilege import mounted_disk
 from tests.web.process import NO_LOGS
 
 EXPOSITION = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0
+WALL = 1_700_000_000.0
 
 
 # A full disk
@@ -46,52 +48,41 @@ def enriching(exposition: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def fill(process: subprocess.Popen[str], disk: Path) -> None:
-    """To the last byte, and for good: while enrich stands still between two writings, as a file that it is about to put
-    in place would free the room of the one before, and with a second name for the file that it will remove."""
+    """Fills the disk while enrich is stopped between two writes. A hard link keeps the space of the old file used."""
     while True:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         try:
             if os.listdir(disk) == ["gpu.prom"]:
                 os.link(disk / "gpu.prom", disk / "kept")
-                _fill_up(disk / "filler")
+                with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+                    while True:
+                        filler.write(b"#" * 512)
                 return
         finally:
             process.send_signal(signal.SIGCONT)
 
 
-def _fill_up(path: Path) -> None:
-    with suppress(OSError), path.open("ab", buffering=0) as filler:
-        while True:
-            filler.write(b"#" * 512)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", mount], check=True)
+    with mounted_disk(tmp_path / "disk", "size=64k"):
+        yield tmp_path / "disk"
 
 
 @pytest.mark.fault(
     "The disk of enrich's output file is full for longer than --stale-after",
-    "The old file is removed, as nothing can be written over it, and said so once; it comes back once there is room",
+    "The old file is removed, with one log line, and is written again once there is space",
 )
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     exposition, out = tmp_path / "in.prom", small_disk / "gpu.prom"
     exposition.write_bytes(EXPOSITION)
     with enriching(exposition, out) as process:
-        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first figures are written")
+        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first values are written")
         fill(process, small_disk)
-        wait_until(lambda: not out.exists(), "figures that are too old are gone")
+        wait_until(lambda: not out.exists(), "the stale file is removed")
         (small_disk / "filler").unlink()
         (small_disk / "kept").unlink()
-        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "figures are written again")
+        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "values are written again")
         process.send_signal(signal.SIGTERM)
         _, logged = process.communicate(timeout=30)
     assert os.listdir(small_disk) == ["gpu.prom"]
@@ -100,91 +91,75 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     assert logged.count("works again") == 1
 
 
-# A clock that is set
+# A wall clock that jumps
 
 
-class Hands:
-    """Both clocks, by hand."""
+class StaleFile:
+    """An enricher with its own clocks. Reads the given text once, then fails."""
 
-    def __init__(self) -> None:
-        self.now, self.wall = 100.0, 1_700_000_000.0
-        self.clock = Clock(lambda: self.now, lambda: self.wall)
+    def __init__(self, out: Path, *texts: bytes) -> None:
+        self.now, self.wall = 100.0, WALL
+        self._out, self._texts = out, iter(texts)
+        clock = Clock(lambda: self.now, lambda: self.wall)
+        self._enricher = Enricher(
+            self._fetch,
+            lambda _devices: AllocationResult(),
+            AtomicFile(str(out), wall=clock.wall),
+            ErrorCounts(),
+            EnrichSettings(stale_after=75.0),
+            clock=clock,
+        )
 
-    def pass_by(self, seconds: float) -> None:
+    def _fetch(self) -> ParsedExposition:
+        for text in self._texts:
+            return parse_exposition(text, "exposition")
+        raise SourceError("unreachable", "no exposition")
+
+    def turn(self, seconds: float = 0.0) -> bool:
+        """Returns whether the file still has the values."""
         self.now += seconds
         self.wall += seconds
+        with suppress(SourceError):
+            self._enricher.turn()
+        return b"GPU-1" in self._out.read_bytes()
 
 
 @pytest.mark.fault(
     "The wall clock jumps a day forward or back while enrich cannot read its exporter",
-    "The last figures stand for --stale-after, not a second more or less",
+    "The last values are kept for exactly --stale-after",
 )
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> None:
-    hands, out = Hands(), tmp_path / "gpu.prom"
-    expositions = iter([parse_exposition(EXPOSITION, "exposition")])
-
-    def fetch() -> ParsedExposition:
-        for exposition in expositions:
-            return exposition
-        raise SourceError("unreachable", "no exposition")
-
-    file = AtomicFile(str(out), wall=hands.clock.wall)
-    enricher = Enricher(
-        fetch,
-        lambda _devices: AllocationResult(),
-        file,
-        ErrorCounts(),
-        EnrichSettings(stale_after=75.0),
-        clock=hands.clock,
-    )
-    enricher.turn()
-    hands.wall += jump
-    for seconds, stands in ((74.0, True), (2.0, False)):
-        hands.pass_by(seconds)
-        with pytest.raises(SourceError):
-            enricher.turn()
-        assert (b"GPU-1" in out.read_bytes()) is stands
+def test_the_wall_clock_jumps(jump: float, tmp_path: Path) -> None:
+    file = StaleFile(tmp_path / "gpu.prom", EXPOSITION)
+    file.turn()
+    file.wall += jump
+    assert file.turn(74.0)
+    assert not file.turn(2.0)
 
 
-@pytest.mark.parametrize(("written", "stands"), [(DAY, True), (-10.0, True), (-70.0, False)])
-def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, stands: bool, tmp_path: Path) -> None:
-    """One from the future is as if written at the start: it grows old like any other."""
-    hands, out = Hands(), tmp_path / "gpu.prom"
+@pytest.mark.parametrize(("written", "is_kept"), [(DAY, True), (-10.0, True), (-70.0, False)])
+def test_a_file_of_an_earlier_run(written: float, is_kept: bool, tmp_path: Path) -> None:
+    """A file from the future is treated as if it were written at the start."""
+    out = tmp_path / "gpu.prom"
     out.write_bytes(EXPOSITION)
-    os.utime(out, (0, hands.wall + written))
-
-    def fetch() -> ParsedExposition:
-        raise SourceError("unreachable", "no exposition")
-
-    file = AtomicFile(str(out), wall=hands.clock.wall)
-    enricher = Enricher(
-        fetch,
-        lambda _devices: AllocationResult(),
-        file,
-        ErrorCounts(),
-        EnrichSettings(stale_after=75.0),
-        clock=hands.clock,
-    )
-    for seconds, is_there in ((10.0, stands), (70.0, False)):
-        hands.pass_by(seconds)
-        with pytest.raises(SourceError):
-            enricher.turn()
-        assert (b"GPU-1" in out.read_bytes()) is is_there
+    os.utime(out, (0, WALL + written))
+    file = StaleFile(out)
+    assert file.turn(10.0) is is_kept
+    assert not file.turn(70.0)
 
 
-# A file that is replaced
+# A file that changes
 
 
 def replace(file: Path, content: bytes) -> None:
-    beside = file.with_suffix(".new")
-    beside.write_bytes(content)
-    os.replace(beside, file)
+    new = file.with_suffix(".new")
+    new.write_bytes(content)
+    os.replace(new, file)
 
 
 @pytest.mark.fault(
     "An exporter's file is replaced, or written over, again and again while podgpu reads it",
-    "Every reading is one whole exposition; where that cannot be had it is refused as being_written",
+    "Every reading is one complete exposition, or fails with being_written",
 )
 @pytest.mark.parametrize("write", [replace, Path.write_bytes], ids=["renamed", "written over"])
 def test_a_file_that_changes_while_it_is_read(write: Callable[[Path, bytes], object], tmp_path: Path) -> None:

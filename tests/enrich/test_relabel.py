@@ -1,4 +1,4 @@
-"""Real texts and the seeds' samples with holders put on: what comes out is in goldens/ (make golden rewrites it)."""
+"""Recorded texts and samples of the seeds with labels of holders. The results are in goldens/."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     assert text == golden.read_text(encoding="utf-8")
 
 
-def test_what_names_no_gpu_is_left_alone() -> None:
+def test_samples_without_a_gpu_are_not_changed() -> None:
     exposition = b'# TYPE node_load1 gauge\nnode_load1{pod="x"} 1\nlink{nvswitch="0",pod="y"} 2\n'
     assert enriched(exposition, held("GPU-1"), NEW).encode() == exposition
 
 
-def test_copies_that_differ_are_left_out_and_counted() -> None:
+def test_copies_with_different_values_are_removed_and_counted() -> None:
     exposition = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
     result = relabel(parse_exposition(exposition, "exposition"), [], NEW)
     assert result.ambiguous == 1

@@ -1,68 +1,34 @@
-"""`podgpu exporter` itself, but for its simulated driver: GPUs of it hang at the start, hang later, or talk nonsense.
+"""`podgpu exporter` on a simulated driver in which one GPU hangs at its first call, and another when it is read.
 
-`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the exporter's own command line.
+`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the options of the exporter.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from podgpu.cli import main, node
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Telemetry
-from podgpu.simulate.gpu import SimulatedLoad
 from tests.simulated import FaultyNvml
 
-GPUS = "6xH100"
-WELL = {0: 90, 1: 50, 2: 20, 3: 0}
-"""Number of the GPU -> per cent it is busy, always."""
-NO_ENERGY = 3
-"""Its energy counter answers NaN; all else of it is well."""
-HANGS_LATER, HANGS_AT_START = 4, 5
-WELL_VARIABLE = "ALL_WELL"
-"""Set in the environment: nothing is wrong with any GPU, to see what the attackers alone do."""
-_WELL_SECONDS = 5.0
-_HUNG_SECONDS, _BACK_SECONDS = 90.0, 10.0
-_READING, _ENUMERATION = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUUID"
+HEALTHY = range(4)
+"""Numbers of the GPUs without a fault."""
 
 
 def driver() -> FaultyNvml:
-    """The seed is fixed: whoever scrapes knows the UUIDs."""
-    made = FaultyNvml(GPUS, jitter=0)
-    for number, percent in WELL.items():
-        if percent:
-            made.place(SimulatedLoad(number, 4000 + number, percent / 100))
-    return made
+    """Returns a driver with the same UUIDs in every process."""
+    return FaultyNvml("6xH100", jitter=0)
 
 
-def _ailing(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
+def _open_telemetry(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
     nvml = driver()
-    if WELL_VARIABLE not in os.environ:
-        _spoil(nvml)
-    count = len(nvml.gpus)
-    return NvmlTelemetry(nvml, "simulated", count_expected=lambda: count)
-
-
-def _spoil(nvml: FaultyNvml) -> None:
-    nvml.faults.answer("nvmlDeviceGetTotalEnergyConsumption", float("nan"), NO_ENERGY)
-    nvml.faults.hang(_ENUMERATION, HANGS_AT_START)
-    threading.Thread(target=_ail, args=(nvml,), daemon=True).start()
-
-
-def _ail(nvml: FaultyNvml) -> None:
-    """One GPU hangs for a while, answers again, and hangs again, to the end."""
-    pause = threading.Event()
-    pause.wait(_WELL_SECONDS)
-    while True:
-        hang = nvml.faults.hang(_READING, HANGS_LATER)
-        pause.wait(_HUNG_SECONDS)
-        hang.release()
-        pause.wait(_BACK_SECONDS)
+    nvml.faults.hang("nvmlDeviceGetPowerUsage", 4)
+    nvml.faults.hang("nvmlDeviceGetUUID", 5)
+    return NvmlTelemetry(nvml, "simulated", count_expected=lambda: len(nvml.gpus))
 
 
 if __name__ == "__main__":
-    node.TELEMETRIES["simulated"] = _ailing  # type: ignore[index]
+    node.TELEMETRIES["simulated"] = _open_telemetry  # type: ignore[index]
     main()

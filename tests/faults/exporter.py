@@ -1,4 +1,4 @@
-"""The real exporter command as a process of its own, on simulated GPUs, with a log that can be read."""
+"""Runs the exporter as a process on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.nodes.clock import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 AILING = ("-m", "tests.faults.ailing_exporter")
-"""The same command over a driver in which one GPU hangs at the start, and another a few seconds later."""
+"""The exporter with two GPUs that hang."""
 
 
 @dataclass
 class Exporter:
     process: subprocess.Popen[bytes]
     port: int
+    log: Path
 
     def get(self, path: str = "/metrics") -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -36,7 +37,7 @@ class Exporter:
             connection.close()
 
     def series(self, family: str) -> dict[str, float]:
-        """By UUID; empty where there is no answer, or one that has stood still for too long to tell figures."""
+        """Returns values by UUID. Empty if the exporter does not answer or has no current values."""
         try:
             _, exposition = self.get()
         except OSError:
@@ -45,7 +46,7 @@ class Exporter:
 
 
 def environment() -> dict[str, str]:
-    """Nothing of the machine's that means something to podgpu, and what it reads of it is noted."""
+    """Returns the environment without variables of this machine that podgpu reads."""
     guarded = ("PATH", "HOME", "LANG", "PYTHONPATH", NOTES, *NODE_PATHS)
     kept = {name: value for name, value in os.environ.items() if name in guarded}
     return {**kept, "NODE_NAME": "node-1"}
@@ -63,8 +64,9 @@ def running(
     module: Sequence[str] = ("-m", "podgpu"),
     stderr: IO[bytes] | int | None = None,
     variables: Mapping[str, str] | None = None,
+    wait_for_values: bool = True,
 ) -> Iterator[Exporter]:
-    """Runs the exporter and waits for its figures. Kills it at the end."""
+    """Runs the exporter and waits until it has values, or only until it listens. Kills it at the end."""
     port = free_port()
     command = [sys.executable, *module, *words(folder, "-a", f"127.0.0.1:{port}", *arguments)]
     log = (folder / "exporter.log").open("wb")
@@ -74,12 +76,16 @@ def running(
             command, cwd=ROOT, env={**environment(), **(variables or {})}, stdout=log, stderr=stderr or log
         ) as process,
     ):
-        exporter = Exporter(process, port)
+        exporter = Exporter(process, port, Path(log.name))
+
+        def is_ready() -> bool:
+            if wait_for_values:
+                return bool(exporter.series("DCGM_FI_DEV_GPU_TEMP"))
+            return "listening on" in exporter.log.read_text()
+
         try:
-            wait_until(
-                lambda: process.poll() is not None or exporter.series("DCGM_FI_DEV_GPU_TEMP"), "figures are there"
-            )
-            assert process.poll() is None, (folder / "exporter.log").read_text()
+            wait_until(lambda: process.poll() is not None or is_ready(), "the exporter is ready")
+            assert process.poll() is None, exporter.log.read_text()
             yield exporter
         finally:
             process.kill()

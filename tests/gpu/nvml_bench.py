@@ -1,4 +1,4 @@
-"""A simulated driver, the telemetry on it, and clocks that a test moves."""
+"""NvmlTelemetry on a simulated driver, with clocks that tests advance."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class NvmlBench:
             sees_processes=sees_processes,
         )
         self.answer = UsageAnswer(())
-        """Of the last reading of usage."""
+        """Result of the last reading of usage."""
 
     def wall(self) -> float:
         return self.epoch + self.now
 
     def set_clock(self, seconds: float) -> None:
-        """As `date -s` does: the driver's next timestamps jump, too."""
+        """Sets the wall clock forward, like `date -s`. The driver's next timestamps jump too."""
         self.epoch += seconds
         self.driver.gpus[0].epoch += seconds
 
@@ -67,7 +67,7 @@ class NvmlBench:
         return self.usages()[0]
 
     def start(self) -> None:
-        """The first reading's window begins before the test does."""
+        """Takes the first reading, whose window begins before the test."""
         self.after(1)
 
     @property

@@ -1,4 +1,4 @@
-"""An existing dcgm-exporter as telemetry: devices and values in every form it has written, through the agent too."""
+"""Metrics text of a dcgm-exporter as telemetry: devices, values and faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def values(exposition: Text, *wanted: Field) -> dict[str, dict[int, object]]:
 
 
 @pytest.mark.parametrize("name", ["default", "old", "dcp_pod", "dcp_shared", "shared_noflag"])
-def test_the_real_expositions_name_one_gpu(name: str) -> None:
+def test_the_gpu_of_recorded_texts(name: str) -> None:
     (gpu,) = ExporterTelemetry(fixture(f"h200/{name}.prom")).inventory().gpus
     assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model) == (0, H200, "00000000:00:06.0", "NVIDIA H200")
     assert (gpu.minor, gpu.mig_enabled) == (None, False)
@@ -75,8 +75,8 @@ def test_mig_labels() -> None:
     }
 
 
-def test_a_gpu_of_which_only_instances_are_shown() -> None:
-    """dcgm-exporter then repeats the GPU's own figures on each of them."""
+def test_a_gpu_with_series_of_instances_only() -> None:
+    """dcgm-exporter then repeats the values of the GPU for each instance."""
     rows = "".join(
         f'{name}{{gpu="0",UUID="{A100}",GPU_I_PROFILE="1g.5gb",GPU_I_ID="{gi}"}} {value}\n'
         for name, figures in (("DCGM_FI_DEV_GPU_TEMP", (61, 61)), ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", (0.25, 0.5)))
@@ -123,7 +123,7 @@ def test_copies_for_several_pods_are_one_value() -> None:
         (ENGINE, "1.5"),
     ],
 )
-def test_values_that_are_impossible_are_dropped_and_counted(one: Field, printed: str) -> None:
+def test_impossible_values_are_dropped_and_counted(one: Field, printed: str) -> None:
     telemetry = ExporterTelemetry(Text(f'{one.name}{{gpu="0",UUID="GPU-1"}} {printed}\n'))
     answer = telemetry.read(telemetry.inventory().gpus[0], [one, MEMORY])
     assert (dict(answer.readings[0].values), answer.dropped) == ({}, (one.id,))
@@ -142,7 +142,7 @@ def test_an_xid_is_an_event_when_it_changes() -> None:
     assert seen == [("GPU-1", 79, 5.0), ("GPU-1", 31, 5.0)]
 
 
-def test_units_belong_to_the_field_that_is_wanted() -> None:
+def test_values_are_converted_to_the_unit_of_the_field() -> None:
     of = '{gpu="0",UUID="GPU-0"}'
     exposition = Text(
         f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} 1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
@@ -173,7 +173,7 @@ def dcgm_samples(agent: Agent) -> list[ParsedSample]:
     return [s for family in families for s in family.samples if s.name.startswith("DCGM_")]
 
 
-def test_the_exposition_comes_out_under_our_own_labels() -> None:
+def test_labels_of_pods_are_replaced() -> None:
     exposition = fixture("h200/dcp_shared.prom")
     agent = agent_over(exposition)
     agent.read_telemetry()
@@ -223,9 +223,9 @@ def test_after_a_bad_exposition_no_old_value_is_reported(bad: str | SourceError,
 
 @pytest.mark.fault(
     "A GPU vanishes from the dcgm-exporter's metrics that podgpu reads (--telemetry exporter:)",
-    "It stays as lost, with who held it, in metrics, in /health and as podgpu_device_health, until back or forgotten",
+    "The GPU and its last holder stay in the metrics with the condition `lost`, until it is back or removed",
 )
-def test_a_gpu_that_left_the_exposition_is_kept_as_lost() -> None:
+def test_a_gpu_that_vanished_is_lost() -> None:
     exposition = fixture("seeds/000-sample.prom")
     whole = str(exposition.text)
     agent = agent_over(exposition)

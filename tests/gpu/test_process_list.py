@@ -1,4 +1,4 @@
-"""What NVML lists on simulated GPUs: each process once per device, whole GPUs and MIG, lists that fail."""
+"""Process lists of NVML: each process once per device, MIG, and lists that fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bench(NvmlBench):
 
 
 class Wrapped:
-    """A simulated driver that a test stands before, function by function."""
+    """A simulated driver whose functions a subclass may replace."""
 
     def __init__(self, driver: FaultyNvml) -> None:
         self.driver = driver
@@ -56,15 +56,15 @@ def test_all_kinds_of_processes_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)])
-def test_a_process_in_two_lists_counts_once(compute: int | None, graphics: int | None, both: int) -> None:
+def test_a_process_in_two_lists_is_listed_once(compute: int | None, graphics: int | None, both: int) -> None:
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(41, compute)])
     bench.faults.answer(GRAPHICS, [entry(41, graphics)])
     assert bench.list_processes() == (ProcessUsage(bench.gpu.key, 41, both),)
 
 
-def test_mps_clients_are_recognised_although_they_also_compute() -> None:
-    """As on an H200 (driver 580): the server is in the first list only, clients are in both."""
+def test_mps_clients_are_recognised_in_both_lists() -> None:
+    """On an H200 (driver 580) the server is only in the first list, and clients are in both."""
     bench = Bench()
     bench.faults.answer(COMPUTE, [entry(9, 1), entry(41, 2)])
     bench.faults.answer(MPS, [entry(41, 2)])
@@ -81,7 +81,7 @@ def test_without_any_list_processes_are_unsupported() -> None:
 
 
 class Growing(Wrapped):
-    """More processes start between NVML's two calls, some times."""
+    """The first three calls fail, because more processes start between NVML's two calls."""
 
     times = 3
 
@@ -102,7 +102,7 @@ def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
 
 
 class OnlyParts(Wrapped):
-    """Simulates a caller without privilege: a GPU in MIG mode refuses its list, or returns an empty one."""
+    """Simulates a caller without privileges: the list of a GPU in MIG mode is refused or empty."""
 
     def __init__(self, refuses: bool, driver: FaultyNvml) -> None:
         super().__init__(driver)
@@ -113,7 +113,7 @@ class OnlyParts(Wrapped):
         if "RunningProcesses" not in name:
             return call
 
-        def ask(handle: Any) -> Any:
+        def list_processes(handle: Any) -> Any:
             is_part = self.driver.nvmlDeviceGetUUID(handle).startswith("MIG-")
             if is_part or not self.driver.nvmlDeviceGetMigMode(handle)[0]:
                 return call(handle)
@@ -121,7 +121,7 @@ class OnlyParts(Wrapped):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
             return []
 
-        return ask
+        return list_processes
 
 
 @pytest.mark.parametrize("refuses", [True, False])

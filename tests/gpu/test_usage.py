@@ -1,4 +1,4 @@
-"""How simulated GPUs were used, reading after reading: busy time that integrates, energy that adds up, MIG, faults."""
+"""Usage of simulated GPUs: busy time, energy, MIG, clocks that jump and driver reloads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on(*specs: str) -> pytest.MarkDecorator:
 # Busy time
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("jitter", "loads"),
     [
@@ -41,9 +41,9 @@ def on(*specs: str) -> pytest.MarkDecorator:
         (0.04, {41: (0.5, 7.0), 42: (0.3, 11.0)}),
         (0.0, {41: (0.9, 0.05), 42: (0.6, 0.05)}),
     ],
-    ids=["steady", "restless", "waves", "too much"],
+    ids=["steady", "jitter", "long periods", "more than 100 %"],
 )
-def test_known_duties_integrate_over_a_minute(seed: int, jitter: float, loads: dict[int, tuple[float, float]]) -> None:
+def test_busy_time_of_a_minute(seed: int, jitter: float, loads: dict[int, tuple[float, float]]) -> None:
     bench, moments = NvmlBench(jitter=jitter), random.Random(seed)
     for pid, (duty, period) in loads.items():
         bench.place(pid, duty, period=period)
@@ -75,7 +75,7 @@ def test_known_duties_integrate_over_a_minute(seed: int, jitter: float, loads: d
     "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
     "the newer call is used instead and per-container use is the same",
 )
-def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: NvmlBench) -> None:
+def test_the_newer_call_is_used_if_the_old_one_is_refused(bench: NvmlBench) -> None:
     bench.faults.unsupported(PROCESSES)
     bench.place(41, 0.5)
     bench.place(42, 0.2)
@@ -83,12 +83,12 @@ def test_the_newer_call_replaces_the_old_one_if_that_is_refused(bench: NvmlBench
     for _ in range(3):
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
     assert bench.driver.calls[PROCESSES] == 1, "a refused call is not repeated"
-    assert not bench.lacks, "there was a second way"
+    assert not bench.lacks, "the newer call works"
     assert not bench.answer.errors
 
 
 @on("1xH100", "1xA100")
-def test_a_driver_without_samples_is_integrated_by_its_rate(bench: NvmlBench) -> None:
+def test_busy_time_without_samples(bench: NvmlBench) -> None:
     bench.faults.unsupported(SAMPLES)
     bench.place(41, 0.5)
     bench.place(42, 0.2)
@@ -113,7 +113,7 @@ def test_a_driver_without_samples_is_integrated_by_its_rate(bench: NvmlBench) ->
 
 @pytest.mark.parametrize("jump", [3600, 61, 10, -10, -3600])
 @pytest.mark.parametrize("has_samples", [True, False])
-def test_a_clock_that_jumps_costs_one_window(bench: NvmlBench, jump: float, has_samples: bool) -> None:
+def test_a_clock_that_jumps_invalidates_one_window(bench: NvmlBench, jump: float, has_samples: bool) -> None:
     if not has_samples:
         bench.faults.unsupported(SAMPLES)
     bench.place(41, 0.5)
@@ -132,7 +132,7 @@ def test_a_clock_that_jumps_costs_one_window(bench: NvmlBench, jump: float, has_
 # Energy
 
 
-def test_energy_adds_up_to_the_counters_own_difference(bench: NvmlBench) -> None:
+def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:
     moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, period=5)
     assert bench.after(1).energy_mj is None, "nothing to compare with"
@@ -149,26 +149,11 @@ def test_energy_adds_up_to_the_counters_own_difference(bench: NvmlBench) -> None
     assert bench.driver.calls[ENERGY] < 40
 
 
-def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: NvmlBench) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    bench.after(1)
-    asked = bench.driver.calls[ENERGY]
-    told = [bench.after(1).energy_mj for _ in range(15)]
-    assert bench.driver.calls[ENERGY] == asked + 3
-    assert [energy is not None for energy in told] == [turn % 5 == 4 for turn in range(15)]
-    bench.place(42, 0.2)
-    assert bench.after(1).energy_mj is not None, "a new process pays from now on"
-    bench.driver.remove(42)
-    assert bench.after(1).energy_mj is not None, "a process that ended has paid"
-    assert bench.after(1).energy_mj is None
-
-
 # MIG
 
 
 @on("1xH100/2x3g.40gb")
-def test_an_instance_is_integrated_from_gpm(bench: NvmlBench) -> None:
+def test_busy_time_of_an_instance_is_from_gpm(bench: NvmlBench) -> None:
     first, second = (i.gi_id for i in bench.driver.gpus[0].instances)
     bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
     bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
@@ -185,7 +170,7 @@ def test_an_instance_is_integrated_from_gpm(bench: NvmlBench) -> None:
             assert part.device.gi_id is not None
             assert part.busy_ns is not None
             assert part.process_busy_ns is None
-            assert part.energy_mj is None, "the GPU has one meter"
+            assert part.energy_mj is None, "the counter is that of the GPU"
             window[part.device.gi_id] += part.window_ns
             busy[part.device.gi_id] += part.busy_ns
     assert window[first] == pytest.approx((bench.now - begin) * SECOND, abs=0.1 * SECOND)
@@ -203,7 +188,7 @@ def test_an_instance_is_integrated_from_gpm(bench: NvmlBench) -> None:
 
 
 @on("1xH100/7x1g.10gb")
-def test_a_new_layout_is_followed(bench: NvmlBench) -> None:
+def test_a_changed_mig_layout(bench: NvmlBench) -> None:
     bench.start()
     bench.faults.relayout(0, ["3g.40gb"])
     gi_id = bench.driver.gpus[0].instances[0].gi_id
@@ -220,11 +205,11 @@ def test_a_new_layout_is_followed(bench: NvmlBench) -> None:
     assert bench.after(1).process_busy_ns == {42: SECOND * 3 // 10}
 
 
-# The driver's life
+# Driver reloads
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: NvmlBench, error: int) -> None:
+def test_after_a_reload_all_calls_are_supported(bench: NvmlBench, error: int) -> None:
     bench.place(41, 0.5)
     bench.start()
     bench.faults.reload_driver(error)

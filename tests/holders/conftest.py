@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,14 +9,6 @@ import pytest
 
 from podgpu.holders.kubelet import KubeletAllocation
 from tests.simulated_kubelet import FaultyKubelet
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Not tmp_path: pytest's names are too long for a socket path."""
-    path = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""GPUs and MIG devices for the tests of allocation sources, and what a source says that fails."""
+"""GPUs and MIG devices for the tests of allocation sources, and their error messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpu(number: int) -> Device:
 
 
 def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    """In one line, which has these words."""
+    """Returns the error, whose message is one line that contains these words."""
     with pytest.raises(SourceError) as caught:
         call()
     assert "\n" not in str(caught.value)

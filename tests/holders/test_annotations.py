@@ -99,7 +99,7 @@ def test_finished_and_unbound_pods_hold_nothing() -> None:
     assert shares(replace(one, phase="Pending")) == [(A, "main", 0.25)]
 
 
-def test_the_first_format_with_grants_counts() -> None:
+def test_the_first_format_with_grants_is_used() -> None:
     both = {HAMI: f"{A},NVIDIA,1,1:;", HAMI_1: f"{B},NVIDIA,1,1:;"}
     assert granted(pod({**both, KOORDINATOR: '{"rdma": [{"minor": 0}]}'})) == [("main", A)]
     assert granted(pod({**both, KOORDINATOR: '{"gpu": [{"minor": 1}]}'})) == [("main", 1)]
@@ -309,7 +309,7 @@ def test_unknown_devices() -> None:
     ]
 
 
-def test_the_api_server_is_away() -> None:
+def test_the_api_server_is_unavailable() -> None:
     assert failure(lambda: AnnotationsAllocation(Feed(synced=False)).assignments(NODE)).reason == "not_synced"
     one = pod({HAMI: f"{A},NVIDIA,1,25:;"})
     feed = Feed((one,), SourceError("unreachable", "it is down"))

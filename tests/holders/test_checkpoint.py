@@ -95,7 +95,7 @@ def test_a_damaged_checkpoint_is_read_or_malformed(place: int, damage: bytes) ->
         parse_checkpoint(content[:place] + damage + content[place + 1 :])
 
 
-def test_a_replaced_checkpoint_is_seen_at_once(path: Path) -> None:
+def test_a_replaced_checkpoint_is_read_immediately(path: Path) -> None:
     source = CheckpointAllocation(str(path))
     for uid in ("a", "b", "c"):
         path.with_name("new").write_bytes(checkpoint([pod_entry(uid, [uuid(0)])]))

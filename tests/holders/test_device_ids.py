@@ -1,4 +1,4 @@
-"""Device ids: every form that plugins write, the devices they name, and the shares of their holders."""
+"""Device ids of all plugins: their devices, and the shares of their holders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def instance(parent: Device, gi_id: int, *mig_uuids: str) -> Device:
     return replace(parent, mig_enabled=True, gi_id=gi_id, profile="1g.18gb", mig_uuids=mig_uuids)
 
 
-# Minors run against the indexes: an id that is taken for an index finds the wrong card.
+# Minors and indices differ, so that a mix-up finds the wrong GPU.
 FIRST = gpu(0, f"GPU-{UUID}", minor=1, mig=True)
 SECOND = gpu(1, f"GPU-{OTHER}", minor=0)
 SEVEN = instance(FIRST, 7, "MIG-aaaaaaaa-1111-2222-3333-444444444444", "MIG-bbbbbbbb-1111-2222-3333-444444444444")
@@ -101,10 +101,10 @@ def shares(entries: list[HeldId], registered: list[str]) -> list[tuple[str, str,
 def test_a_share_is_held_replicas_divided_by_registered_ones() -> None:
     entries = held("a", *replicas(3, 8)) + held("b", *replicas(1))
     assert shares(entries, replicas(12)) == [("a", "8", 0.25), ("b", "0", 1 / 12)]
-    assert shares(entries, []) == [("a", "8", None), ("b", "0", None)], "the plugin is gone"
+    assert shares(entries, []) == [("a", "8", None), ("b", "0", None)], "the plugin does not run"
 
 
-def test_a_held_replica_that_is_not_registered_any_more_counts() -> None:
+def test_a_held_replica_that_is_not_registered_any_more_is_counted() -> None:
     assert shares(held("a", *replicas(2)) + held("b", *replicas(1, 7)), replicas(3)) == [
         ("a", "0", 0.5),
         ("b", "7", 0.25),

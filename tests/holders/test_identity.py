@@ -1,4 +1,4 @@
-"""Identities from names of log files and from the API server: completed only where they are certain."""
+"""Identities from names of log files and from the API server. Only certain parts are completed."""
 
 from __future__ import annotations
 
@@ -150,9 +150,6 @@ def test_an_unknown_uid_is_no_contradiction() -> None:
     assert known(DIRECTORY, LOG).complete(fresh) == fresh
 
 
-# Properties: few values for each part, so that they meet
-
-
 # Directories
 
 
@@ -179,7 +176,7 @@ def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
     assert identities.complete(BY_NAME) == FULL
 
 
-def test_a_directory_comes_and_goes(logs: tuple[Path, Path]) -> None:
+def test_a_directory_that_is_removed_and_restored(logs: tuple[Path, Path]) -> None:
     reader = IdentityReader(*map(str, logs))
     (logs[1] / OLD_LOG).touch()
     assert reader.read() == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG, OLD_LOG)

@@ -47,7 +47,7 @@ def test_identities_join_assignments_by_name_and_by_uid() -> None:
     assert merged == allocation(Assignment("GPU-1", Workload("ns", "p", "main", "u-1"), "kubelet", share=0.5))
 
 
-def test_processes_count_only_for_devices_without_a_holder() -> None:
+def test_processes_are_used_only_for_devices_without_a_holder() -> None:
     seen = Workload("ns", "q", "main")
     merged = merged_of(
         allocation(Assignment("GPU-1", MAIN, "kubelet")),
@@ -79,7 +79,7 @@ def test_the_checkpoint_completes_the_kubelet_and_adds_no_holders() -> None:
     noted = Assignment("GPU-1", MAIN, "checkpoint", share=0.25)
     merged = merged_of(allocation(Assignment("GPU-1", MAIN, "kubelet", "3")), allocation(noted, ghost))
     assert merged == allocation(Assignment("GPU-1", MAIN, "kubelet", "3", 0.25))
-    assert len(merge({"checkpoint": allocation(noted, ghost)}).assignments) == 2, "alone it is all there is"
+    assert len(merge({"checkpoint": allocation(noted, ghost)}).assignments) == 2, "the checkpoint is the only source"
     assert merge({"kubelet": allocation(), "checkpoint": allocation(ghost)}) == Allocation()
 
 

@@ -116,8 +116,8 @@ def test_any_bytes_are_read_or_malformed(content: bytes) -> None:
 # Changing files
 
 
-def test_changes_are_seen_at_once(path: Path, source: PodlistAllocation) -> None:
-    """Some are within one tick of the kernel's clock, with equal sizes."""
+def test_changes_are_read_immediately(path: Path, source: PodlistAllocation) -> None:
+    """Some changes are within one tick of the kernel's clock and have equal sizes."""
     for number in range(10, 18):
         new = path.with_suffix(".new") if number % 2 else path
         new.write_text(json.dumps([entry(f"pod-{number}", "0")]))

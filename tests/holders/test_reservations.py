@@ -38,7 +38,7 @@ def reservation(group: str, number: int | None = None, name: str = "gpu-reservat
 
 
 def listed(number: int, name: str = "gpu-reservation-1") -> dict[str, Allocation]:
-    """As the kubelet lists a reservation pod."""
+    """Returns the allocation of a kubelet that lists a reservation pod."""
     holder = Workload("ml", name, "resource-reservation")
     return {"kubelet": Allocation((Assignment(uuid(number), holder, "kubelet", share=1.0),))}
 
@@ -133,7 +133,7 @@ def read_states(scenario: str, folder: Path) -> list[NodeState]:
 
 
 def view_of(document: NodeState) -> tuple[View, WasteAnswer]:
-    """Checks that the holders of a GPU have at most the whole."""
+    """Checks that the shares of the holders of a GPU add up to at most 1."""
     reading = NodeReading(state=document, read_at=0.0, target="http://node-1:9400/metrics")
     state = state_of(reading, prices=Prices("EUR", {"*": Price(10.0)}))
     view = make_view(state)

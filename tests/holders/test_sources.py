@@ -86,8 +86,8 @@ def test_invalid_options(create: Create, text: str, message: str) -> None:
         create(text, api=Api(works=False))
 
 
-def test_a_podlist_is_searched_beside_the_kubelets_socket(create: Create, folder: Path) -> None:
-    """The mount point of koordinator's manifest counts only for the default socket."""
+def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(create: Create, folder: Path) -> None:
+    """The mount point of koordinator's manifest is used only with the default socket."""
     (source,) = create("podlist", kubelet_socket=DEFAULT_SOCKET)
     assert source.defaults == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
     (source,) = create("podlist")
@@ -110,7 +110,7 @@ def test_auto_uses_the_sources_that_are_present(create: Create, folder: Path, ca
     assert names(create("auto")) == ["kubelet", "checkpoint"], "the socket is not mounted"
     (folder / "pod-resources").mkdir()
     (folder / "pod-resources" / "kubelet.sock").touch()
-    assert names(create("auto")) == ["kubelet"], "the checkpoint would lag behind"
+    assert names(create("auto")) == ["kubelet"], "the checkpoint would be out of date"
     (folder / "pod-resources" / "podlist.json").touch()
     (folder / "proc" / "self" / "ns" / "pid").unlink()
     (folder / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")

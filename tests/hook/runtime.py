@@ -24,7 +24,7 @@ STATE_CHANGE_ONLY = {
     "StartContainer": 6,
     "RemoveContainer": 11,
 }
-"""Events that runtimes before NRI 0.12 tell through StateChange."""
+"""Events that runtimes before NRI 0.12 report through StateChange."""
 STOPPED = 4
 _PATIENCE = 60.0
 
@@ -60,7 +60,7 @@ class Container:
     state: int = 1
     created_at: int = 0
     gpus: tuple[str, ...] = ()
-    """What podlist.json has to say."""
+    """The GPUs that podlist.json must list."""
 
     @property
     def message(self) -> Any:
@@ -120,7 +120,7 @@ class Runtime:
             self.connection = None
 
     def accept(self) -> None:
-        """A plugin from its connection to the end of its synchronisation."""
+        """Accepts a connection and completes registration, configuration and synchronisation."""
         self.take(self._listener.accept()[0])
 
     def take(self, connection: socket.socket) -> None:
@@ -166,7 +166,7 @@ class Runtime:
         waiting = self._received[service]
         while len(waiting) < 10 or len(waiting) < 10 + struct.unpack_from(">I", waiting)[0]:
             name, length = struct.unpack(">II", self._exactly(8))
-            assert length <= 4096, "Go's side could not read this"
+            assert length <= 4096, "the Go implementation rejects longer pieces"
             self._received[name] += self._exactly(length)
         length, stream, kind, flags = struct.unpack_from(">IIBB", waiting)
         assert flags == 0
@@ -188,7 +188,6 @@ class Runtime:
         return content
 
     def call(self, method: str, request: Any, service: str = SERVICE) -> bytes:
-        """`request`: a message, or bytes."""
         self._stream += 2
         payload = request if isinstance(request, bytes) else request.SerializeToString()
         message = nri_pb2.Request(service=service, method=method, payload=payload)
@@ -204,10 +203,10 @@ class Runtime:
 
     def run_pod(self, pod: Pod) -> None:
         self.pods[pod.id] = pod
-        self._tell("RunPodSandbox", pod)
+        self._report("RunPodSandbox", pod)
 
     def create(self, container: Container) -> dict[str, str]:
-        """Returns the variables the plugin sets; those that it removes begin with a minus."""
+        """Returns the variables that the plugin sets. Those that it removes begin with a minus."""
         self.pods[container.pod.id] = container.pod
         answer = self.call("CreateContainer", _subject(container))
         self.containers[container.id] = container
@@ -215,7 +214,7 @@ class Runtime:
 
     def start(self, container: Container) -> None:
         self.containers[container.id] = replace(container, state=3)
-        self._tell("StartContainer", container.pod, self.containers[container.id])
+        self._report("StartContainer", container.pod, self.containers[container.id])
 
     def update(self, container: Container) -> None:
         self.containers[container.id] = container
@@ -227,26 +226,24 @@ class Runtime:
 
     def remove(self, container: Container) -> None:
         self.containers.pop(container.id, None)
-        self._tell("RemoveContainer", container.pod, container)
+        self._report("RemoveContainer", container.pod, container)
 
     def end_pod(self, pod: Pod, method: str = "RemovePodSandbox") -> None:
         self.forget_pod(pod)
-        self._tell(method, pod)
+        self._report(method, pod)
 
     def forget_pod(self, pod: Pod) -> None:
-        """Without a word."""
+        """Removes the pod without an event."""
         self.pods.pop(pod.id, None)
         for one in [one for one in self.containers.values() if one.pod.id == pod.id]:
             del self.containers[one.id]
 
-    def _tell(self, method: str, pod: Pod, container: Container | None = None) -> None:
+    def _report(self, method: str, pod: Pod, container: Container | None = None) -> None:
         parts = {"pod": pod.message, "container": container.message if container else None}
         if self.dedicated:
             assert self.call(method, nri_pb2.Subject(**parts)) == b""
         else:
             assert self.call("StateChange", nri_pb2.StateChangeEvent(event=STATE_CHANGE_ONLY[method], **parts)) == b""
-
-    # What has to come of it
 
     def expected(self) -> list[dict[str, object]]:
         held = (one for one in self.containers.values() if one.gpus and one.state != STOPPED)
@@ -261,7 +258,7 @@ def _subject(container: Container) -> Any:
 
 
 def read_podlist(path: Path) -> object:
-    """None before there is one."""
+    """Returns None if the file does not exist."""
     return json.loads(path.read_bytes()) if path.exists() else None
 
 
@@ -270,7 +267,7 @@ def uuid(number: int) -> str:
 
 
 def gpu_pod(number: int, gpus: Iterable[int] = (0,), **more: str) -> Container:
-    """A container as NVIDIA's device plugin makes them."""
+    """Returns a container as NVIDIA's device plugin configures it."""
     ids = tuple(uuid(one) for one in gpus)
     pod = Pod(f"sandbox-{number}", f"pod-{number}", **more)
     return Container(f"container-{number}", pod, env=(f"NVIDIA_VISIBLE_DEVICES={','.join(ids)}",), gpus=ids)

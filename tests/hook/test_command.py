@@ -1,23 +1,26 @@
-"""`podgpu hook` as it is started: by hand, by a DaemonSet, by the runtime itself; and the exporter that reads it."""
+"""`podgpu hook` as a process: started by hand, by the runtime, killed; and the exporter that reads its file."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.hook.conftest import wait_written
-from tests.hook.runtime import Container, Pod, Runtime, gpu_pod
+from tests.hook.runtime import Container, Ended, Pod, Runtime, gpu_pod
 from tests.hook.test_gpus import koordinator
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_file
@@ -40,16 +43,16 @@ def running(*arguments: str, **more: object) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_started_by_hand_until_told_to_stop(runtime: Runtime, folder: Path, podlist: Path) -> None:
+def test_it_runs_until_sigterm(runtime: Runtime, folder: Path, podlist: Path) -> None:
     with running(*options(folder)) as hook:
         runtime.accept()
         runtime.create(gpu_pod(1))
-        hook.send_signal(signal.SIGTERM)  # what was told is written before it ends
-        said = hook.communicate(timeout=60)[1]
+        hook.send_signal(signal.SIGTERM)  # reported containers are written before it ends
+        log = hook.communicate(timeout=60)[1]
     assert hook.returncode == 0
     wait_written(runtime, podlist)
-    assert "registered with containerd v2.2.1" in said
-    assert "Traceback" not in said
+    assert "registered with containerd v2.2.1" in log
+    assert "Traceback" not in log
 
 
 def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
@@ -68,7 +71,7 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
         runtime.create(gpu_pod(1))
         wait_written(runtime, podlist)
         runtime.drop()
-        assert hook.wait(timeout=60) == 0, "the runtime starts another"
+        assert hook.wait(timeout=60) == 0, "the runtime starts it again"
     runtime.stop()
 
 
@@ -95,7 +98,7 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
         assert "pod-1" not in exposition
         runtime.stop()
         wait_until(lambda: _status(f"{url}/ready") == 503)
-        assert _status(f"{url}/livez") == 200, "a runtime that is away is no reason to restart the hook"
+        assert _status(f"{url}/livez") == 200, "the hook need not be restarted while the runtime is away"
 
 
 def _status(url: str) -> int:
@@ -106,7 +109,7 @@ def _status(url: str) -> int:
 
 
 def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> None:
-    """koordinator's annotation, told to the hook, is the holder on the exporter's exposition."""
+    """koordinator's annotation becomes a holder in the exporter's metrics."""
     with running(*options(folder)):
         runtime.accept()
         given = Pod("s", "train", annotations=koordinator({"minor": 0}))
@@ -121,7 +124,7 @@ def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> N
 
 @pytest.mark.fault(
     "podlist.json itself is mounted into the hook's container, as the seed's manifest does, and not its directory",
-    "The hook does not start, and says to mount the directory: no new file could take the old one's place",
+    "The hook does not start; its message says to mount the directory, because a mounted file cannot be replaced",
 )
 def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
     with mounted_file(podlist):
@@ -129,19 +132,19 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "environment", "said"),
+    ("more", "environment", "message"),
     [
         (["--podlist", "/nowhere/podlist.json"], {}, "the directory /nowhere does not exist; create or mount it"),
         ([], {"NRI_PLUGIN_IDX": "7"}, "NRI_PLUGIN_IDX '7': must be two digits, such as 90"),
         ([], {"NRI_PLUGIN_SOCKET": "three"}, "NRI_PLUGIN_SOCKET 'three'"),
     ],
 )
-def test_wrong_use(folder: Path, more: list[str], environment: dict[str, str], said: str) -> None:
-    assert said in _refused(*options(folder), *more, **environment)
+def test_usage_errors(folder: Path, more: list[str], environment: dict[str, str], message: str) -> None:
+    assert message in _refused(*options(folder), *more, **environment)
 
 
 def _refused(*arguments: str, **environment: str) -> str:
-    """The last line it says; it must be a usage error."""
+    """Returns the message of a usage error."""
     done = subprocess.run(
         [*PODGPU, "hook", *arguments],
         env={**os.environ, **environment},
@@ -153,3 +156,33 @@ def _refused(*arguments: str, **environment: str) -> str:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.fault(
+    "The hook is killed at any moment, again and again",
+    "podlist.json is always complete and was correct at some time; after a restart it is current",
+)
+def test_killed_at_any_moment(runtime: Runtime, folder: Path, podlist: Path) -> None:
+    chance = random.Random(16)
+    states = {json.dumps(runtime.expected())}
+    for number in range(4):
+        with running(*options(folder)), suppress(Ended):
+            runtime.accept()
+            _change_containers(runtime, chance, states)
+        if podlist.exists():
+            assert json.dumps(json.loads(podlist.read_bytes())) in states, f"after kill {number}"
+    with running(*options(folder)):
+        runtime.accept()
+        wait_written(runtime, podlist)
+
+
+def _change_containers(runtime: Runtime, chance: random.Random, states: set[str]) -> None:
+    """Reports events until a random moment. The hook writes at most every 50 ms."""
+    end = time.monotonic() + chance.uniform(0, 0.08)
+    while time.monotonic() < end:
+        one = gpu_pod(chance.randrange(12), sorted(chance.sample(range(8), chance.randint(1, 4))))
+        if one.id in runtime.containers:
+            runtime.end_pod(one.pod)
+        else:
+            runtime.create(one)
+        states.add(json.dumps(runtime.expected()))

@@ -1,4 +1,4 @@
-"""Nothing inside the hook keeps a pod waiting, or fails it."""
+"""Faults inside the hook neither delay nor fail containers; `--inject`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.hook.test_life import count, errors
 
 
 class Troubled:
-    """A plugin whose answers are some test's affair; those to Configure and Synchronize are a real one's."""
+    """A plugin with the given answers. Configure and Synchronize are answered by a real plugin."""
 
     def __init__(self, answer: Callable[[str], bytes]) -> None:
         self._plugin = Plugin(lambda picture: None, HookCounters())
@@ -54,7 +54,7 @@ def counted(tallies: HookCounters) -> dict[str, float]:
 
 @pytest.mark.fault(
     "A bug in the hook raises while it handles a request of the runtime",
-    "The runtime has its answer without an adjustment, the container starts; podgpu_hook_errors_total counts it",
+    "The runtime gets an answer without an adjustment, so the container starts; podgpu_hook_errors_total counts it",
 )
 @pytest.mark.parametrize(("error", "reason"), [(ZeroDivisionError("x"), "bug"), (SourceError("odd", "x"), "odd")])
 def test_a_plugin_that_fails(runtime: Runtime, error: Exception, reason: str) -> None:
@@ -68,8 +68,8 @@ def test_a_plugin_that_fails(runtime: Runtime, error: Exception, reason: str) ->
 
 
 @pytest.mark.fault(
-    "The driver hangs when it is asked which GPU has which number",
-    "Pods start as ever; podlist.json has the numbers the containers were given, and UUIDs once the driver answers",
+    "The driver hangs while the hook reads the numbers of the GPUs",
+    "Pods start without delay; podlist.json has the numbers of the GPUs, and UUIDs once the driver answers",
 )
 def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     well = threading.Event()
@@ -97,11 +97,11 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     gpus = ("1", uuid(3))
     wanted = ",".join(gpus)
     assert runtime.create(Container("a", given, "a", gpus=gpus)) == {"NVIDIA_VISIBLE_DEVICES": wanted}
-    # One that is there may be another plugin's, and set by two it would cost the container its creation.
+    # The variable is removed first: containerd rejects a container if two plugins set the same variable.
     replaced = {"-NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": wanted}
     assert runtime.create(Container("b", given, "b", ("NVIDIA_VISIBLE_DEVICES=all",), gpus=gpus)) == replaced
     assert runtime.create(Container("c", given, "c", (f"NVIDIA_VISIBLE_DEVICES={wanted}",), gpus=gpus)) == {}
-    assert runtime.create(gpu_pod(7)) == {}, "not koordinator's"
+    assert runtime.create(gpu_pod(7)) == {}, "it has no annotation of koordinator"
     broken = Pod("s-2", "broken", annotations={KOORDINATOR: "{"})
     assert runtime.create(Container("d", broken, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}
     wait_written(runtime, podlist)
@@ -109,7 +109,7 @@ def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     assert errors(hook)["bad_annotation"] >= 1
 
 
-def test_inject_writes_uuids_where_minors_would_be_taken_for_indices(runtime: Runtime, start_hook: StartHook) -> None:
+def test_inject_writes_uuids_instead_of_minors(runtime: Runtime, start_hook: StartHook) -> None:
     start_hook(lambda proc: Cards((Card(uuid(5), 1), Card(uuid(6), 0))), inject=True)
     runtime.accept()
     given = Pod("s", "train", annotations=koordinator({"minor": 1}))

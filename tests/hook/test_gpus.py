@@ -1,4 +1,4 @@
-"""Which GPUs a container has, by which source, told by the runtime's own records."""
+"""The GPUs of a container, from annotations, variables, mounts and device nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def koordinator(*devices: Mapping[str, object]) -> dict[str, str]:
 
 
 def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[str, object]) -> Sandbox:
-    """Made as the runtime tells of it: containers in the order of their creation."""
+    """Builds a sandbox from NRI messages, with containers in the order of their creation."""
     pod = nri_pb2.PodSandbox(id="s", name="train", namespace="ml", uid="u", annotations=annotations or {})
     made = [
         nri_pb2.Container(
@@ -95,7 +95,7 @@ def visible(value: str, *more: str) -> dict[str, object]:
         (visible(uuid(1)) | {"mounts": [f"{MOUNTS}/{uuid(2)}"], "nodes": [(195, 3)]}, [uuid(1)]),
     ],
 )
-def test_what_a_container_shows(container: Mapping[str, object], gpus: list[str]) -> None:
+def test_gpus_of_a_container(container: Mapping[str, object], gpus: list[str]) -> None:
     assert held(sandbox(main=container)) == ({"main": gpus} if gpus else {})
 
 
@@ -104,7 +104,7 @@ def test_without_a_driver_numbers_stay_numbers() -> None:
     assert held(told, Cards()) == {"a": ["1"], "b": ["0"], "c": ["all"]}
 
 
-def test_koordinators_annotation_comes_before_all_else() -> None:
+def test_koordinators_annotation_overrides_other_sources() -> None:
     told = sandbox(koordinator({"minor": 1, "id": uuid(1)}, {"minor": 2}), main=visible("all"), side=visible("none"))
     assert held(told) == {"main": [uuid(1), uuid(2)], "side": [uuid(1), uuid(2)]}
     assert held(told, Cards()) == {"main": [uuid(1), "2"], "side": [uuid(1), "2"]}
@@ -112,7 +112,7 @@ def test_koordinators_annotation_comes_before_all_else() -> None:
 
 @pytest.mark.fault(
     "The annotation in which a scheduler notes a pod's GPUs is not JSON",
-    "The hook answers the runtime as ever; the log names pod and annotation, and the pod's GPUs are nobody's",
+    "The container starts; the log names the pod and the annotation, and the pod has no GPUs in podlist.json",
 )
 @pytest.mark.parametrize("text", ["not JSON", "[]", '{"gpu": [{"minor": "x"}]}', "[" * 100_000, '{"gpu": 7}'])
 def test_an_annotation_that_is_not_json(text: str) -> None:
@@ -121,16 +121,13 @@ def test_an_annotation_that_is_not_json(text: str) -> None:
         find_gpus(told, SAME)
 
 
-def test_koordinators_minors_are_not_the_toolkits_indices() -> None:
+def test_koordinator_uses_minors_and_the_toolkit_indices() -> None:
     told = sandbox(koordinator({"minor": 0}), main=visible("0"))
     assert held(told, SWAPPED) == {"main": [uuid(1)]}
 
 
-# Input without bounds
-
-
 @given(st.text(), st.text(), st.text(), st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5))
-def test_whatever_is_told_an_entry_has_ids(
+def test_any_input_gives_entries_with_ids(
     annotation: str, variable: str, mount: str, nodes: list[tuple[int, int]]
 ) -> None:
     facts = {"env": [f"NVIDIA_VISIBLE_DEVICES={variable}"], "mounts": [f"{MOUNTS}/{mount}"], "nodes": nodes}
@@ -138,9 +135,6 @@ def test_whatever_is_told_an_entry_has_ids(
         for entry in find_gpus(sandbox({KOORDINATOR: annotation}, main=facts), SAME):
             assert entry.gpu_list
             assert all(entry.gpu_list)
-
-
-# How this node numbers its GPUs
 
 
 INFORMATION = """Model: \t\t NVIDIA H200

@@ -1,17 +1,21 @@
-"""The hook beside a runtime, from the first connection on: after every step the file says what the runtime has."""
+"""The hook connected to a simulated runtime: after every event podlist.json has the runtime's containers."""
 
 from __future__ import annotations
 
 import json
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from podgpu.hook import nri_pb2
 from podgpu.hook.loop import Hook
+from podgpu.hook.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, BadFrame, Demuxer, Message, encode
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import PLUGIN, Container, Ended, PluginError, Pod, Runtime, gpu_pod, uuid
 from tests.nodes.clock import wait_until
@@ -26,15 +30,15 @@ def count(hook: Hook, name: str) -> float:
     return next(one for one in hook.families() if one.name == name).samples[0].value
 
 
-@pytest.mark.parametrize("dedicated", [True, False], ids=["its own methods", "StateChange"])
-def test_every_step_of_a_life(runtime: Runtime, podlist: Path, start_hook: StartHook, dedicated: bool) -> None:
+@pytest.mark.parametrize("dedicated", [True, False], ids=["own methods", "StateChange"])
+def test_every_event(runtime: Runtime, podlist: Path, start_hook: StartHook, dedicated: bool) -> None:
     runtime.dedicated = dedicated
     before = gpu_pod(1, (0, 1))
     runtime.pods[before.pod.id], runtime.containers[before.id] = before.pod, replace(before, state=3)
     start_hook()
     runtime.accept()
     assert runtime.registered == ("podgpu", "90")
-    assert runtime.events == 0b110_1010_1111  # the runtime refuses bits it does not know: none above REMOVE_CONTAINER
+    assert runtime.events == 0b110_1010_1111  # runtimes reject unknown bits: none above REMOVE_CONTAINER
     wait_written(runtime, podlist)
     assert podlist.read_text().count("pod-1") == 1
 
@@ -57,9 +61,11 @@ def test_every_step_of_a_life(runtime: Runtime, podlist: Path, start_hook: Start
     assert json.loads(podlist.read_text()) == []
 
 
-def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, start_hook: StartHook) -> None:
+def test_nothing_is_written_before_the_synchronisation_is_complete(
+    folder: Path, podlist: Path, start_hook: StartHook
+) -> None:
     runtime = Runtime(folder / "nri.sock")
-    podlist.write_text('["what the hook before left"]')
+    podlist.write_text('["of an earlier hook"]')
     start_hook()
     runtime.connected()
     runtime.take_registration()
@@ -67,7 +73,7 @@ def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, star
     runtime.pods["sandbox-1"], runtime.containers["container-1"] = gpu_pod(1).pod, gpu_pod(1)
     runtime.synchronize(more=True)
     runtime.create(gpu_pod(1))
-    assert podlist.read_text() == '["what the hook before left"]'
+    assert podlist.read_text() == '["of an earlier hook"]'
     runtime.pods["sandbox-2"], runtime.containers["container-2"] = gpu_pod(2).pod, gpu_pod(2)
     runtime.synchronize()
     wait_written(runtime, podlist)
@@ -75,8 +81,8 @@ def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, star
 
 
 @pytest.mark.fault(
-    "The container runtime restarts, and containers end and begin while nobody tells the hook",
-    "The hook connects again, is told of all there is, and podlist.json is right again; until then it stays as it was",
+    "The container runtime restarts, and containers start and end while the hook is not connected",
+    "podlist.json stays unchanged until the hook is connected and synchronised again; then it is correct",
 )
 def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     hook = start_hook()
@@ -98,14 +104,14 @@ def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: St
     assert count(hook, "podgpu_hook_synchronisations_total") == 2
 
 
-def test_containers_whose_end_was_never_told_are_gone(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+def test_containers_without_an_end_event_are_removed(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     start_hook()
     runtime.accept()
     pod = Pod("s-1", "train", uid="u")
     crashed = Container("c-1", pod, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(0)}",), gpus=(uuid(0),))
     runtime.create(crashed)
     del runtime.containers["c-1"]
-    runtime.create(replace(crashed, id="c-2"))  # the same container, made anew
+    runtime.create(replace(crashed, id="c-2"))  # the same container, restarted
     wait_written(runtime, podlist)
     runtime.containers.clear()
     del runtime.pods["s-1"]
@@ -113,7 +119,7 @@ def test_containers_whose_end_was_never_told_are_gone(runtime: Runtime, podlist:
     wait_written(runtime, podlist)
     other = gpu_pod(5)
     runtime.create(other)
-    runtime.end_pod(other.pod)  # the sandbox is gone, and nobody spoke of its container
+    runtime.end_pod(other.pod)  # there is no event for its container
     wait_written(runtime, podlist)
 
 
@@ -122,7 +128,7 @@ def test_containers_whose_end_was_never_told_are_gone(runtime: Runtime, podlist:
 
 @pytest.mark.fault(
     "A runtime speaks another version of NRI",
-    "It is told that podgpu has no such service; a log line names both versions, and podlist.json stays as it was",
+    "It gets the error 'no such service'; a log line names both versions, and podlist.json stays unchanged",
 )
 def test_another_version_of_the_protocol(
     runtime: Runtime, podlist: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
@@ -152,7 +158,7 @@ BAD_FRAMES = {
 
 @pytest.mark.fault(
     "The runtime's side of the NRI connection sends garbage: a frame over the limit, another protocol",
-    "The connection is closed with a log line and made anew; pods start without the hook meanwhile, podlist.json stays",
+    "The connection is closed with a log line and opened again; until then podlist.json stays unchanged",
 )
 @pytest.mark.parametrize("bad", BAD_FRAMES)
 def test_bad_frames(
@@ -175,8 +181,8 @@ def test_bad_frames(
     wait_written(runtime, podlist)
 
 
-def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    """An error would be the end of somebody's container."""
+def test_invalid_requests_are_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    """An error would prevent the container from starting."""
     hook = start_hook()
     runtime.accept()
     for method in ("CreateContainer", "UpdateContainer", "StopContainer", "StateChange", "RunPodSandbox"):
@@ -184,14 +190,14 @@ def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: P
         assert runtime.call(method, b"") == b""
     runtime.send(PLUGIN, 99, 1, b"\xff\xff\xff")
     assert runtime.receive(PLUGIN) == (99, 2, b"")
-    runtime.send(PLUGIN, 101, 3, b"data of a stream nobody opened")
+    runtime.send(PLUGIN, 101, 3, b"data of a stream that is not open")
     runtime.create(gpu_pod(1))
     wait_written(runtime, podlist)
     assert errors(hook)["bad_request"] == 6
     assert errors(hook)["unexpected_message"] == 1
 
 
-def test_a_runtime_that_does_not_let_plugins_in(
+def test_a_runtime_that_rejects_plugins(
     runtime: Runtime, start_hook: StartHook, caplog: pytest.LogCaptureFixture
 ) -> None:
     hook = start_hook()
@@ -201,3 +207,32 @@ def test_a_runtime_that_does_not_let_plugins_in(
     runtime.connection.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: errors(hook).get("refused"))
     assert "disable_connections" in caplog.text
+
+
+# Frames
+
+
+MESSAGES = st.lists(
+    st.builds(
+        Message,
+        st.sampled_from([PLUGIN_SERVICE, RUNTIME_SERVICE]),
+        st.integers(0, 2**32 - 1),
+        st.sampled_from([1, 2]),
+        st.binary(max_size=200) | st.just(b"x" * 10_000),
+    ),
+    max_size=5,
+)
+
+
+@given(MESSAGES, st.integers(1, 5000))
+def test_round_trip_in_any_pieces(messages: list[Message], size: int) -> None:
+    sent = b"".join(map(encode, messages))
+    demuxer = Demuxer()
+    taken = [message for at in range(0, len(sent), size) for message in demuxer.feed(sent[at : at + size])]
+    assert taken == messages
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_rejected_or_incomplete(garbage: bytes) -> None:
+    with suppress(BadFrame):
+        list(Demuxer().feed(garbage))

@@ -1,4 +1,4 @@
-"""The file itself: written whole, only when something changed, put back when it was taken away, and where it may be."""
+"""podlist.json: written only if it changes, restored if it is removed, and faults of its disk."""
 
 from __future__ import annotations
 
@@ -22,28 +22,22 @@ from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
 from tests.hook.test_life import count, errors
 from tests.nodes.clock import wait_until
+from tests.privilege import mounted_disk
 
 
-def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
-    runtime: Runtime, podlist: Path, start_hook: StartHook
-) -> None:
+def test_a_restarted_hook_does_not_write_a_correct_file(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     one = gpu_pod(1)
     runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one
     first = start_hook()
     runtime.accept()
     wait_written(runtime, podlist)
     first.stop()
-    was = os.stat(podlist)
+    before = os.stat(podlist)
     second = start_hook()
     runtime.accept()
     wait_until(lambda: second.is_up_to_date)
-    assert os.stat(podlist).st_ino == was.st_ino
+    assert os.stat(podlist).st_ino == before.st_ino
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
-
-
-def keeper_of(podlist: Path) -> PodlistWriter:
-    """A keeper whose turns are had one at a time."""
-    return PodlistWriter(AtomicFile(str(podlist)), HookCounters(), Cards)
 
 
 PICTURE = (Sandbox("s", "ml", "train", containers=(ContainerFacts("c", "main", uuid(1)),)),)
@@ -51,47 +45,38 @@ CONTENT = encode_podlist([PodlistEntry("train", "ml", "main", [uuid(1)])])
 
 
 @pytest.mark.fault(
-    "Somebody deletes podlist.json, or writes over it",
-    "The hook puts it back within seconds, whole",
+    "podlist.json is deleted or overwritten",
+    "The hook restores it within seconds",
 )
-def test_a_file_taken_away_or_written_over_is_put_back(podlist: Path) -> None:
-    keeper = keeper_of(podlist)
-    keeper.write_changes()
-    assert not podlist.exists(), "nothing was told yet"
-    keeper.update(PICTURE)
-    keeper.write_changes()
+def test_a_removed_or_overwritten_file_is_restored(podlist: Path) -> None:
+    writer = PodlistWriter(AtomicFile(str(podlist)), HookCounters(), Cards)
+    writer.write_changes()
+    assert not podlist.exists(), "no container was reported yet"
+    writer.update(PICTURE)
+    writer.write_changes()
     assert podlist.read_bytes() == CONTENT
     podlist.unlink()
-    keeper.write_changes()
+    writer.write_changes()
     assert podlist.read_bytes() == CONTENT
     podlist.write_text("[]")
-    keeper.write_changes()
+    writer.write_changes()
     assert podlist.read_bytes() == CONTENT
 
 
-# Where it cannot be written
+# Faults of the disk
 
 
 @pytest.fixture
 def remount(folder: Path) -> Iterator[Callable[[str], None]]:
-    """A file system of its own under `folder/disk`, made read-only and writable again by `ro` and `rw`: permissions
-    would not keep root from writing."""
+    """Mounts a file system on `folder/disk`. The argument `ro` makes it read-only, `rw` writable."""
     disk = folder / "disk"
-    disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-
-    def remount(how: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
-
-    yield remount
-    subprocess.run(["umount", disk], check=True)
+    with mounted_disk(disk):
+        yield lambda how: subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True) and None
 
 
 @pytest.mark.fault(
     "The directory of podlist.json is read-only when a container is created",
-    "The container starts as ever; a log line says that the file before stands; it is written once that can be done",
+    "The container starts; a log line says that the previous file is kept; it is written once that is possible",
 )
 def test_a_read_only_directory(
     runtime: Runtime, folder: Path, remount: Callable[[str], None], caplog: pytest.LogCaptureFixture
@@ -118,10 +103,10 @@ def test_a_read_only_directory(
 
 @pytest.mark.fault(
     "The disk is full when podlist.json is to be written",
-    "The file before stays whole; a log line says so; it is tried again until it works",
+    "The previous file stays complete, with a log line; writing is retried until it works",
 )
 def test_a_full_disk(folder: Path, podlist: Path) -> None:
-    """The kernel's limit on the size of files stands for it: a part is written, then an error comes."""
+    """A limit on the size of files simulates a full disk: a part is written, then an error occurs."""
     runtime = Runtime(folder / "nri.sock")
     command = [sys.executable, "-m", "podgpu", "hook", "--socket", str(runtime.path), "--podlist", str(podlist)]
 
@@ -137,8 +122,8 @@ def test_a_full_disk(folder: Path, podlist: Path) -> None:
         wait_written(runtime, podlist)
         for number in range(2, 20):
             runtime.create(gpu_pod(number))
-        said = next(line for line in hook.stderr if "was not written" in line)
-        assert "File too large" in said
+        message = next(line for line in hook.stderr if "was not written" in line)
+        assert "File too large" in message
         found = read_podlist(podlist)
         assert isinstance(found, list)
         assert 1 <= len(found) < 19

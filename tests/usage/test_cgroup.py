@@ -1,4 +1,4 @@
-"""From a cgroup file to a container: every dialect by example, and properties over all of them."""
+"""The container of a process, from its cgroup file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OTHER_ID = "fedcba9876543210" * 4
 IN_POD = {
     "cgroupfs": f"/kubepods/burstable/pod{UID}/{ID}",
     "systemd, guaranteed, CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope",
-    "CRI-O, in the cgroup it makes inside": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
+    "CRI-O, in a cgroup inside the container": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
     "a cgroup in the container": f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
     "docker in a container": f"/kubepods/burstable/pod{UID}/{ID}/docker/{OTHER_ID}",
     "a cluster in a container": f"/kubepods/pod{UID}/{ID}/kubelet/kubepods/pod{OTHER_UID}/{OTHER_ID}",
-    "containerd told systemd, runc not": (
+    "containerd with systemd, runc without": (
         f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}"
     ),
     "another pod, from a cgroup namespace, cgroupfs": f"/../../pod{UID}/{ID}",
@@ -38,15 +38,15 @@ OUTSIDE = {
     "docker in docker": f"/docker/{ID}/docker/{OTHER_ID}",
     "a sibling, from a cgroup namespace": f"/../{ID}",
     "a sibling under systemd": f"/../cri-containerd-{ID}.scope",
-    "the kubelet's process beside pods, in kind": f"/docker/{ID}/kubelet.slice/kubelet.service",
+    "the kubelet's own process, in kind": f"/docker/{ID}/kubelet.slice/kubelet.service",
 }
 
 NOT_IN_CONTAINER = {
     "the root": "/",
     "a service": "/system.slice/containerd.service",
     "a pod's own cgroup": f"/kubepods.slice/kubepods-pod{UID_}.slice",
-    "what watches a container of CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-conmon-{ID}.scope",
-    "what watches a container of podman": f"/machine.slice/libpod-conmon-{ID}.scope",
+    "conmon of CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-conmon-{ID}.scope",
+    "conmon of podman": f"/machine.slice/libpod-conmon-{ID}.scope",
     "an unknown name and a hash": f"/system.slice/build-{ID}.scope",
     "a hash too short": f"/process_api/{HASH}",
 }
@@ -71,18 +71,16 @@ def test_not_in_a_container(path: str, version: Literal[1, 2]) -> None:
 
 
 @pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
-def test_a_static_pods_uid_is_the_hash_it_is(driver: Driver) -> None:
+def test_the_uid_of_a_static_pod_is_a_hash(driver: Driver) -> None:
     found = parse_cgroup(container_cgroup(HASH, ID, driver=driver))
     assert found is not None
     assert found.uid == HASH
 
 
-def test_a_hierarchy_that_knows_the_pod_wins() -> None:
+def test_a_hierarchy_with_the_pod_is_preferred() -> None:
     text = f"4:memory:/docker/{OTHER_ID}\n2:freezer:/kubepods/pod{UID}/{ID}\n"
     assert parse_cgroup(text) == Workload(uid=UID, container_id=ID)
 
-
-# Properties
 
 HEX = "0123456789abcdef"
 uids = st.uuids().map(str) | st.text(HEX, min_size=32, max_size=32)
@@ -99,7 +97,7 @@ container_ids = st.text(HEX, min_size=64, max_size=64)
     st.sampled_from(["", "/docker/" + OTHER_ID, "/kubelet.slice", "/../..", "/system.slice/containerd.service"]),
     st.sampled_from(["", "/sub/child", "/init.scope", "/docker/" + OTHER_ID, f"/kubepods/pod{OTHER_UID}/{OTHER_ID}"]),
 )
-def test_every_form_comes_back(
+def test_every_combination(
     uid: str,
     container_id: str,
     version: Literal[1, 2],
@@ -114,28 +112,13 @@ def test_every_form_comes_back(
     assert parse_cgroup(text) == Workload(uid=uid, container_id=container_id)
 
 
-WORDS = (
-    "0::",
-    "4:memory:",
-    "/",
-    ":",
-    "..",
-    "-",
-    "\n",
-    "pod",
-    "kubepods",
-    "docker",
-    "cri-containerd-",
-    "crio-",
-    "conmon",
-)
+PIECES = ("0::", "4:memory:", "/", ":", "..", "\n", "pod", "kubepods", "docker", "cri-containerd-", "crio-", "conmon")
 ENDS = (".scope", ".slice", " (deleted)", "\0", "é", UID, UID_, HASH, ID)
-pieces = st.sampled_from([*WORDS, *ENDS])
 
 
-@given(st.text() | st.lists(pieces, max_size=30).map("".join))
-def test_no_text_is_too_much(text: str) -> None:
+@given(st.text() | st.lists(st.sampled_from([*PIECES, *ENDS]), max_size=30).map("".join))
+def test_any_text_gives_a_container_in_it_or_none(text: str) -> None:
     found = parse_cgroup(text)
     if found is not None:
-        assert found.container_id in text, "what is not there is not made up"
+        assert found.container_id in text
         assert found.uid.replace("-", "_") in text.replace("-", "_")

@@ -1,10 +1,9 @@
-"""From a pid to a container through /proc: what is remembered, what is noticed, what cannot be seen."""
+"""Containers of processes from /proc, their owners, and when names of pods are read again."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +14,10 @@ from podgpu.usage.containers import (
     ContainerLookup,
     in_host_pid_namespace,
 )
+from podgpu.usage.owners import Owners, ProcessOwners
+from tests.nodes.clock import FakeClock
 from tests.privilege import without_privilege
-from tests.simulated import FaultyProc, container_cgroup
-
-if TYPE_CHECKING:
-    from tests.usage.conftest import Clock
+from tests.simulated import FaultyProc, cgroup_text, container_cgroup
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
 A, B = "a" * 64, "b" * 64
@@ -53,24 +51,24 @@ def test_a_process_that_ends_between_two_reads(proc: FaultyProc, finder: Contain
     assert finder.find(41) == ContainerLookup("gone")
 
 
-def test_a_pid_given_again_is_another_process(proc: FaultyProc, finder: ContainerFinder) -> None:
+def test_a_reused_pid_is_another_process(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.reuse(41, IN_B)
     assert finder.find(41) == FOUND_B
 
 
-def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: ContainerFinder, clock: Clock) -> None:
+def test_the_cgroup_is_read_once_while_fresh(proc: FaultyProc, finder: ContainerFinder, clock: FakeClock) -> None:
     proc.add(41, IN_A)
     finder.find(41)
     proc.move(41, IN_B)
-    clock.now += CACHE_SECONDS - 1
+    clock.advance(CACHE_SECONDS - 1)
     assert finder.find(41) == FOUND_A
-    clock.now += 1
-    assert finder.find(41) == FOUND_B, "a process can be moved to another cgroup"
+    clock.advance(1)
+    assert finder.find(41) == FOUND_B, "a process may be moved to another cgroup"
 
 
-def test_what_is_not_permitted_is_said_and_asked_again(proc: FaultyProc, finder: ContainerFinder) -> None:
+def test_a_lookup_that_is_not_permitted_is_repeated(proc: FaultyProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     proc.forbid(41)
     with without_privilege():
@@ -80,14 +78,14 @@ def test_what_is_not_permitted_is_said_and_asked_again(proc: FaultyProc, finder:
 
 
 @pytest.mark.parametrize("stat", ["", "41 (python) S 1 2 3", "41 (python", "41 (x) S" + " x" * 30])
-def test_a_stat_that_makes_no_sense(proc: FaultyProc, finder: ContainerFinder, stat: str) -> None:
+def test_an_invalid_stat_file(proc: FaultyProc, finder: ContainerFinder, stat: str) -> None:
     proc.add(41, IN_A)
     (proc.root / "41" / "stat").write_text(stat)
     assert finder.find(41) == ContainerLookup("unreadable")
 
 
-@pytest.mark.reads_host("the kernel's own /proc is what it is about")
-def test_the_kernels_own_proc() -> None:
+@pytest.mark.reads_host("the test reads the real /proc")
+def test_the_real_proc() -> None:
     finder = ContainerFinder()
     assert finder.find(os.getpid()).outcome in ("found", "not_in_container")
     assert isinstance(in_host_pid_namespace(), bool)
@@ -95,3 +93,88 @@ def test_the_kernels_own_proc() -> None:
         assert finder.find(child.pid).outcome == finder.find(os.getpid()).outcome
         child.kill()
     assert finder.find(child.pid) == ContainerLookup("gone")
+
+
+# Owners
+
+
+UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
+IDS = [f"{n:x}" * 64 for n in range(3)]
+
+
+class Names:
+    """Names of pods: those of the node, and those that were read last."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, str] = {}
+        self.known: dict[str, str] = {}
+        self.read = 0
+
+    def complete(self, workload: Workload) -> Workload:
+        pod = self.known.get(workload.uid)
+        return workload if pod is None else Workload("ns", pod, "main", workload.uid, workload.container_id)
+
+    def read_identities(self) -> None:
+        self.read += 1
+        self.known = dict(self.pods)
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+@pytest.fixture
+def owners(finder: ContainerFinder, names: Names) -> ProcessOwners:
+    return ProcessOwners(finder, names)
+
+
+def start(proc: FaultyProc, pid: int, number: int) -> None:
+    proc.add(pid, container_cgroup(UIDS[number], IDS[number]))
+
+
+def train() -> Workload:
+    return Workload("ns", "train", "main", UIDS[0], IDS[0])
+
+
+def test_names_are_read_for_a_new_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
+    start(proc, 7, 0)
+    names.pods[UIDS[0]] = "train"
+    assert owners.find({7}) == Owners({7: train()})
+    assert names.read == 1
+
+
+def test_names_are_read_once_for_each_pod(proc: FaultyProc, owners: ProcessOwners, names: Names) -> None:
+    start(proc, 7, 0)
+    start(proc, 8, 1)
+    names.pods[UIDS[0]] = "train"
+    for _ in range(3):
+        found = owners.find({7, 8})
+        assert (found.workloads, found.unknown, set(found.nameless)) == ({7: train()}, {8: "no_pod_name"}, {8})
+    assert names.read == 1, "once for the second pod"
+    start(proc, 9, 2)
+    owners.find({7, 8, 9})
+    assert names.read == 2
+    owners.require_permission()
+
+
+@pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
+def test_processes_outside_pods_have_no_owner(
+    proc: FaultyProc, owners: ProcessOwners, names: Names, cgroup: str
+) -> None:
+    proc.add(7, cgroup_text(cgroup))
+    found = owners.find({7})
+    assert (found.workloads, found.unknown) == ({}, {})
+    owners.require_permission()
+
+
+def test_a_process_that_ended_after_it_was_listed_keeps_its_owner(
+    proc: FaultyProc, owners: ProcessOwners, names: Names
+) -> None:
+    start(proc, 7, 0)
+    names.pods[UIDS[0]] = "train"
+    owners.find({7})
+    proc.remove(7)
+    assert owners.find({7, 8}) == Owners({7: train()}), "8 was never seen"
+    assert owners.find(set()) == Owners()
+    assert owners.find({7}) == Owners()

@@ -1,4 +1,4 @@
-"""The ledger: properties in random histories, and one example for each rule."""
+"""The ledger: properties of random histories, and one example for each rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.model import Assignment, Device, DeviceUsage, HolderUsage, NamespaceUsage, ProcessUsage, SlotUsage, Workload
+from podgpu.model import (
+    Assignment,
+    Device,
+    DeviceUsage,
+    HolderUsage,
+    NamespaceUsage,
+    ProcessUsage,
+    ProcessWaits,
+    SlotUsage,
+    Workload,
+)
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.ledger import Ledger
 from podgpu.usage.owners import Owners
@@ -25,7 +35,17 @@ C = Workload("serving", "c", "main", "uid-c")
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 CUT = Device(2, "GPU-3", "0000:03:00.0", "NVIDIA H200", mig_enabled=True)
 INSTANCES = (replace(CUT, gi_id=1, profile="3g.71gb"), replace(CUT, gi_id=9, profile="1g.18gb"))
-COUNTERS = ("allocated_ns", "busy_ns", "idle_ns", "energy_mj", "busy_min_ns", "busy_max_ns")
+COUNTERS = (
+    "allocated_ns",
+    "busy_ns",
+    "idle_ns",
+    "energy_mj",
+    "busy_min_ns",
+    "busy_max_ns",
+    "wait_ns",
+    "wait_min_ns",
+    "wait_max_ns",
+)
 
 
 class Snapshot(NamedTuple):
@@ -46,12 +66,20 @@ class Turn:
         return Snapshot(ledger.list_holders(1000.0), ledger.list_devices(), ledger.list_namespaces())
 
 
-# -- properties ----------------------------------------------------------------------------------------------------
+# Properties
 
 PIDS = st.integers(1, 5)
 AMOUNTS = st.sampled_from([0, 0, 1, SECOND]) | st.integers(0, 2 * SECOND)
 MAYBE = st.none() | AMOUNTS
 WORKLOADS = st.sampled_from([A, B, C, structs.replace(A, uid="uid-new"), structs.replace(B, uid=""), Workload(job="7")])
+
+
+WAITS = st.builds(
+    ProcessWaits,
+    st.dictionaries(PIDS, AMOUNTS.map(lambda ns: (ns, ns // 2, 2 * ns)), max_size=4),
+    st.dictionaries(st.tuples(PIDS, PIDS), AMOUNTS, max_size=6),
+    AMOUNTS,
+)
 
 
 def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
@@ -67,6 +95,7 @@ def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
         process_busy_ns=st.none() | st.dictionaries(PIDS, MAYBE, max_size=4),
         method=st.sampled_from(["samples", "exact"]),
         resident_ns=st.none() | st.dictionaries(PIDS, AMOUNTS, max_size=4),
+        waits=st.none() | WAITS,
         bounded=st.booleans(),
         power_mw=st.none() | st.integers(1, 700_000),
     )
@@ -97,7 +126,7 @@ HISTORIES = st.lists(
 
 @settings(max_examples=60)
 @given(HISTORIES)
-def test_parts_and_rest_are_the_device(history: list[Turn]) -> None:
+def test_holders_and_the_unattributed_rest_add_up_to_the_device(history: list[Turn]) -> None:
     ledger, devices, energy = Ledger(), dict[str, SlotUsage](), 0
     for turn in history:
         snapshot = turn.enter(ledger)
@@ -113,12 +142,15 @@ def test_parts_and_rest_are_the_device(history: list[Turn]) -> None:
             assert (usage.power_ratio or 0) <= 1
             if usage.busy_min_ns is not None and usage.busy_max_ns is not None:
                 assert usage.busy_min_ns <= usage.busy_max_ns
+            if usage.wait_ns is not None and usage.wait_min_ns is not None and usage.wait_max_ns is not None:
+                assert usage.wait_min_ns <= usage.wait_ns <= usage.wait_max_ns
+                assert (usage.wait_ratio or 0) + (usage.utilization_ratio or 0) <= 1
 
 
 @settings(max_examples=60)
 @given(HISTORIES)
-def test_namespaces_jobs_and_rest_are_the_devices(history: list[Turn]) -> None:
-    """Jobs have no namespace, so histories without them are compared."""
+def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: list[Turn]) -> None:
+    """Jobs have no namespace, so they are removed from the histories."""
     ledger, devices = Ledger(), dict[str, SlotUsage]()
     for turn in history:
         held = [one for one in turn.assignments if not one.holder.job]
@@ -136,8 +168,8 @@ def test_namespaces_jobs_and_rest_are_the_devices(history: list[Turn]) -> None:
 
 @settings(max_examples=60)
 @given(HISTORIES)
-def test_counters_never_fall(history: list[Turn]) -> None:
-    """Except those of a pod whose UID is another one, or was not known when it came back."""
+def test_counters_never_decrease(history: list[Turn]) -> None:
+    """Except those of a pod with a new UID, or whose UID was unknown when it returned."""
     ledger, highest = Ledger(), dict[object, Mapping[str, Any]]()
     for turn in history:
         snapshot = turn.enter(ledger)
@@ -147,18 +179,18 @@ def test_counters_never_fall(history: list[Turn]) -> None:
             before = highest.get(key, {})
             figures = {name: value for name in COUNTERS if (value := getattr(usage, name, None)) is not None}
             if isinstance(key[-1], str) and key[-1] in ("uid-a", "uid-new", "uid-b"):
-                continue  # these alternate between UIDs in one name
+                continue  # pods with one name and several UIDs
             assert all(value >= before.get(name, 0) for name, value in figures.items())
             highest[key] = {**before, **figures}
 
 
-# -- examples ------------------------------------------------------------------------------------------------------
+# Examples
 
 OF_PID = {1: A, 2: B, 3: C}
 
 
 def second(busy: Mapping[int, int | None], device_busy: int | None = None, **figures: Any) -> DeviceUsage:
-    """One second of the GPU. Processes 1, 2 and 3 are those of A, B and C, 9 is one of the host."""
+    """Returns one second of the GPU. Processes 1, 2 and 3 belong to A, B and C, process 9 to the host."""
     total = sum(ns or 0 for ns in busy.values()) if device_busy is None else device_busy
     processes = tuple(ProcessUsage(GPU.key, pid, 10) for pid in busy)
     figures = {"memory_used": 100, "processes": processes, "process_busy_ns": busy, "power_mw": 100, **figures}
@@ -203,7 +235,7 @@ def test_an_unknown_share_allocates_nothing(share: float | None) -> None:
     assert usage_of(charge(turn(second({}), *held(A, share=share))), A).allocated_ns is None
 
 
-def test_the_last_busy_time_of_an_ended_process_is_its_holders() -> None:
+def test_the_last_busy_time_of_an_ended_process_belongs_to_its_holder() -> None:
     both = held(A, B)
     snapshot = charge(turn(second({1: 500, 2: 100}), *both), turn(second({2: 100}, device_busy=300), *both))
     assert usage_of(snapshot, A).busy_ns == 700
@@ -211,7 +243,7 @@ def test_the_last_busy_time_of_an_ended_process_is_its_holders() -> None:
     assert usage_of(snapshot, A).busy_ns == 500, "two containers' processes ended"
 
 
-def test_a_process_beside_a_busy_one_is_not_called_idle_by_samples() -> None:
+def test_samples_do_not_prove_that_a_process_is_idle_if_another_is_busy() -> None:
     assert usage_of(charge(turn(second({1: 0, 2: 9}), *held(A))), A).idle_ns is None
     exact = second({1: 0, 2: 9}, method="exact")
     assert usage_of(charge(turn(exact, *held(A))), A).idle_ns == SECOND
@@ -236,7 +268,7 @@ def test_turns_of_an_energy_window_are_weighted_by_power() -> None:
     assert (usage_of(snapshot, A).power_ratio, usage_of(snapshot, B).power_ratio) == (0.75, 0.25)
 
 
-def test_the_namespace_pays_for_a_container_that_left_before_the_reading() -> None:
+def test_energy_of_a_container_that_ended_before_the_reading_belongs_to_its_namespace() -> None:
     full = {"share": 1.0}
     turns = turn(second({1: 100}), *held(A, **full)), turn(second({3: 300}, energy_mj=1000), *held(C, **full))
     snapshot = charge(turn(second({}, energy_mj=0)), *turns)
@@ -263,12 +295,12 @@ def test_energy_of_a_mig_gpu_goes_by_busy_time_and_slices() -> None:
     assert snapshot.devices[CUT.key].unattributed_energy_mj == 400
 
 
-def test_an_instance_with_one_holder_takes_the_instances_figures() -> None:
+def test_the_only_holder_of_an_instance_has_its_values() -> None:
     large, small = INSTANCES
     devices = {large: (300, held(A, share=1.0, device=large)), small: (100, held(B, C, device=small))}
     snapshot = charge(mig_turn(devices, None))
     assert usage_of(snapshot, A).busy_ns == 300
-    assert usage_of(snapshot, B).busy_ns is None, "the driver has no figure per process"
+    assert usage_of(snapshot, B).busy_ns is None, "the driver has no values per process"
     assert snapshot.devices[small.key].unattributed_busy_ns == 100
 
 
@@ -283,14 +315,14 @@ def test_a_pod_of_the_same_name_starts_at_0_and_the_same_pod_continues() -> None
     assert usage_of(charge(first, gone, turn(second({}), *held(A))), A).busy_ns == 100
 
 
-def test_processes_of_the_predecessor_are_charged_to_nobody() -> None:
+def test_processes_of_an_earlier_pod_are_unattributed() -> None:
     again = structs.replace(A, uid="uid-new")
     snapshot = charge(turn(second({1: 100}), *held(again)))
     assert usage_of(snapshot, again).busy_ns == 0
     assert snapshot.devices[GPU.key].unattributed_busy_ns == 100
 
 
-def test_a_process_of_unknown_owner_leaves_holders_without_a_process_unknown() -> None:
+def test_with_a_process_of_unknown_owner_holders_without_a_process_have_no_values() -> None:
     owners = Owners({1: A}, {8: "unreadable"})
     snapshot = charge(turn(second({1: 100, 8: 200}), *held(A, B), owners=owners))
     first, other = usage_of(snapshot, A), usage_of(snapshot, B)
@@ -324,13 +356,6 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
     assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
 
 
-def test_the_mps_server_is_not_use_of_the_pod_that_runs_the_daemon() -> None:
-    usage = second({9: 500}, processes=(ProcessUsage(GPU.key, 9, 10),))
-    snapshot = charge(turn(usage, *held(A), owners=Owners({9: C}, mps_servers=frozenset({9}))))
-    assert [workload for workload, _ in all_holders(snapshot)] == [A]
-    assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
-
-
 def test_busy_time_before_and_after_mps_stays_within_the_upper_bound() -> None:
     alone, shared = turn(second({1: 300}), *held(A)), mps({1: A, 2: B}, {9})
     assert usage_of(charge(alone, shared), A).busy_max_ns == 300 + 500
@@ -338,7 +363,7 @@ def test_busy_time_before_and_after_mps_stays_within_the_upper_bound() -> None:
     assert (after.busy_ns, after.busy_max_ns) == (600, 1100)
 
 
-def test_processes_that_report_more_than_the_device_or_the_window_are_its_figure() -> None:
+def test_processes_that_report_more_than_the_device_or_the_window() -> None:
     more = charge(turn(second({1: 300, 2: 200}, device_busy=400), *held(A, B)))
     assert more.devices[GPU.key].busy_ns == 500
     beyond = charge(turn(second({1: SECOND, 2: SECOND}), *held(A, B)))
@@ -346,14 +371,33 @@ def test_processes_that_report_more_than_the_device_or_the_window_are_its_figure
     assert usage_of(beyond, A).busy_ns == SECOND // 2
 
 
-def test_without_figures_per_process_a_sole_holder_gets_the_device() -> None:
-    usage = second({}, device_busy=100, process_busy_ns=None)
-    assert usage_of(charge(turn(usage, *held(A, share=1.0))), A).busy_ns == 100
-    assert usage_of(charge(turn(usage, *held(A, B))), A).busy_ns is None
+def test_a_container_waits_for_other_containers_only() -> None:
+    """Processes 1 and 3 belong to A, 2 to B. Process 9 runs on the host."""
+    waits = ProcessWaits(
+        {1: (400, 200, 600), 2: (300, 0, 300), 3: (100, 100, 100)},
+        {(1, 2): 300, (1, 3): 100, (3, 1): 100, (2, 1): 100, (2, 9): 200},
+        600,
+    )
+    usage = second({1: 10, 2: 20, 3: 30, 9: 5}, method="exact", waits=waits)
+    snapshot = charge(turn(usage, *held(A, B), owners=Owners({1: A, 2: B, 3: A})))
+    a, b = usage_of(snapshot, A), usage_of(snapshot, B)
+    assert (a.wait_ns, a.wait_min_ns, a.wait_max_ns) == (300, 150, 450)
+    assert [(part.pod, round(part.ratio * SECOND)) for part in a.waits_for] == [("b", 300)]
+    assert [(part.pod, round(part.ratio * SECOND)) for part in b.waits_for] == [("", 200), ("a", 100)]
+    assert snapshot.devices[GPU.key].pressure_ratio == 600 / SECOND
+
+
+def test_waiting_is_absent_while_it_is_unknown_and_continues_later() -> None:
+    measured = second({1: 10, 2: 20}, method="exact", waits=ProcessWaits({1: (40, 0, 40)}, {(1, 2): 40}, 40))
+    shared, alone = second({1: 10, 2: 20}), second({1: 10})
+    assert usage_of(charge(turn(shared, *held(A, B))), A).wait_ns is None
+    figures = [[turn(measured, *held(A, B)), turn(then, *held(A, B))] for then in (shared, alone, measured)]
+    assert [usage_of(charge(*turns), A).wait_ns for turns in figures] == [None, 40, 80]
+    assert charge(*figures[0]).devices[GPU.key].pressure_ratio is None
 
 
 def test_bounds_of_busy_time() -> None:
-    """A and B were on the engine for 600 and 400 of 1000 ns, of which 700 were busy."""
+    """A and B were resident for 600 and 400 of 1000 ms, of which 700 were busy."""
     resident = {1: 600 * 10**6, 2: 400 * 10**6}
     usage = second({1: 450 * 10**6, 2: 250 * 10**6}, method="exact", bounded=True, resident_ns=resident)
     found = usage_of(charge(turn(usage, *held(A, B))), A)

@@ -1,4 +1,4 @@
-"""Containers seen at work on simulated GPUs: who holds what, and when it is said that nobody can tell."""
+"""Holders from the processes on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
 class Node:
-    """Simulated GPUs and a simulated /proc, and the source that reads both."""
+    """Simulated GPUs, a simulated /proc, and the source that reads both."""
 
     def __init__(self, spec: str, proc: FaultyProc) -> None:
         self.driver = FaultyNvml(spec, jitter=0)
@@ -78,12 +78,12 @@ def test_a_mig_instance_has_its_own_holder(node: Node) -> None:
     }
 
 
-def test_the_hosts_own_processes_hold_nothing(node: Node) -> None:
+def test_processes_of_the_host_hold_nothing(node: Node) -> None:
     node.run(41, HOST)
     assert node.read() == Allocation()
 
 
-def test_outside_the_hosts_pid_namespace_it_says_what_to_do(root: Path) -> None:
+def test_outside_the_hosts_pid_namespace(root: Path) -> None:
     node = Node("1xH100", FaultyProc(root / "pod", OTHER_PID_NAMESPACE))
     node.driver.faults.hide_processes()
     node.run(41, IN_A)
@@ -93,7 +93,7 @@ def test_outside_the_hosts_pid_namespace_it_says_what_to_do(root: Path) -> None:
         assert caught.value.reason == "not_host_pid_namespace"
 
 
-def test_what_may_not_be_seen_is_counted_once_a_device(node: Node) -> None:
+def test_unreadable_processes_are_counted_once_per_device(node: Node) -> None:
     node.run(41, IN_A)
     for pid in (42, 43):
         node.run(pid, IN_B)

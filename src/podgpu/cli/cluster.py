@@ -19,6 +19,7 @@ from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import PrometheusHistory
+from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
@@ -84,7 +85,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         recorder = cluster_recorder(cluster, options["history_dir"], with_figures=not options["prometheus"])
         history: HistorySource = PrometheusHistory(_prometheus_server(options)) if options["prometheus"] else recorder
         protection = load_protection(options["web_config_file"])
-        usage = cluster_usage(cluster, recorder)
+        ranges = PrometheusRanges(_prometheus_server(options)) if options["prometheus"] else None
+        usage = cluster_usage(cluster, recorder, ranges)
         listeners = cluster_listeners(
             cluster,
             options["address"],

@@ -22,6 +22,7 @@ MAIN_COMMANDS = {
     "demo": "Run everything on simulated GPUs.",
 }
 OTHER_COMMANDS = {
+    "report": "Print the cost and waste of a day, a week or a month, to send it.",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",

@@ -23,9 +23,8 @@ class NodeReading:
     state: NodeState
     read_at: float = 0.0  # monotonic time of the scrape, or of the newest sample in Prometheus
     skew_seconds: float | None = None  # node's clock minus ours; None if the node reports no time
-    listed: bool | None = None  # target is still in the list of targets; None for Prometheus, which has no list
+    listed: bool | None = None  # target is in the list of exporters; None for Prometheus, which has no list
     named: bool = True
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace as replace_fields
 
 import msgspec
 from msgspec.structs import replace
@@ -21,18 +22,24 @@ _CLOCK_UNSET = 86_400.0  # a larger skew means an unset clock; a wrong time zone
 
 
 class NodeEntry(msgspec.Struct, frozen=True, gc=False):
-    """One node: its last state, with data added by the cluster, and when and where the state was read."""
+    """One node: its last reading, and its state with data added by the cluster."""
 
     name: str
-    target: str
+    reading: NodeReading
     state: NodeState
-    read_at: float  # monotonic
-    skew_seconds: float = 0.0
     age_seconds: float | None = None
     stale: bool = False  # the figures are too old
     gone: bool = False  # its exporter has not answered for longer than --stale-after
     notes: tuple[str, ...] = ()
     held: tuple[HeldPart, ...] = ()
+
+    @property
+    def target(self) -> str:
+        return self.reading.target
+
+    @property
+    def read_at(self) -> float:
+        return self.reading.read_at
 
     @property
     def gpus(self) -> Iterator[DeviceState]:
@@ -44,7 +51,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose_nodes(
-    readings: Iterable[NodeReading],
+    readings: Sequence[NodeReading],
     before: Mapping[str, NodeEntry],
     outcomes: Mapping[str, TargetOutcome],
     settings: ViewSettings,
@@ -53,10 +60,12 @@ def choose_nodes(
     """Returns one entry per node, without `held`, and alerts about exporters that report the same GPUs.
 
     If several exporters report a node or a GPU, prefers one that is current and names holders, then the one that was
-    used in the last round.
+    used in the last round. A node that no exporter reports any more keeps its last reading for a while.
     """
     by_name: dict[str, list[NodeReading]] = defaultdict(list)
-    for reading in readings:
+    reported = {reading.state.node for reading in readings}
+    missing = [replace_fields(node.reading, listed=False) for node in before.values() if node.name not in reported]
+    for reading in (*readings, *missing):
         if now - reading.read_at <= settings.drop_after or (reading.listed and reading.state.devices):
             by_name[reading.state.node].append(reading)
     chosen: dict[str, NodeReading] = {}
@@ -66,7 +75,7 @@ def choose_nodes(
         used = before[name].target if name in before else ""
         copies.sort(key=lambda copy: (*_rank(copy, settings, now), copy.target != used, not _is_own(copy), copy.target))
         best = chosen[name] = copies[0]
-        notes[name] = [*best.notes, *_describe_failures(copies, outcomes), *_describe_reading(best)]
+        notes[name] = [*_describe_failures(copies, outcomes), *_describe_reading(best)]
         others = {copy.target for copy in copies if _is_another(copy, best) and _is_current(copy, settings, now)}
         if others:
             alerts.append(_describe_conflict(name, best.target, others, "this node"))
@@ -88,10 +97,8 @@ def choose_nodes(
             nodes.append(
                 NodeEntry(
                     name=name,
-                    target=reading.target,
+                    reading=reading,
                     state=state,
-                    read_at=reading.read_at,
-                    skew_seconds=reading.skew_seconds or 0.0,
                     age_seconds=max(0.0, now - reading.read_at),
                     stale=_is_stale(reading, settings, now),
                     gone=now - reading.read_at > settings.stale_after,
@@ -144,7 +151,7 @@ def _describe_failures(copies: Iterable[NodeReading], outcomes: Mapping[str, Tar
 def _describe_reading(reading: NodeReading) -> Iterator[str]:
     skew = reading.skew_seconds or 0.0
     if reading.listed is False:
-        yield f"{reading.target} is no longer in the list of exporters"
+        yield f"{reading.target} no longer reports this node: check that its exporter runs and is read"
     if reading.state.stale:
         yield "its exporter does not serve its figures, because they are too old"
     if _clock_is_unset(reading):

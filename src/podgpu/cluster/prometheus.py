@@ -51,7 +51,6 @@ _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later tha
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices
 _IDLE_CHECKS = 30  # number of times in the idle window at which samples must exist
-_NO_SAMPLES = "Prometheus has no recent samples of this node: check that its exporter runs and is scraped"
 
 
 class PrometheusCollector:
@@ -124,7 +123,7 @@ class PrometheusCollector:
             vectors, keep_fields=self._settings.keep_fields, node_labels=self._node_labels
         )
         nodes = [self._make_reading(target, now, monotonic) for target in targets]
-        self._reading = replace(self._reading, nodes=(*nodes, *self._find_vanished(nodes)))
+        self._reading = replace(self._reading, nodes=tuple(nodes))
         for what, work in (
             ("owners of pods", self._owners.update(self._reading.nodes, monotonic)),
             ("idle GPUs", self._idle.update(nodes, now)),
@@ -152,22 +151,6 @@ class PrometheusCollector:
             skew_seconds=None if taken_at is None else taken_at - sampled_at,
             named=target.state.node != target.instance,
         )
-
-    def _find_vanished(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Returns the last readings of nodes that have no series now. They are kept until they are dropped.
-
-        A node whose GPUs all appear under another node was renamed, so it is left out.
-        """
-        names = {node.state.node for node in nodes}
-        uuids = {device.uuid for node in nodes for device in node.state.devices}
-        oldest = self._clock.monotonic() - self._settings.drop_after
-        return [
-            replace(node, notes=(_NO_SAMPLES,))
-            for node in self._reading.nodes
-            if node.state.node not in names
-            and node.read_at >= oldest
-            and any(device.uuid not in uuids for device in node.state.devices)
-        ]
 
     def _describe_gaps(self, failures: Sequence[tuple[str, SourceError]]) -> list[str]:
         notes = []
@@ -326,28 +309,40 @@ class PodOwners:
         }
         missing = sorted(pods - self.known.keys() - self._queried_at.keys())[:_PODS_PER_QUERY]
         if missing:
-            owners = await self._query_owners(missing)
+            owners = await self.read(missing)
             self._queried_at |= dict.fromkeys(missing, now)
             self.known |= {pod: owner for pod, owner in owners.items() if pod in pods}
 
-    async def _query_owners(self, pods: Sequence[PodName]) -> dict[PodName, WorkloadOwner]:
+    async def read(
+        self, pods: Sequence[PodName], window: str = "", at: float | None = None
+    ) -> dict[PodName, WorkloadOwner]:
+        """Returns the owners, now, or with `window` (such as 3600s) the last ones before `at`. Raises SourceError."""
+        owners: dict[PodName, WorkloadOwner] = {}
+        for first in range(0, len(pods), _PODS_PER_QUERY):
+            owners |= await self._query_owners(pods[first : first + _PODS_PER_QUERY], window, at)
+        return owners
+
+    async def _query_owners(
+        self, pods: Sequence[PodName], window: str, at: float | None
+    ) -> dict[PodName, WorkloadOwner]:
         labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
         names = {pod for _, pod in pods}
-        series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
-        owners = _read_owners(await self._client.query(f"max {labels} ({' or '.join(series)})"), "pod")
+        series = (self._select_owners("kube_pod_owner", label, names, window) for label in ("pod", "exported_pod"))
+        owners = _read_owners(await self._client.query(f"max {labels} ({' or '.join(series)})", at), "pod")
         sets = {owner.name for owner in owners.values() if owner.kind == "ReplicaSet"}
         if not sets:
             return owners
         labels = by("namespace", "exported_namespace", "replicaset", "owner_kind", "owner_name")
-        query = f"max {labels} ({self._select_owners('kube_replicaset_owner', 'replicaset', sets)})"
-        deployments = _read_owners(await self._client.query(query), "replicaset")
+        query = f"max {labels} ({self._select_owners('kube_replicaset_owner', 'replicaset', sets, window)})"
+        deployments = _read_owners(await self._client.query(query, at), "replicaset")
         return {
             pod: deployments.get((pod[0], owner.name), owner) if owner.kind == "ReplicaSet" else owner
             for pod, owner in owners.items()
         }
 
-    def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
-        return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
+    def _select_owners(self, name: str, label: str, values: Iterable[str], window: str) -> str:
+        series = select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
+        return f"last_over_time({series}[{window}])" if window else series
 
 
 def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, WorkloadOwner]:

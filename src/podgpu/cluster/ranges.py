@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -34,6 +35,11 @@ class RangeQuery(NamedTuple):
     start: float | None = None  # Unix times; None for the last `seconds`
     end: float | None = None
     is_csv: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name of the pod label, as exporters and kube-state-metrics write it. Empty if `by` is not a label."""
+        return re.sub(r"[^a-zA-Z0-9_]", "_", self.by.removeprefix(_LABEL)) if self.by.startswith(_LABEL) else ""
 
     def bounds(self, now: float) -> tuple[float, float]:
         end = now if self.end is None else min(self.end, now)
@@ -127,7 +133,7 @@ def make_range(
     currency = state.prices.currency
     groups: dict[tuple[tuple[str, Any], ...], list[UsageSum]] = defaultdict(list)
     for one in usage:
-        groups[_name_row(one.account, query.by)].append(one)
+        groups[_name_row(one.account, query)].append(one)
     rows = [RangeRow(**dict(name), **_add_up(group, currency)) for name, group in groups.items()]
     rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
     everything = [one for group in groups.values() for one in group]
@@ -149,24 +155,24 @@ def make_range(
         methods=sorted(
             {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
         ),
-        notes=[*notes, *_describe_missing(query.by, state, everything, rows)],
+        notes=[*notes, *_describe_missing(query.label, state, everything, rows)],
         totals=RangeTotals(**totals),
         rows=rows,
     )
 
 
-def _name_row(account: UsageAccount, by: str) -> tuple[tuple[str, Any], ...]:
+def _name_row(account: UsageAccount, query: RangeQuery) -> tuple[tuple[str, Any], ...]:
     """Returns the members of `RangeRow` that name the row."""
     if account == UNALLOCATED:
         return (("unallocated", True),)
-    if by.startswith(_LABEL):
+    if query.label:
         labels = json.loads(account.labels) if account.labels else {}
-        return (("label", labels.get(by.removeprefix(_LABEL), "")),)
+        return (("label", labels.get(query.label, "")),)
     namespace = ("namespace", account.namespace)
-    if by == "namespace":
+    if query.by == "namespace":
         return (namespace,)
     owner = WorkloadOwner(account.owner_kind, account.owner_name) if account.owner_name else None
-    if by == "owner" and owner is not None:
+    if query.by == "owner" and owner is not None:
         return namespace, ("owner", owner)
     return (*zip(UsageAccount._fields[:5], account[:5], strict=True), ("owner", owner))
 
@@ -196,10 +202,10 @@ def _plus(one: float | None, other: float | None) -> float | None:
 
 
 def _describe_missing(
-    by: str, state: ClusterState, usage: Sequence[UsageSum], rows: Sequence[RangeRow]
+    label: str, state: ClusterState, usage: Sequence[UsageSum], rows: Sequence[RangeRow]
 ) -> Iterable[str]:
-    label, currency = by.removeprefix(_LABEL), state.prices.currency
-    if label != by and not any(row.label for row in rows):
+    currency = state.prices.currency
+    if label and not any(row.label for row in rows):
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"

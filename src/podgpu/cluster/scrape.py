@@ -11,7 +11,6 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import aiohttp
@@ -183,7 +182,6 @@ class ScrapeCollector:
         self._notes = notes
         self._clock = clock or Clock()
         self._targets: dict[str, ScrapeTarget] = {}  # by URL
-        self._removed: dict[str, ScrapeTarget] = {}  # targets that left the list
         self._bad_targets: tuple[str, ...] = ()
         self._errors: Counter[tuple[str, str]] = Counter()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
@@ -204,19 +202,13 @@ class ScrapeCollector:
         for url in urls:
             if url not in self._targets:
                 try:
-                    removed = self._removed.pop(url, None)
-                    self._targets[url] = removed or ScrapeTarget(url, self._access, self._timeout)
+                    self._targets[url] = ScrapeTarget(url, self._access, self._timeout)
                 except UsageError as error:
                     problems.append(str(error))
         for url in self._targets.keys() - urls.keys():
-            self._removed[url] = target = self._targets.pop(url)
-            target.outcome = None
+            target = self._targets.pop(url)
             for key in [key for key in self._errors if key[0] == target.name]:
                 del self._errors[key]
-        oldest = self._clock.monotonic() - self._settings.drop_after
-        for url, target in list(self._removed.items()):
-            if all(reading.read_at < oldest for reading in target.readings):
-                del self._removed[url]
         self._bad_targets = tuple(problems)
 
     async def _read_target(self, target: ScrapeTarget, session: aiohttp.ClientSession) -> None:
@@ -253,9 +245,8 @@ class ScrapeCollector:
 
     def reading(self) -> ClusterReading:
         targets = self._targets.values()
-        removed = [replace(reading, listed=False) for target in self._removed.values() for reading in target.readings]
         return ClusterReading(
-            nodes=(*(reading for target in targets for reading in target.readings), *removed),
+            nodes=tuple(reading for target in targets for reading in target.readings),
             outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
             errors=dict(self._errors),
             notes=(*self._source.notes(), *self._bad_targets, *self._notes()),

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from podgpu.cluster.alerts import Alert, describe_node, sort_alerts
-from podgpu.cluster.collect import ClusterReading, Owners, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
 from podgpu.cluster.nodes import CLOCK_AHEAD, NodeEntry, add_lost_gpus, choose_nodes, hide_missing_gpus
 from podgpu.cluster.parts import (
     HeldPart,
@@ -139,7 +139,9 @@ def build_single_node_state(
 ) -> ClusterState:
     """Builds the state of an exporter's own page. Outdated figures are omitted; the first note is then the alert."""
     shown = state if fresh else replace(state, devices=(), namespaces=())
-    node = _complete(NodeEntry(state.node, "", shown, read_at=now, stale=not fresh), None, prices, wall - now)
+    node = _complete(
+        NodeEntry(state.node, NodeReading("", shown, read_at=now), shown, stale=not fresh), None, prices, wall - now
+    )
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
@@ -230,7 +232,8 @@ class _IdleTimes:
         """`offset` is Unix time minus monotonic time. `clock_change` is its change since the last round."""
         self._read_at = node.read_at + offset
         self._is_reported = bool(node.state.exporter_id)
-        self._skew = node.skew_seconds if abs(node.skew_seconds) > CLOCK_AHEAD else 0.0
+        skew = node.reading.skew_seconds or 0.0
+        self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
         self._idle_for = idle_for
         self._earlier = earlier
         self._clock_change = clock_change

@@ -55,6 +55,7 @@ from podgpu.model import (
     SlotUsage,
     SourceStatus,
     Value,
+    WaitPart,
     Workload,
     WorkloadOwner,
     parts_of,
@@ -84,6 +85,9 @@ class HolderView(Workload, frozen=True, kw_only=True):
     processes: int | None = None
     busy_seconds: float | None = None
     idle_seconds: float | None = None
+    wait_seconds: float | None = None
+    wait_ratio: float | None = None
+    waits_for: tuple[WaitPart, ...] = ()
     energy_joules: float | None = None
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
@@ -380,6 +384,9 @@ def _make_holder(part: HeldPart) -> HolderView:
         processes=usage.processes,
         busy_seconds=_divided(usage.busy_ns, NS),
         idle_seconds=_divided(usage.idle_ns, NS),
+        wait_seconds=_divided(usage.wait_ns, NS),
+        wait_ratio=_rounded(usage.wait_ratio),
+        waits_for=tuple(replace(part, ratio=round(part.ratio, 4)) for part in usage.waits_for),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
@@ -442,12 +449,12 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """Returns the GPU as in the view. If several nodes report it, prefers a node that responds."""
-    matches = [(node, gpu) for node in view.nodes for gpu in node.gpus if gpu.uuid == uuid]
-    if not matches:
-        return None
-    node, gpu = min(matches, key=lambda pair: (pair[0].gone, pair[0].old, pair[0].name))
-    return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    """Returns the GPU as in the view."""
+    for node in view.nodes:
+        for gpu in node.gpus:
+            if gpu.uuid == uuid:
+                return GpuResponse(taken_at=view.taken_at, simulated=node.simulated, node=node.name, gpu=gpu)
+    return None
 
 
 def add_details(answer: GpuResponse, details: GpuDetails) -> GpuResponse:

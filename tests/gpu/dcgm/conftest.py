@@ -1,4 +1,4 @@
-"""A double of libdcgm that has just been made, and a node with two GPUs on it."""
+"""A new fake libdcgm, and telemetry on it with two GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The double of libdcgm: compiled once, set up by a test, and read through podgpu's own ctypes code."""
+"""A fake libdcgm in C: compiled once, configured by tests, and read through podgpu's ctypes code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ARGUMENTS = {
 def compiled() -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler here (cc or gcc): the double of libdcgm cannot be built")
+        pytest.skip("no C compiler here (cc or gcc): the fake libdcgm cannot be built")
     folder = mkdtemp(prefix="fake-libdcgm-")
     atexit.register(shutil.rmtree, folder)
     library = str(Path(folder) / "libdcgm.so.4")
@@ -68,7 +68,7 @@ def compiled() -> str:
 
 
 class Double:
-    """`double.gpu(...)` calls `fake_gpu`; text is given as str."""
+    """`call("gpu", ...)` calls the C function `fake_gpu`."""
 
     def __init__(self) -> None:
         self.path = compiled()
@@ -87,7 +87,7 @@ class Double:
         return int(self.call("told", what))  # type: ignore[call-overload]
 
     def tick(self) -> None:
-        """Advances the engine's time: later values are newer."""
+        """Advances the time of the engine, so that later values are newer."""
         self.now += 1_000_000
 
     def int(self, entity: tuple[int, int], field: int, value: int, status: int = 0) -> None:
@@ -104,14 +104,14 @@ class Double:
         self.int((GPU, index), 55, index + 4)
 
     def speak(self, index: int, temperature: int = 40) -> None:
-        """A GPU's plain values, newly read."""
+        """Sets new values of the GPU's basic fields."""
         self.int((GPU, index), TEMP, temperature)
         self.double((GPU, index), POWER, 123.456)
         self.int((GPU, index), UTIL, 77)
         self.int((GPU, index), FB_USED, 1024)
 
     def instance(self, entity: int, gpu: int, gi: int, profile: str) -> None:
-        """A MIG instance with one compute instance of the same number."""
+        """Adds a MIG instance with one compute instance of the same number."""
         self.call("mig", GI, entity, GPU, gpu, gi, 0xFFFFFFFF)
         self.call("mig", CI, entity, GI, entity, gi, 0)
         self.text((GI, entity), NAME, profile, live_only=True)
@@ -123,7 +123,7 @@ def uuid_of(index: int) -> str:
 
 
 class Bench:
-    """The double, the telemetry on it, and a clock the test turns."""
+    """The fake library, telemetry on it, and a clock that tests advance."""
 
     def __init__(self, double: Double, driver: Telemetry | None = None, **settings: object) -> None:
         self.double = double

@@ -1,4 +1,4 @@
-"""The connection's life: embedded or remote, versions that do not fit, engines that die and come back."""
+"""Connections: embedded or remote, versions that do not match, engines that restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refusal(bench: Bench) -> SourceError:
     return caught.value
 
 
-def test_a_lost_connection_comes_back_with_its_watches(bench: Bench) -> None:
+def test_after_a_lost_connection_fields_are_watched_again(bench: Bench) -> None:
     bench.read(*PLAIN)
     watches = bench.double.told("watches")
     bench.double.call("disconnect")
@@ -33,7 +33,7 @@ def test_a_lost_connection_comes_back_with_its_watches(bench: Bench) -> None:
 
 
 def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
-    """The engine lost its driver, not us: what it still has in its cache is from before."""
+    """The engine lost its driver and returns old values from its cache."""
     bench.read(*PLAIN)
     bench.double.call("disconnect")
     refusal(bench)
@@ -46,7 +46,7 @@ def test_stale_values_are_not_repeated_after_a_reconnect(bench: Bench) -> None:
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
 
 
-def test_a_missing_library_is_one_line_with_the_way_out(double: Double, tmp_path: Path) -> None:
+def test_the_message_for_a_missing_library(double: Double, tmp_path: Path) -> None:
     error = refusal(Bench(double, library=str(tmp_path / "libdcgm.so.4")))
     assert error.reason == "library_not_found"
     assert "libdcgm.so.4 was not found" in str(error)
@@ -72,7 +72,7 @@ def test_dcgm_3_works_too(bench: Bench) -> None:
     assert len(details) == 10
 
 
-def test_without_an_address_the_engine_runs_inside(double: Double) -> None:
+def test_without_an_address_the_engine_is_embedded(double: Double) -> None:
     double.gpu(0)
     double.speak(0)
     bench = Bench(double, address=None)
@@ -95,14 +95,14 @@ def test_without_an_address_the_engine_runs_inside(double: Double) -> None:
         ("vsock://2:5555", EngineAddress("vsock://2:5555", "localhost")),
     ],
 )
-def test_good_addresses(text: str, address: EngineAddress) -> None:
+def test_valid_addresses(text: str, address: EngineAddress) -> None:
     assert parse_address(text) == address
 
 
 @pytest.mark.parametrize(
     "text", ["", ":5555", "gpu-1:", "gpu-1:0", "gpu-1:70000", "::1:5555", "unix://x", "a b:1", "h/x"]
 )
-def test_bad_addresses_are_named(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_address(text)
     assert "-r" in str(caught.value)
@@ -110,10 +110,10 @@ def test_bad_addresses_are_named(text: str) -> None:
 
 def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Double) -> None:
     class Sees(NvmlTelemetry):
-        asked = 0
+        calls = 0
 
         def error_events(self) -> list[object]:  # type: ignore[override]
-            Sees.asked += 1
+            Sees.calls += 1
             return ["the same one"]
 
     double.gpu(0)
@@ -122,5 +122,5 @@ def test_an_xid_that_the_companion_driver_reports_too_is_counted_once(double: Do
     double.call("xid", GPU, 0, double.now, 79)
     bench.telemetry.inventory()
     assert [(e.device, e.code) for e in bench.telemetry.error_events()] == [(uuid_of(0), 79)]
-    assert Sees.asked == 1
+    assert Sees.calls == 1
     assert bench.telemetry.release(2.0)

@@ -1,6 +1,6 @@
-"""The golden text over the double: one node with a GPU, a GPU in MIG mode, switches, links and CPUs, over real HTTP.
+"""Golden text with DCGM: a GPU, a GPU in MIG mode, switches, links and CPUs.
 
-`pytest tests/gpu/dcgm --rewrite-golden` writes what comes out now; the diff is for a person to read.
+`pytest tests/gpu/dcgm --rewrite-golden` rewrites it. Read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_the_exposition(node: tuple[Bench, Agent], request: pytest.FixtureReques
         pytest.fail("".join(lines), pytrace=False)
 
 
-def test_a_dead_engine_leaves_no_figures_and_a_reason(node: tuple[Bench, Agent]) -> None:
+def test_without_the_engine_there_are_no_values_and_a_reason(node: tuple[Bench, Agent]) -> None:
     bench, agent = node
     agent.read_telemetry()
     bench.double.call("disconnect")

@@ -1,4 +1,4 @@
-"""Health, NVLink reach, and what is no GPU: NVSwitches, NVLinks, Grace CPUs, with `-s` and `-p`."""
+"""Health, NVLink peers, and the other devices: NVSwitches, NVLinks and Grace CPUs (`-s` and `-p`)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PCIE, MEM, ALL = 0x1, 0x10, 0xFFFFFFFF
 
 
 def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
-    """Health is read in the turn after the fields are known."""
+    """Reads twice, because health is read in the second turn."""
     bench.read(*PLAIN, name)
     return of_gpu(bench.read(*PLAIN, name, index=index)).details
 
 
-def test_the_worst_incident_per_watch_and_gpu_counts(bench: Bench) -> None:
+def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
     bench.double.call("incident", 0, PCIE, 20, 3)
     bench.double.call("incident", 0, PCIE, 10, 46)
     bench.double.call("incident", 0, MEM, 10, 10)
@@ -42,7 +42,7 @@ def test_the_worst_incident_per_watch_and_gpu_counts(bench: Bench) -> None:
     assert [dict(other.labels)[name] for name in names] == ["ALL", "DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN"]
 
 
-def test_reach_over_nvlink(bench: Bench) -> None:
+def test_peers_over_nvlink(bench: Bench) -> None:
     bench.double.call("peer", 0, 1, 0)
     bench.double.call("peer", 1, 0, 3)
     assert judged(bench, P2P) == (Detail(9004, (("link_status", "OK"), ("peer_gpu", "1")), 0),)
@@ -85,6 +85,6 @@ def others(bench: Bench) -> tuple[OtherReading, ...]:
         ("i:9", "i:0", ["CPU_CORE"]),
     ],
 )
-def test_they_are_chosen_by_strings(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
+def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
     bench = Bench(fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p"))
     assert [o.kind for o in others(bench)] == kinds

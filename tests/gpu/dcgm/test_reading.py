@@ -1,8 +1,9 @@
-"""DcgmTelemetry through the real ctypes code: what is found, what is watched, which values pass the door."""
+"""DcgmTelemetry through the real ctypes code: watched fields, values, MIG, XIDs and computed fields."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -69,7 +70,7 @@ def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
         *((POWER, number) for number in (140737488355328.0, 140737488355329.0, math.nan, math.inf)),
     ],
 )
-def test_blank_numbers_do_not_pass(bench: Bench, field: int, blank: float) -> None:
+def test_blank_numbers_are_dropped(bench: Bench, field: int, blank: float) -> None:
     (bench.double.int if isinstance(blank, int) else bench.double.double)((GPU, 0), field, blank)
     answer = bench.read(*PLAIN)
     assert field not in of_gpu(answer).values
@@ -78,7 +79,7 @@ def test_blank_numbers_do_not_pass(bench: Bench, field: int, blank: float) -> No
 
 
 @pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
-def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
+def test_blank_texts_are_dropped(bench: Bench, blank: str) -> None:
     bench.double.text((GPU, 0), 53, blank)
     answer = bench.read("DCGM_FI_DEV_SERIAL")
     assert of_gpu(answer).values == {}
@@ -95,7 +96,7 @@ def test_unsupported_values_are_not_counted_as_blank(bench: Bench) -> None:
     assert set(of_gpu(answer).values) == {FB_USED}
 
 
-def test_a_timestamp_that_stands_still_is_no_reading(bench: Bench) -> None:
+def test_values_with_an_old_timestamp_are_stale(bench: Bench) -> None:
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
     for _ in range(2):
         bench.pass_time()
@@ -110,7 +111,7 @@ def test_a_timestamp_that_stands_still_is_no_reading(bench: Bench) -> None:
     assert len(of_gpu(bench.read(*PLAIN)).values) == 4
 
 
-def test_one_field_the_engine_refuses_costs_only_itself(bench: Bench) -> None:
+def test_a_refused_field_does_not_affect_others(bench: Bench) -> None:
     bench.double.call("refuse", UTIL, -13)
     answer = bench.read(*PLAIN)
     assert set(of_gpu(answer).values) == {TEMP, POWER, FB_USED}
@@ -129,7 +130,7 @@ def mig(double: Double) -> Bench:
     return Bench(double)
 
 
-def test_a_changed_layout_is_followed(mig: Bench) -> None:
+def test_a_changed_mig_layout(mig: Bench) -> None:
     assert len(mig.read(*PLAIN).readings) == 3
     mig.double.call("no_migs")
     mig.double.instance(3, 0, 7, "7g.40gb")
@@ -138,8 +139,8 @@ def test_a_changed_layout_is_followed(mig: Bench) -> None:
     assert [(r.device.gi_id, r.values) for r in readings[1:]] == [(7, {FB_USED: 700})]
 
 
-def test_xids_come_from_the_gpu_and_from_instances_once(mig: Bench) -> None:
-    """DCGM notes an XID on the GPU, the instance or the compute instance, whichever the driver named."""
+def test_xids_of_gpus_and_instances_are_reported_once(mig: Bench) -> None:
+    """DCGM reports an XID for the GPU, the instance or the compute instance, as the driver does."""
     mig.double.call("xid", GPU, 0, mig.double.now - 5_000_000, 31)
     mig.read(*PLAIN)
     assert mig.telemetry.error_events() == []
@@ -164,3 +165,50 @@ def test_any_value_is_decoded_or_rejected(field_id: int, kind: int, status: int,
     with suppress(Blank, SourceError):
         value = decode(fields()[field_id], raw)
         assert not isinstance(value, float) or math.isfinite(value)
+
+
+# Fields in base units
+
+
+UTIL_RATIO, FB_BYTES, CLOCK, CLOCK_HERTZ, ENERGY, JOULES = 1613, 1627, 100, 1603, 156, 1611
+NEW = (UTIL_RATIO, FB_BYTES, CLOCK_HERTZ, JOULES)
+OLD = (UTIL, FB_USED, CLOCK, ENERGY)
+
+
+def watched(bench: Bench) -> set[int]:
+    return {i for i in (*OLD, *NEW) if bench.double.call("watch", i, "every") != -1}
+
+
+def values(bench: Bench, wanted: Sequence[int]) -> dict[int, object]:
+    return dict(of_gpu(bench.read_fields(tuple(fields()[i] for i in wanted))).values)
+
+
+def speak(bench: Bench) -> None:
+    for field, number in ((UTIL, 94), (FB_USED, 1024), (CLOCK, 1980), (ENERGY, 12_999)):
+        bench.double.int((GPU, 0), field, number)
+    bench.double.double((GPU, 0), UTIL_RATIO, 0.945)
+    for field, number in ((FB_BYTES, 1_073_741_999), (CLOCK_HERTZ, 1_980_500_000), (JOULES, 12)):
+        bench.double.int((GPU, 0), field, number)
+
+
+@pytest.mark.parametrize("version", ["4.7.0", "4.7.1", "4.8.0"])
+def test_a_newer_engine_reads_the_new_fields(bench: Bench, version: str) -> None:
+    bench.double.call("versions", version, version)
+    speak(bench)
+    found = values(bench, NEW)
+    assert found == {UTIL_RATIO: 0.945, FB_BYTES: 1_073_741_999, CLOCK_HERTZ: 1_980_500_000, JOULES: 12}
+    assert watched(bench) == set(NEW)
+
+
+@pytest.mark.parametrize("version", ["3.3.9", "4.2.3", "4.5.3", "4.6.0"])
+def test_an_older_engine_reads_the_old_fields(bench: Bench, version: str) -> None:
+    bench.double.call("versions", version, version)
+    speak(bench)
+    found = values(bench, NEW)
+    assert {i: found[i] for i in NEW} == {
+        UTIL_RATIO: 0.94,
+        FB_BYTES: 1024 << 20,
+        CLOCK_HERTZ: 1_980_000_000,
+        JOULES: 12,
+    }
+    assert watched(bench) == set(OLD)

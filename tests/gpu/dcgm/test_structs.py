@@ -1,4 +1,4 @@
-"""ctypes makes of the structures what NVIDIA's compilers make of them: sizes, offsets, version words."""
+"""Sizes and version words of the ctypes structures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from podgpu.gpu.dcgm import structs as s
 from tests.gpu.dcgm.double import Double
 
-# From NVIDIA's headers (3.3.9, 4.0.0 and 4.6.0), not from ours.
+# Name -> size and version word in NVIDIA's headers (3.3.9, 4.0.0 and 4.6.0).
 SIZES = {
     "ConnectV2Params": (16, 0x02000010),
     "StartEmbeddedV2Params": (72, 0x01000048),
@@ -45,5 +45,5 @@ def test_sizes_and_version_words(name: str) -> None:
         assert s.version_word(kind) == word
 
 
-def test_the_double_has_the_same_layouts(double: Double) -> None:
+def test_the_fake_library_has_the_same_sizes(double: Double) -> None:
     assert {name: double.call("size", name) for name in SIZES} == {name: size for name, (size, _) in SIZES.items()}

@@ -1,4 +1,4 @@
-"""A kernel driver's side of the ioctls, written from the facts alone: decodes every byte sent to it, and remembers."""
+"""A fake kernel driver, written from the documented facts. Checks and records every byte of the ioctls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RING = 32768
 
 @dataclass
 class FakeKernel(KernelCalls):
-    """One GPU at 0000:06:00.0 behind /dev/nvidia3. `refuse` maps a control or class to the status it answers with."""
+    """One GPU at 0000:06:00.0, device /dev/nvidia3. `refuse`: control or class -> status with which it fails."""
 
     refuse: dict[int, int] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
@@ -38,9 +38,9 @@ class FakeKernel(KernelCalls):
     """Handle -> parent, class, parameters."""
     controls: list[tuple[int, int, bytes]] = field(default_factory=list)
     mapped: dict[int, mmap.mmap] = field(default_factory=dict)
-    """Memory handle -> what is mapped of it."""
+    """Memory handle -> mapping."""
     register_reads: list[tuple[int, int, int]] = field(default_factory=list)
-    """Operation, type and offset of every register that was read."""
+    """Operation, type and offset of every read of a register."""
     _next: int = 2
     _mapping: dict[int, int] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class FakeKernel(KernelCalls):
         {0x29: self._free, 0x2A: self._control, 0x2B: self._alloc, 0x4E: self._map}[number](buffer)
 
     def write(self, records: list[bytes], get: int = 0, dropped: int = 0, put: int | None = None) -> None:
-        """Puts records into the ring from `get` on, as the driver does."""
+        """Writes records into the ring from `get` on, like the driver."""
         header, ring = self._memories()
         for place, record in enumerate(records):
             at = (get + place) % RING * 32
@@ -89,7 +89,7 @@ class FakeKernel(KernelCalls):
             handle = 0xC1D00001
         wanted = {0x41: 0, 0x80: 56, 0x2080: 4, 0x90CE: 128, 0x90CD: 72}[kind]
         parameters = ctypes.string_at(where, wanted + 256) if wanted else b""
-        assert not any(parameters[wanted:]), "what the kernel may read past the end must be zeros"
+        assert not any(parameters[wanted:]), "bytes that the kernel may read past the end must be zero"
         self.allocated[handle] = (parent, kind, parameters[:wanted])
         struct.pack_into("<I", buffer, 8, handle)
         struct.pack_into("<I", buffer, 28, self.refuse.get(kind, 0))

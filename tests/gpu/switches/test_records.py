@@ -1,22 +1,33 @@
-"""From records to residency: everything adds up to the window, and inconsistent records are refused."""
+"""Residency from records of context switches, and busy time from residency."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.gpu.nvml.switch_attribution import RECORD, RecordDecoder, Residency, SwitchCosts, SwitchLogError, Timeline
+from podgpu.gpu.nvml.switch_attribution import (
+    RECORD,
+    BusyShareModel,
+    RecordDecoder,
+    Residency,
+    Stay,
+    SwitchCosts,
+    SwitchLogError,
+    Timeline,
+    estimate_without_samples,
+)
 
 MS = 1_000_000
 IN, OUT = 6, 7
 
 
 def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) -> bytes:
-    """(tag, pid, at) each."""
+    """Each switch is (tag, pid, time)."""
     return b"".join(
         RECORD.pack(2, 0, 0, tag, 0, (first + n) % 65536, pid, pid, 0, instance, instance, at)
         for n, (tag, pid, at) in enumerate(switches)
@@ -37,14 +48,14 @@ def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0
     return [timeline.take_window(end) for end in ends]
 
 
-def test_a_stay_is_cut_at_the_window_and_goes_on_in_the_next() -> None:
+def test_a_stay_continues_in_the_next_window() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
     assert (first.sum_by_process(), first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
     assert second.sum_by_process() == {1: 5 * MS}
-    assert second.unknown == 5 * MS  # saved, and no context was switched in: after a millisecond none is resident
+    assert second.unknown == 5 * MS  # a millisecond after a save without a switch-in, no context is resident
 
 
-def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
+def test_the_time_between_contexts_and_the_lead_are_switching() -> None:
     switches = [(IN, 1, 0), (OUT, 1, 4 * MS), (IN, 2, 4 * MS + 84_000)]
     (only,) = windows(switches, [10 * MS], lead=64_000)
     assert only.switching == 64_000 + 84_000 + 64_000
@@ -61,26 +72,27 @@ def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
         (chunk((IN, 1, 1), (OUT, 2, 2)), "disorder"),
         (chunk((IN, 1, 5), (OUT, 1, 2)), "disorder"),
     ],
-    ids=["part of a record", "another tag", "a number missing", "two in a row", "saved another", "backwards"],
+    ids=["part of a record", "unknown tag", "missing number", "two switch-ins", "wrong save", "backwards"],
 )
-def test_inconsistent_records_are_refused(data: bytes, reason: str) -> None:
+def test_inconsistent_records_are_rejected(data: bytes, reason: str) -> None:
     with pytest.raises(SwitchLogError) as caught:
         read(data)
     assert caught.value.reason == reason
 
 
-def test_numbers_go_on_after_65535_and_over_chunks() -> None:
+def test_numbers_wrap_around_and_continue_in_the_next_chunk() -> None:
     sequence = RecordDecoder()
     assert len(list(sequence.decode(chunk((IN, 1, 1), (OUT, 1, 2), first=65534)))) == 2
     assert len(list(sequence.decode(chunk((IN, 1, 3), first=0)))) == 1
 
 
+@settings(max_examples=40)
 @given(
     steps=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3 * MS), st.integers(0, 3 * MS)), max_size=60),
     ends=st.lists(st.integers(1, 5 * MS), min_size=1, max_size=20),
     lead=st.sampled_from([0, 64_000]),
 )
-def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
+def test_stays_switching_and_unknown_add_up_to_any_window(
     steps: list[tuple[int, int, int]], ends: list[int], lead: int
 ) -> None:
     at, switches = 0, []
@@ -100,6 +112,70 @@ def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
 
 
 @given(data=st.binary(max_size=320))
-def test_garbage_is_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
     with suppress(SwitchLogError):
         read(data).take_window(10**18)
+
+
+# Busy time
+
+
+def residency(*stays: tuple[int, int, int]) -> Residency:
+    """Each stay is (pid, since, until) in milliseconds."""
+    made = [Stay(pid, since * MS, since * MS, until * MS) for pid, since, until in stays]
+    return Residency(0, stays[-1][2] * MS, made)
+
+
+def test_without_samples_every_stay_is_busy_from_its_beginning() -> None:
+    window = residency((1, 0, 50), (2, 50, 90), (3, 90, 100))
+    assert estimate_without_samples(window, 30 * MS) == {1: 10 * MS, 2: 10 * MS, 3: 10 * MS}
+    assert estimate_without_samples(window, 50 * MS) == {1: 20 * MS, 2: 20 * MS, 3: 10 * MS}
+    assert estimate_without_samples(window, 200 * MS) == {1: 50 * MS, 2: 40 * MS, 3: 10 * MS}
+    assert estimate_without_samples(window, 0) == {1: 0, 2: 0, 3: 0}
+    assert estimate_without_samples(Residency(0, MS), MS) == {}
+
+
+@pytest.mark.parametrize(
+    ("age", "saving"),
+    [(1_536_000, 0), (2_054_000, 0), (2_104_000, 49_000), (2_157_000, 102_000), (6 * MS, 37_000)],
+    ids=["finished", "just finished", "small kernel preempted", "large kernel preempted", "long stay"],
+)
+@pytest.mark.parametrize("estimate", [estimate_without_samples, BusyShareModel().estimate], ids=["switches", "exact"])
+def test_saving_a_preempted_context_is_not_busy_time(
+    estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
+) -> None:
+    """On an H200 a kernel is preempted 2.1 ms after the switch-in. The time to save it depends on the kernel."""
+    stays = [Stay(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
+    window = Residency(0, 100 * age, stays, slice_work=2_055_000)
+    assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
+
+
+@settings(max_examples=50)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30),
+    samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
+    busy=st.floats(0, 1.2),
+)
+def test_no_process_exceeds_its_residency_and_the_sum_does_not_exceed_the_device(
+    lengths: list[tuple[int, int]], samples: list[tuple[float, bool]], busy: float
+) -> None:
+    at, stays = 0, []
+    for pid, length in lengths:
+        stays.append(Stay(pid, at, at, at + length))
+        at += length
+    window = Residency(0, at, stays)
+    device = int(busy * at)
+    model = BusyShareModel()
+    looks = [(int(moment * at), was) for moment, was in samples]
+    model.learn(window, looks)
+    resident = window.sum_by_process()
+    for figures in (
+        model.estimate(window, device),
+        model.estimate(window, device, looks),
+        estimate_without_samples(window, device),
+    ):
+        assert figures.keys() == resident.keys()
+        assert all(0 <= figures[pid] <= resident[pid] for pid in figures)
+        assert sum(figures.values()) <= device
+        missing = min(device, at) - sum(figures.values())
+        assert missing <= len(stays) + 1e-6 * at or figures == {}

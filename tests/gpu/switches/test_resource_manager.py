@@ -1,4 +1,4 @@
-"""The ioctls, byte by byte, as in the facts; parameters that could harm the kernel are never sent."""
+"""The ioctls of the context-switch log, byte by byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(number: int, tag: int = 6, pid: int = 7, at: int = 0) -> bytes:
     return RECORD.pack(2, 0, 0, tag, 0, number % 65536, 1, pid, 0, 255, 255, at)
 
 
-def test_what_is_made_is_what_the_facts_say_and_hangs_where_it_must() -> None:
+def test_allocated_objects() -> None:
     kernel = FakeKernel()
     open_log(kernel)
     by_class = {kind: (handle, parent, parameters) for handle, (parent, kind, parameters) in kernel.allocated.items()}
@@ -40,7 +40,7 @@ def test_what_is_made_is_what_the_facts_say_and_hangs_where_it_must() -> None:
     assert buffer[11:] == (header, ring, 0)
 
 
-def test_records_come_once_and_in_order_also_around_the_end_of_the_ring() -> None:
+def test_records_are_read_once_and_in_order_across_the_end_of_the_ring() -> None:
     kernel = FakeKernel()
     log = open_log(kernel)
     assert log.drain() == b""
@@ -55,7 +55,7 @@ def test_records_come_once_and_in_order_also_around_the_end_of_the_ring() -> Non
     assert taken == [(32766, 0), (3, 0)]
 
 
-def test_the_only_register_ever_read_is_the_busy_bit_and_none_is_written() -> None:
+def test_only_the_busy_register_is_read() -> None:
     kernel = FakeKernel(register=(0, 0x3))
     log = open_log(kernel)
     assert log.is_busy() is True
@@ -65,7 +65,7 @@ def test_the_only_register_ever_read_is_the_busy_bit_and_none_is_written() -> No
 
 
 @pytest.mark.parametrize("refused", [0x41, 0x80, 0x2080, 0x90CE, 0x90CD, 0x201, 0x20801238, 0x90CD0101])
-def test_after_any_refusal_nothing_stays_open(refused: int) -> None:
+def test_after_a_refusal_nothing_stays_open(refused: int) -> None:
     kernel = FakeKernel(refuse={refused: 0x1F})
     with pytest.raises(SwitchLogError, match="status 0x1f") as caught:
         open_log(kernel)

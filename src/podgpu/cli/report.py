@@ -1,0 +1,119 @@
+"""`podgpu report`: prints cost, waste and broken GPUs of a range of time, from the API of `podgpu cluster`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from podgpu.cli.options import make_command, options_of
+from podgpu.cli.terminal import print_out
+from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query, utc_text
+from podgpu.cluster.view import decode_view
+from podgpu.errors import SourceError, UsageError
+from podgpu.http_client import Access, HttpClient
+
+_TIMEOUT = 90.0  # longer than a query to Prometheus
+_TOP_OWNERS = 10
+_UNKNOWN = "–"
+_COLUMNS = ("GPU-hours", "used", "idle", "mean use", "energy, kWh", "cost", "wasted")
+
+
+class _Table(NamedTuple):
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@make_command(
+    "report",
+    options_of("report"),
+    ("podgpu report --url localhost:9401 --range 30d --by label:team", "the cost of each team in the last 30 days"),
+    ("podgpu report --range 7d --by namespace --format html > report.html", "a page to send"),
+)
+def command(url: str, range: str, by: str, format: str) -> int:
+    """Print GPU-hours, energy, cost and waste of a range of time, the most idle owners, and broken GPUs.
+
+    Reads the API of `podgpu cluster` or of an exporter with history.
+    """
+    query = {"range": range, "by": by}
+    try:
+        parse_range_query(query)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from error  # by='x' becomes --by='x'
+    client = HttpClient(url.rstrip("/"), Access(prefix="", server="podgpu cluster"), timeout=_TIMEOUT)
+    if format == "csv":
+        print_out(client.get_blocking("api/v1/range", {**query, "format": "csv"}))
+        return 0
+    answer, owners = (_read_range(client, {**query, "by": name}) for name in (by, "owner"))
+    view = decode_view(client.get_blocking("api/v1/view"))
+    broken = [alert.text for alert in view.alerts if alert.severity == "broken"]
+    tables = list(_make_tables(answer, owners, broken))
+    title = f"GPU report, {utc_text(answer.from_)} to {utc_text(answer.to)}"
+    if answer.simulated:
+        title += " (SIMULATED GPUs)"
+    print_out((_write_html if format == "html" else _write_markdown)(title, answer.notes, tables))
+    return 0
+
+
+def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
+    try:
+        return msgspec.json.decode(client.get_blocking("api/v1/range", query), type=RangeAnswer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = f"{client.shown} is not a podgpu cluster: its answer to /api/v1/range is not valid: {error}"
+        raise SourceError("malformed", text) from error
+
+
+def _make_tables(answer: RangeAnswer, owners: RangeAnswer, broken: Sequence[str]) -> Iterator[_Table]:
+    columns = [*_COLUMNS[:-2], *(f"{name} {answer.currency}".rstrip() for name in _COLUMNS[-2:])]
+    yield _Table("Total", columns, [_cells(answer.totals)])
+    rows = [(describe_row(row), *_cells(row)) for row in answer.rows]
+    yield _Table(f"By {answer.by}", (answer.by, *columns), rows)
+    idle = sorted((row for row in owners.rows if row.idle_hours), key=lambda row: (-(row.wasted or 0), -row.idle_hours))
+    rows = [(describe_row(row), *_cells(row)) for row in idle[:_TOP_OWNERS]]
+    yield _Table("Most idle owners", ("owner", *columns), rows)
+    yield _Table("Broken GPUs now", ("problem",), [(text,) for text in broken])
+
+
+def _cells(figures: RangeFigures) -> tuple[str, ...]:
+    return (
+        *(_number(hours) for hours in (figures.gpu_hours, figures.used_hours, figures.idle_hours)),
+        _UNKNOWN if figures.mean_use is None else f"{figures.mean_use:.0%}",
+        *(_number(amount) for amount in (figures.energy_kwh, figures.cost, figures.wasted)),
+    )
+
+
+def _number(amount: float | None) -> str:
+    return _UNKNOWN if amount is None else f"{amount:,.2f}"
+
+
+def _write_markdown(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
+    lines = [f"# {title}", "", *(f"- {note}" for note in notes)]
+    for table in tables:
+        lines += ["", f"## {table.title}", ""]
+        if not table.rows:
+            lines.append("None.")
+            continue
+        for row in (table.header, ["---"] * len(table.header), *table.rows):
+            cells = (" ".join(cell.replace("\\", "\\\\").replace("|", "\\|").split()) for cell in row)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> str:
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    parts = [
+        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>',
+        "<style>body{font-family:sans-serif;margin:2em}td,th{padding:.3em .8em;text-align:right}",
+        "td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:#eee}</style>",
+        f"<h1>{html.escape(title)}</h1><ul>{''.join(f'<li>{html.escape(note)}</li>' for note in notes)}</ul>",
+    ]
+    for table in tables:
+        body = "".join(row("td", cells) for cells in table.rows)
+        content = f"<table>{row('th', table.header)}{body}</table>" if body else "<p>None.</p>"
+        parts.append(f"<h2>{html.escape(table.title)}</h2>{content}")
+    return "\n".join(parts) + "\n</html>\n"

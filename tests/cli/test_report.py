@@ -1,0 +1,84 @@
+"""`podgpu report`: reads the API of a cluster and prints Markdown, HTML or CSV."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from podgpu.cli.main import run
+from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.record import cluster_recorder, cluster_usage
+from podgpu.cluster.settings import ViewSettings
+from podgpu.model import WorkloadOwner
+from podgpu.web.cluster_app import cluster_application
+from tests.cluster.states import gpu, holder, lost, node
+from tests.cluster.test_loop import Script, Time, tell
+from tests.net import free_port
+from tests.web.server import running
+
+PRICES = Prices("EUR", {"*": Price(100.0)})
+HOSTILE = "a|b<script>"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A cluster with 24 minutes of history: a busy pod, an idle one, a free and a lost GPU."""
+    time = Time()
+    cluster = Cluster(Script, ViewSettings(), lambda: (PRICES, ()), time.clock)
+    recorder = cluster_recorder(cluster)
+    owners = {("ml", "idle"): WorkloadOwner("Deployment", "notebook")}
+    labels = {"ml/busy": {"team": "nlp"}, "ml/idle": {"team": HOSTILE}}
+    for _ in range(97):
+        busy = gpu(0, holder("busy", utilization_ratio=0.5), busy=0.5)
+        idle = gpu(1, holder("idle", utilization_ratio=0.0), busy=0.0)
+        reading = node("n-1", busy, idle, gpu(2), lost(3), read_at=time.now, pod_labels=labels)
+        asyncio.run(cluster.round(Script(tell(ClusterReading((reading,), owners=owners)))))
+        recorder.record()
+        time.now += 15
+    app: Any = partial(cluster_application, usage=cluster_usage(cluster, recorder))
+    with running(cluster, app=app) as client:  # type: ignore[arg-type]
+        yield f"http://127.0.0.1:{client.address.port}"
+
+
+def test_markdown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--url", url, "--range", "24h", "--by", "label:team"]) == 0
+    out = capsys.readouterr().out
+    assert "# GPU report, " in out
+    assert "| 1.60 | 0.20 | 0.40 | 25% | – | 160.00 | 40.00 |" in out, "the total includes unallocated GPUs"
+    assert "| nlp | 0.40 | 0.20 | 0.00 | 50% | – | 40.00 | 0.00 |" in out
+    assert "| a\\|b<script> | 0.40 |" in out
+    assert "| unallocated | 0.80 |" in out
+    owners = out[out.index("## Most idle owners") :]
+    assert "| ml/Deployment/notebook | 0.40 | 0.00 | 0.40 | 0% | – | 40.00 | 40.00 |" in owners
+    assert "busy" not in owners
+    assert "GPU-3" in out[out.index("## Broken GPUs now") :]
+    assert "- there is no record before" in out
+
+
+def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--url", url, "--by", "label:team", "--format", "html"]) == 0
+    page = capsys.readouterr().out
+    assert "<td>a|b&lt;script&gt;</td>" in page
+    assert "<script>" not in page
+    assert run(["report", "--url", url, "--by", "namespace", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(row["x_Namespace"], row["BilledCost"]) for row in rows] == [("ml", "80.0"), ("", "80.0")]
+
+
+@pytest.mark.parametrize("wrong", [["--by", "gpu"], ["--range", "1y"], ["--format", "pdf"], ["--url", "http:/x"]])
+def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", *wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_unreachable_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--url", f"127.0.0.1:{free_port()}"]) == 1
+    error = capsys.readouterr().err
+    assert (error.count("\n"), "nothing listens there" in error) == (1, True)
