@@ -138,6 +138,12 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
 
 
+class WaitPart(Workload, frozen=True, kw_only=True):
+    """A workload that had the GPU while another one waited. Without names: processes outside pods."""
+
+    ratio: Ratio = 0.0  # part of the last usage window
+
+
 class HolderUsage(Document, frozen=True):
     """Usage of one device by one workload. Counters start at 0 with the exporter (`NodeState.exporter_id`)."""
 
@@ -149,6 +155,11 @@ class HolderUsage(Document, frozen=True):
     busy_min_ns: Amount | None = None
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
+    wait_ns: Amount | None = None  # it had work, and another workload had the GPU; None if unknown
+    wait_min_ns: Amount | None = None
+    wait_max_ns: Amount | None = None
+    wait_ratio: Ratio | None = None  # in the last usage window
+    waits_for: tuple[WaitPart, ...] = ()  # parts of `wait_ratio`, largest first
     energy_mj: Amount | None = None
     power_ratio: Ratio | None = None  # the workload's part of the device's energy in the last usage window
     idle_since: float | None = None  # None if the workload is busy, or if that is unknown
@@ -206,6 +217,7 @@ class SlotUsage(Document, frozen=True):
     unattributed_busy_ns: Amount | None = None
     unattributed_energy_mj: Amount | None = None
     method: Name = ""  # samples, switches, exact or mps
+    pressure_ratio: Ratio | None = None  # part of the last usage window in which at least one workload waited
 
 
 class Slot(Document, frozen=True):
@@ -418,6 +430,15 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessWaits:
+    """How long processes waited for one device in one window. Waiting and residency do not exceed the window."""
+
+    processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
+    pairs: Mapping[tuple[int, int], int]  # pids of the waiting and of the running process -> part of the estimate
+    pressure_ns: int  # time in which at least one process waited
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceUsage:
     """Usage of one device since the previous reading. None means that a value is not reported."""
 
@@ -432,5 +453,6 @@ class DeviceUsage:
     resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
     switching_ns: int = 0  # busy time spent on context switches; attributed to no process
     saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be switching time
+    waits: ProcessWaits | None = None  # None without context switches
     bounded: bool = False  # True if bounds of the busy time are needed
     power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

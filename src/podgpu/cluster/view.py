@@ -54,6 +54,7 @@ from podgpu.model import (
     SlotUsage,
     SourceStatus,
     Value,
+    WaitPart,
     Workload,
     WorkloadOwner,
     parts_of,
@@ -83,6 +84,9 @@ class HolderView(Workload, frozen=True, kw_only=True):
     processes: int | None = None
     busy_seconds: float | None = None
     idle_seconds: float | None = None
+    wait_seconds: float | None = None
+    wait_ratio: float | None = None
+    waits_for: tuple[WaitPart, ...] = ()
     energy_joules: float | None = None
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
@@ -378,6 +382,9 @@ def _make_holder(part: HeldPart) -> HolderView:
         processes=usage.processes,
         busy_seconds=_divided(usage.busy_ns, NS),
         idle_seconds=_divided(usage.idle_ns, NS),
+        wait_seconds=_divided(usage.wait_ns, NS),
+        wait_ratio=_rounded(usage.wait_ratio),
+        waits_for=tuple(replace(part, ratio=round(part.ratio, 4)) for part in usage.waits_for),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
