@@ -54,9 +54,13 @@ class EngineSample(NamedTuple):
 class Engine:
     """The engine's state at the time `now` (nanoseconds). `advance` moves it forward."""
 
-    def __init__(self, now: int = 0) -> None:
+    def __init__(self, now: int = 0, slice_ns: int = SLICE_NS) -> None:
         self.now = now
+        self.slice_ns = slice_ns
         self.worked: dict[int, int] = {}  # pid -> nanoseconds of work, to compare estimates with
+        self.waited: dict[
+            int, int
+        ] = {}  # pid -> nanoseconds with work while another process or a switch had the engine
         self.busy_ns = 0
         self._loads: dict[int, Bursts] = {}
         self._next: dict[int, int] = {}
@@ -136,7 +140,7 @@ class Engine:
         self._resident = pid
         self._record(SWITCHED_IN, pid)
         self._works_from = self.now + RESTORE_NS
-        self._slice_ends = self.now + SLICE_NS
+        self._slice_ends = self.now + self.slice_ns
 
     def _pass(self, end: int, busy: bool) -> None:
         if busy and self._resident is not None:
@@ -152,6 +156,9 @@ class Engine:
         self._is_busy = busy
         self._ran = pid if busy and pid is not None else self._ran
         self.busy_ns += (end - self.now) * busy
+        for other, left in self._left.items():
+            if left and other != pid:
+                self.waited[other] = self.waited.get(other, 0) + end - self.now
         while (sampled_at := (self.now // SAMPLE_NS + 1) * SAMPLE_NS) <= end:
             self._period_busy += (sampled_at - self.now) * busy
             self._samples[sampled_at // SAMPLE_NS] = EngineSample(self._period_busy, self._ran)

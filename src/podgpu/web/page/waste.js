@@ -151,7 +151,7 @@ function nameColumn(by) {
 // A pod without an owner, or a holder that is not a pod, is its own group.
 export function podText(row) {
   if (row.pod) return row.pod;
-  if (row.job) return `job ${row.job}`;
+  if (row.job) return row.job.startsWith("user ") ? row.job : `job ${row.job}`;
   if (row.container_id) return `container ${row.container_id.slice(0, 12)}`;
   return row.uid ? `pod ${row.uid}` : undefined;
 }
