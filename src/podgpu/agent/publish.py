@@ -44,9 +44,11 @@ from podgpu.model import (
     NodeState,
     PodLabels,
     Reading,
+    RunningProcess,
     Slot,
     SourceStatus,
     Unmapped,
+    Workload,
     device_key,
     encode_node,
     source_statuses,
@@ -120,20 +122,29 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
         key: {workload.key: (workload, used) for workload, used in entries}
         for key, entries in sorted(usage.holders.items())
     }
+    processes = usage.list_processes()
+
+    def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
+        own = [p for p in processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
+        return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
+
     for a in allocation.assignments:
-        _, used = usages.get(a.device, {}).pop(a.holder.key, (None, None))
+        workload, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
         holder = Holder(
-            **msgspec.structs.asdict(a.holder),
+            **{**msgspec.structs.asdict(a.holder), "user": workload.user},
             source=a.source,
             share_ratio=a.share,
             replica=a.replica,
             labels=dict(a.attributes),
             usage=used,
+            running=list_running(a.device, workload),
         )
         holders[a.device].append(result.with_api_uid(holder))
     for key, entries in usages.items():
         for workload, used in entries.values():
-            holders[key].append(result.with_api_uid(Holder(**msgspec.structs.asdict(workload), usage=used)))
+            running = list_running(key, workload)
+            user = Holder(**msgspec.structs.asdict(workload), usage=used, running=running)
+            holders[key].append(result.with_api_uid(user))
     for key in find_reserved(allocation):
         holders[key].append(Holder(source=RESERVATION))
     return dict(holders)
