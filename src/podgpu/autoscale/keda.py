@@ -107,7 +107,7 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=active)
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Works without samples, because KEDA needs the response to create its HPA."""
+        """Does not need samples, because KEDA calls this to create its HPA."""
         trigger = self._parse_trigger(scaled)
         spec = pb.MetricSpec(
             metricName=trigger.metric.name, targetSize=_round_up(trigger.target), targetSizeFloat=trigger.target

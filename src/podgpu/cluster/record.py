@@ -79,13 +79,13 @@ class RoundReader:
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
         """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes.
 
-        The holders of a node that is gone are not known any more.
+        A node that is gone has no holders.
         """
         held = {} if node.gone else node.held_by_slot()
         for gpu in node.gpus:
             for instance, slot_part in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
-                parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
+                parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = self._with_figures and not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
                 holders = [self._read_holder(part, node, state, slot_part, own_figures) for part in parts]

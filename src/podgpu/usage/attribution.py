@@ -270,7 +270,7 @@ def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int |
         return {}
     owners = {process.pid: process.owner for process in device.processes or ()}
     bounds: dict[Workload, tuple[int, int]] = {}
-    if usage.resident_ns is None:  # samples: exact only if one workload uses the device
+    if usage.resident_ns is None:  # samples: the time is certain only if one workload uses the device
         users = set(owners.values())
         for workload, part in parts.items():
             bounds[workload] = (part, part) if users == {workload} else (0, busy.total if workload in users else part)

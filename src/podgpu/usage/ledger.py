@@ -93,7 +93,7 @@ class Account:
         self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of the bounds. A bound that exists stays one in turns without bounds."""
+        """Returns the increments of the bounds. Without new bounds, existing ones increase by the attributed time."""
         if bounds is not None and bounds[0] is None and self.counters.busy_max_ns is None:
             return None, bounds[1] + (self.counters.busy_ns or 0)
         if bounds is None and self.counters.busy_max_ns is not None:
