@@ -15,7 +15,7 @@ from podgpu.agent.health import HealthWatch
 from podgpu.agent.lanes import WARM_UP_SECONDS, Collection, Schedule, make_lanes
 from podgpu.agent.publish import ChangeLog, NodeStateBuilder, Published, add_memory
 from podgpu.agent.telemetry_turn import TelemetryResult, TelemetryTurn
-from podgpu.agent.usage_turn import RunningProcess, UsageResult, UsageTurn
+from podgpu.agent.usage_turn import UsageResult, UsageTurn
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
@@ -24,7 +24,7 @@ from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSour
 from podgpu.holders.unmapped import find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.render import Policy
-from podgpu.model import PodLabels, SourceStatus, Value
+from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
 

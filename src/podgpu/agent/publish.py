@@ -44,9 +44,11 @@ from podgpu.model import (
     NodeState,
     PodLabels,
     Reading,
+    RunningProcess,
     Slot,
     SourceStatus,
     Unmapped,
+    Workload,
     device_key,
     encode_node,
     source_statuses,
@@ -132,20 +134,28 @@ class NodeStateBuilder:
             key: {workload.key: (workload, usage) for workload, usage in entries}
             for key, entries in sorted(self.usage.holders.items())
         }
+        processes = self.usage.list_processes()
+
+        def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
+            own = [p for p in processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
+            return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
+
         for a in allocation.assignments:
-            _, usage = usages.get(a.device, {}).pop(a.holder.key, (None, None))
+            workload, usage = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
             holder = Holder(
-                **msgspec.structs.asdict(a.holder),
+                **{**msgspec.structs.asdict(a.holder), "user": workload.user},
                 source=a.source,
                 share_ratio=a.share,
                 replica=a.replica,
                 labels=dict(a.attributes),
                 usage=usage,
+                running=list_running(a.device, workload),
             )
             holders.setdefault(a.device, []).append(with_api_uid(holder))
         for key, entries in usages.items():
             for workload, usage in entries.values():
-                user = Holder(**msgspec.structs.asdict(workload), usage=usage)
+                running = list_running(key, workload)
+                user = Holder(**msgspec.structs.asdict(workload), usage=usage, running=running)
                 holders.setdefault(key, []).append(with_api_uid(user))
         for key in find_reserved(allocation):
             holders.setdefault(key, []).append(Holder(source=RESERVATION))

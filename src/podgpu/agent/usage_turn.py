@@ -19,6 +19,7 @@ from podgpu.model import (
     DeviceUsage,
     HolderUsage,
     NamespaceUsage,
+    RunningProcess,
     SlotUsage,
     SourceStatus,
     Workload,
@@ -38,14 +39,6 @@ Results = Mapping[str, Result[UsageAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
-class RunningProcess:
-    pid: int
-    memory: int | None = None
-    utilization: float | None = None
-    owner: Workload | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class UsageResult:
     """In MIG mode, energy is recorded for the GPU and everything else for its instances."""
 
@@ -56,12 +49,19 @@ class UsageResult:
     sources: tuple[SourceStatus, ...] = ()
     readings: Sequence[DeviceUsage] = ()
     owners: Mapping[int, Workload] = field(default_factory=dict)  # by pid
+    commands: Mapping[int, str] = field(default_factory=dict)  # by pid
 
     def list_processes(self) -> dict[str, list[RunningProcess]]:
         """Returns the running processes by device key."""
         return {
             reading.device.key: [
-                RunningProcess(p.pid, p.memory, _utilization(reading, p.pid), self.owners.get(p.pid))
+                RunningProcess(
+                    p.pid,
+                    p.memory,
+                    _utilization(reading, p.pid),
+                    self.owners.get(p.pid),
+                    self.commands.get(p.pid, ""),
+                )
                 for p in reading.processes or ()
             ]
             for reading in self.readings
@@ -125,6 +125,7 @@ class UsageTurn:
             sources=(status, *_switches_status(results)),
             readings=usages,
             owners={**owners.nameless, **owners.workloads},
+            commands=owners.commands,
         )
 
     def _end_workers(self, gpus: Sequence[Device]) -> None:

@@ -96,7 +96,7 @@ def build_exporter_agent(
         clock,
         pod_labels=pod_labels,
         read_counters=read_again,
-        containers=ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None,
+        containers=make_finder(options) if options["usage_from"] != "none" else None,
     )
     agent.check_selection()
     agent.read_counters()
@@ -147,6 +147,12 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
         proc=options["path_proc"],
     )
     return create_sources(options["allocation"], settings, options["kubernetes"])
+
+
+def make_finder(options: Options) -> ContainerFinder:
+    """Users and jobs are found only if no option names another source of holders."""
+    is_plain = not options["kubernetes"] and options["allocation"] == "auto"
+    return ContainerFinder(options["path_proc"], finds_users=is_plain)
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:

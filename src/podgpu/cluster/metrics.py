@@ -156,7 +156,7 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     for node in _fresh(state):
         for part in node.held:
             since = _wasteful_since(part, state)
-            if since is not None:
+            if since is not None and part.holder.has_labels:
                 labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))

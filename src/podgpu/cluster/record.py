@@ -207,7 +207,7 @@ def _account(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]]) -> Usa
     return UsageAccount(
         namespace=holder.namespace,
         pod=holder.pod,
-        job=holder.job,
+        job=holder.job_or_user,
         uid="" if holder.pod else holder.uid,
         container_id="" if holder.pod else holder.container_id,
         owner_kind=owner.kind if owner else "",

@@ -111,7 +111,7 @@ def _pod_id(part: HeldPart) -> PodId:
     holder = part.holder
     if holder.pod:
         return PodId(holder.namespace, holder.pod)
-    return PodId(holder.namespace, "", holder.job, holder.uid, holder.container_id)
+    return PodId(holder.namespace, "", holder.job_or_user, holder.uid, holder.container_id)
 
 
 def _group(pod: PodId, owner: WorkloadOwner | None, by: GroupBy) -> tuple[PodId, WorkloadOwner | None]:

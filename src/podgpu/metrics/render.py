@@ -97,7 +97,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
     for gpu, slot in visible_slots(state):
         names = device_names(gpu, slot, policy)
         for holder in slot.holders:
-            if holder.usage is not None:
+            if holder.usage is not None and holder.has_labels:
                 holders.append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
         if slot.usage is not None:
             labels = dcgm_labels(names, policy)

@@ -162,11 +162,13 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
     names = {key: min(workloads, key=parts_of) for key, workloads in users.items()}
     for key, (_, holder) in shares.items():
         same = names.get(key)
-        names[key] = structs.replace(holder, uid=same.uid) if same is not None and not holder.uid else holder
+        if same is not None:
+            holder = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
+        names[key] = holder
 
     def find_owner(pid: int) -> Owner:
         user = owners.workloads.get(pid)
-        if user is None or not user.key:
+        if user is None or not user.key or (user.user and shares and user.key not in shares):
             return "unknown" if pid in owners.unknown else "host"
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
