@@ -40,6 +40,10 @@ class PlainNode(SimulatedNode):
         self.proc.run(pid, uid, *(arguments or ("/opt/conda/bin/python3", "train.py", "--token=secret")), **process)
         self.driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=GIB))
 
+    def value(self, name: str) -> float:
+        (line,) = (line for line in self.exposition.splitlines() if line.startswith(f"{name}{{"))
+        return float(line.rpartition(" ")[2])
+
     @property
     def view(self) -> View:
         return make_view(build_state(self.agent))
@@ -80,6 +84,10 @@ def test_processes_are_grouped_by_user(node: PlainNode) -> None:
         (43, "nvcc", GIB),
     ]
     assert "podgpu_container_" not in metrics, "a user has no series"
+    for what in ("busy_seconds_total", "energy_joules_total", "memory_used_bytes"):
+        whole = node.value(f"podgpu_device_{what}")
+        assert whole > 0
+        assert node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory")) == whole
     assert b"secret" not in msgspec.json.encode(view), "arguments and variables are not shown"
 
 
