@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from podgpu.agent.loop import Settings
+from podgpu.cluster.record import RoundReader
 from podgpu.cluster.view import View, make_view
 from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Workload
@@ -157,3 +158,25 @@ def test_a_pid_that_another_user_gets_and_an_idle_process(node: PlainNode) -> No
     node.turn()
     assert node.table == ["-"]
     assert node.view.totals.free == 1
+
+
+def test_history_charges_each_joule_once(node: PlainNode) -> None:
+    read_round = RoundReader(lambda: build_state(node.agent), 60.0, node.wall)
+    node.work(41, 0)
+    node.work(42, NAMELESS, environment=SLURM)
+    node.turn()
+    node.turn()
+    read_round()
+    before = node.value("podgpu_device_energy_joules_total")
+    joules: dict[str, float] = {}
+    for _ in range(15):
+        node.turn()
+        round_ = read_round()
+        assert round_ is not None
+        (gpu,) = round_.gpus
+        for sample in gpu.holders:
+            joules[sample.account.job] = joules.get(sample.account.job, 0.0) + sample.amounts.energy_joules
+        joules["rest"] = joules.get("rest", 0.0) + gpu.unallocated.energy_joules
+    assert joules.keys() == {"user root", "4711", "rest"}
+    assert joules["user root"] > 0
+    assert sum(joules.values()) == pytest.approx(node.value("podgpu_device_energy_joules_total") - before)
