@@ -211,7 +211,9 @@ def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
 def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
-    return "missing" if slot.absent else "-"
+    if slot.absent:
+        return "missing"
+    return "holder unknown" if slot.utilization_ratio else "-"
 
 
 def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:

@@ -82,6 +82,12 @@ class Division:
     def unattributed(self) -> int | None:
         return None if self.total is None else self.total - sum((self.parts or {}).values())
 
+    @property
+    def without_series(self) -> int | None:
+        """The unattributed part and the parts of workloads without series, so that the series add up to the total."""
+        labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
+        return None if self.total is None else self.total - labelled
+
     def part(self, workload: Workload) -> int | None:
         return None if self.parts is None else self.parts.get(workload)
 
