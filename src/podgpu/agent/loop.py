@@ -30,7 +30,9 @@ from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what was removed at an operator's request
-_UNALLOCATED_READINGS = 12  # allocation readings after which use without an allocation is reported; usually a minute
+_UNALLOCATED_READINGS = (
+    12  # number of allocation readings before use without an allocation is reported; usually a minute
+)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Agent:
     def _change_counters(self, counters: tuple[CounterSpec, ...]) -> None:
         """Replaces the counters and reads them once.
 
-        Rates need two readings, so the old exposition is served until the next turn.
+        Rates need a second reading, so the old metrics are served until the next collection.
         """
         if counters == self._policy.counters:
             return

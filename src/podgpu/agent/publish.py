@@ -285,7 +285,7 @@ def _remove_device_figures(gpu: DeviceState) -> DeviceState:
 class Published:
     """The document after one turn, its JSON and its metrics text.
 
-    The texts are made on the first request, then cached. Concurrent requests share them. Never waits for a driver.
+    The texts are rendered on the first request, without waiting for a driver, and then cached.
     """
 
     def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
@@ -324,7 +324,7 @@ class Published:
         return process_families(self._policy.process_metrics) if self._policy.process_metrics else ()
 
     def find_made(self, name: str) -> Body | None:
-        """Returns a text if it has been made already."""
+        """Returns a cached text, or None if it has not been rendered."""
         return self._made.get(name)
 
     def _make_once(self, name: str, make: Callable[[], T]) -> T:
@@ -360,7 +360,10 @@ def _read_values(proc: Path) -> Iterator[tuple[str, float]]:
         yield "process_virtual_memory_bytes", figures[_VIRTUAL]
         yield "process_start_time_seconds", _read_boot_time(proc) + figures[_STARTED] / ticks
     with suppress(OSError):
-        yield "process_open_fds", sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1  # excludes this listing's own
+        yield (
+            "process_open_fds",
+            sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1,
+        )  # excludes the descriptor of this listing
     for name, limit in (
         ("process_max_fds", resource.RLIMIT_NOFILE),
         ("process_virtual_memory_max_bytes", resource.RLIMIT_AS),
@@ -393,7 +396,7 @@ class ChangeLog:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
         self._unsupported: set[tuple[str, str]] = set()  # device key and field
         self._unmapped: frozenset[Unmapped] = frozenset()
-        self._mps: set[str] = set()  # devices whose clients of MPS are not measured
+        self._mps: set[str] = set()  # devices with MPS clients, which are not measured
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
         sources = [source for source in state.sources if source.up is not None]
@@ -413,7 +416,7 @@ class ChangeLog:
         name = f"{source.name} ({source.device})" if source.device else source.name
         if source.up and self._faults.recover(key):
             _log.info("%s: answers again", name)
-        # If an edit replaces one mistake in the counters by another, only the message changes.
+        # Errors of the counter file are compared by message, so that a different mistake is logged, too.
         fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
         if not source.up and self._faults.fail(key, fault):
             message = source.message.removeprefix(f"{source.name}: ")

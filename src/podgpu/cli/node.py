@@ -127,7 +127,8 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
-    """Call it after all watches are opened: it also adds a source that reports their health. Raises UsageError."""
+    """Creates the allocation sources. Call this after all watches are opened, because it adds a source that reports
+    their health. Raises UsageError."""
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
