@@ -231,7 +231,10 @@ class XidCount(Document, frozen=True):
 
 
 class SlotUsage(Document, frozen=True):
-    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder."""
+    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
+
+    Use by users without a job or pod has no series, and is part of the unattributed remainder.
+    """
 
     utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
     memory_used_bytes: Amount | None = None

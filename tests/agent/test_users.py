@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from podgpu.agent.loop import Settings
+from podgpu.cluster.record import RoundReader
 from podgpu.cluster.view import View, make_view
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.top.lines import flatten, make_lines
@@ -39,6 +40,10 @@ class PlainNode(SimulatedNode):
     def work(self, pid: int, uid: int, *arguments: str, gpu: int = 0, duty: float = 0.3, **process: Any) -> None:
         self.proc.run(pid, uid, *(arguments or ("/opt/conda/bin/python3", "train.py", "--token=secret")), **process)
         self.driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=GIB))
+
+    def value(self, name: str) -> float:
+        (line,) = (line for line in self.exposition.splitlines() if line.startswith(f"{name}{{"))
+        return float(line.rpartition(" ")[2])
 
     @property
     def view(self) -> View:
@@ -80,6 +85,10 @@ def test_processes_are_grouped_by_user(node: PlainNode) -> None:
         (43, "nvcc", GIB),
     ]
     assert "podgpu_container_" not in metrics, "a user has no series"
+    for what in ("busy_seconds_total", "energy_joules_total", "memory_used_bytes"):
+        whole = node.value(f"podgpu_device_{what}")
+        assert whole > 0
+        assert node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory")) == whole
     assert b"secret" not in msgspec.json.encode(view), "arguments and variables are not shown"
 
 
@@ -149,3 +158,25 @@ def test_a_pid_that_another_user_gets_and_an_idle_process(node: PlainNode) -> No
     node.turn()
     assert node.table == ["-"]
     assert node.view.totals.free == 1
+
+
+def test_history_charges_each_joule_once(node: PlainNode) -> None:
+    read_round = RoundReader(lambda: build_state(node.agent), 60.0, node.wall)
+    node.work(41, 0)
+    node.work(42, NAMELESS, environment=SLURM)
+    node.turn()
+    node.turn()
+    read_round()
+    before = node.value("podgpu_device_energy_joules_total")
+    joules: dict[str, float] = {}
+    for _ in range(15):
+        node.turn()
+        round_ = read_round()
+        assert round_ is not None
+        (gpu,) = round_.gpus
+        for sample in gpu.holders:
+            joules[sample.account.job] = joules.get(sample.account.job, 0.0) + sample.amounts.energy_joules
+        joules["rest"] = joules.get("rest", 0.0) + gpu.unallocated.energy_joules
+    assert joules.keys() == {"user root", "4711", "rest"}
+    assert joules["user root"] > 0
+    assert sum(joules.values()) == pytest.approx(node.value("podgpu_device_energy_joules_total") - before)

@@ -166,8 +166,8 @@ class UsageTurn:
 def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
     """Returns device and workload of each pod that uses a device without an allocation.
 
-    Empty while the kubelet does not answer, and on a node without a device plugin. Pods of which an allocation is not
-    mapped to a device are omitted, and devices that are reserved for unknown pods.
+    Empty while the kubelet does not answer, and on a node without a device plugin. Omits pods with an
+    unmapped allocation, and devices that are reserved for unknown pods.
     """
     allocation = result.allocation
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}

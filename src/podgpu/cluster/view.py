@@ -449,7 +449,7 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """Returns the GPU as in the view."""
+    """Returns the GPU in the format of the view."""
     for node in view.nodes:
         for gpu in node.gpus:
             if gpu.uuid == uuid:

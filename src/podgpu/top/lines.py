@@ -182,13 +182,13 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
-    """Rounds the utilisation of several holders to whole per cents that do not exceed the rounded whole together."""
+    """Rounds the utilisation of several holders to whole per cents. Their sum does not exceed the rounded whole."""
     if len(holders) < 2 or whole is None:
         return holders
     exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
     excess = sum(round(ratio) for _, ratio in exact) - round(100 * whole)
     rounded = []
-    for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # the most rounded up first
+    for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # largest rounding error first
         lower = excess > 0 and round(ratio) > ratio
         excess -= lower
         rounded.append(line if line.utilization is None else replace(line, utilization=(round(ratio) - lower) / 100))
@@ -211,7 +211,9 @@ def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
 def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
-    return "missing" if slot.absent else "-"
+    if slot.absent:
+        return "missing"
+    return "holder unknown" if slot.utilization_ratio else "-"
 
 
 def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:

@@ -82,6 +82,12 @@ class Division:
     def unattributed(self) -> int | None:
         return None if self.total is None else self.total - sum((self.parts or {}).values())
 
+    @property
+    def without_series(self) -> int | None:
+        """The unattributed part and the parts of workloads without series, so that the series add up to the total."""
+        labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
+        return None if self.total is None else self.total - labelled
+
     def part(self, workload: Workload) -> int | None:
         return None if self.parts is None else self.parts.get(workload)
 
@@ -272,7 +278,7 @@ def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int |
         return {}
     owners = {process.pid: process.owner for process in device.processes or ()}
     bounds: dict[Workload, tuple[int, int]] = {}
-    if usage.resident_ns is None:  # samples: exact only if one workload uses the device
+    if usage.resident_ns is None:  # samples: the time is certain only if one workload uses the device
         users = set(owners.values())
         for workload, part in parts.items():
             bounds[workload] = (part, part) if users == {workload} else (0, busy.total if workload in users else part)
