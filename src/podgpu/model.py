@@ -91,7 +91,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Workload(Document, frozen=True):
-    """A container, or a job of an HPC scheduler. No source reports all members."""
+    """A container, a job of an HPC scheduler, or the processes of a user. No source reports all members."""
 
     namespace: Name = ""
     pod: Name = ""
@@ -99,6 +99,7 @@ class Workload(Document, frozen=True):
     uid: Name = ""
     container_id: Name = ""
     job: Name = ""
+    user: Name = ""  # set only on a node without Kubernetes
 
     @property
     def key(self) -> WorkloadKey:
@@ -110,20 +111,34 @@ class Workload(Document, frozen=True):
             return "job", self.job
         if self.pod:
             return "pod", self.namespace, self.pod, self.container
-        return ("uid", self.uid, self.container or self.container_id) if self.uid or self.container_id else ()
+        if self.uid or self.container_id:
+            return "uid", self.uid, self.container or self.container_id
+        return ("user", self.user) if self.user else ()
+
+    @property
+    def has_labels(self) -> bool:
+        """False for processes of a user outside jobs and pods. They have no series."""
+        return bool(self.job or not self.user)
+
+    @property
+    def job_or_user(self) -> str:
+        """Identifies a workload without pod and container in history and waste."""
+        return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
 
     @property
     def text(self) -> str:
         """Name for messages. Empty if the workload is not identified."""
         if self.job:
-            return f"job {self.job}"
+            return f"job {self.job} ({self.user})" if self.user else f"job {self.job}"
         if self.pod:
             return "/".join(filter(None, (self.namespace, self.pod, self.container)))
         short_id = self.container_id[:_SHORT_ID]
         if self.uid:
             return "pod " + "/".join(filter(None, (self.uid, self.container or short_id)))
         container = short_id or self.container
-        return f"container {container}" if container else ""
+        if container:
+            return f"container {container}"
+        return f"user {self.user}" if self.user else ""
 
 
 class WorkloadOwner(Document, frozen=True, order=True):
@@ -166,6 +181,14 @@ class HolderUsage(Document, frozen=True):
     unallocated_since: float | None = None  # set if the workload uses the device without an allocation
 
 
+class RunningProcess(Document, frozen=True):
+    pid: Amount
+    memory_used_bytes: Amount | None = None
+    utilization_ratio: Ratio | None = None
+    owner: Workload | None = None  # not set in documents, where the holder is known
+    command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
+
+
 RESERVATION = "reservation"
 """Source of a holder without identity: a scheduler reserved the device for pods that are unknown."""
 
@@ -178,6 +201,7 @@ class Holder(Workload, frozen=True):
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
     labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
+    running: Annotated[tuple[RunningProcess, ...], Meta(max_length=4096)] = ()  # only on a node without Kubernetes
 
 
 class NamespaceUsage(Document, frozen=True):
@@ -207,7 +231,10 @@ class XidCount(Document, frozen=True):
 
 
 class SlotUsage(Document, frozen=True):
-    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder."""
+    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
+
+    Use by users without a job or pod has no series, and is part of the unattributed remainder.
+    """
 
     utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
     memory_used_bytes: Amount | None = None

@@ -28,8 +28,8 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.metrics.fields import fields
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
-from podgpu.metrics.render import Policy
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address

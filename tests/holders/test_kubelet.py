@@ -114,10 +114,10 @@ def test_a_rate_limit(kubelet: FaultyKubelet, source: KubeletAllocation) -> None
 
 @pytest.mark.parametrize("code", ["INTERNAL", "RESOURCE_EXHAUSTED"])
 def test_other_errors_contain_their_status(kubelet: FaultyKubelet, source: KubeletAllocation, code: str) -> None:
-    kubelet.refusal = (code, "device manager\nis on fire")
+    kubelet.refusal = (code, "device manager\nis on fire: 100 % ü")
     error = failure(source)
     assert error.reason == "error"
-    assert f"{code}: device manager is on fire" in str(error)
+    assert f"{code}: device manager is on fire: 100 % ü" in str(error)
 
 
 @pytest.mark.parametrize("garbage", [b"\xff", b"\n\xff\x01", b"\n\x04\n\x02\xff\xfe", b"HTTP/1.1 200 OK"])

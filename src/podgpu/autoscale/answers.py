@@ -1,4 +1,4 @@
-"""Computes the values that autoscalers request for workloads and pods, and whether a workload is active.
+"""Computes the values of workloads and pods for autoscalers, and whether a workload is active.
 
 A pod's value is the mean over the window. A workload's value aggregates the values of its running pods with a GPU. If
 a pod requests a GPU but has no values, the request fails, unless the caller skips such pods.

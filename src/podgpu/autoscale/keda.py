@@ -106,7 +106,7 @@ class ExternalScaler:
         return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Works without samples, because KEDA needs the response to create its HPA."""
+        """Does not need samples, because KEDA calls this to create its HPA."""
         query, target = self._parse_trigger(scaled)
         spec = pb.MetricSpec(metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])

@@ -82,7 +82,7 @@ def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     )
 
 
-# What is requested
+# Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float
     """Returns the request and the target. `metadata` is the trigger's in the ScaledObject. Raises Refusal."""
     values: dict[str, str] = {}
     for written, value in metadata.items():
-        key = written.removesuffix("FromEnv")  # KEDA has already replaced the value by that of the variable
+        key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
         if key.lower() not in _KEDA_KEYS:
             _check_key(key, TRIGGER_KEYS, "the trigger's metadata")
             values[key] = value.strip()

@@ -38,10 +38,10 @@ class RoundSamples(NamedTuple):
 
 
 class _UsageRate(NamedTuple):
-    """The counters of one holder, and their growth since the reading before."""
+    """The counters of one holder, and their rates since the previous reading."""
 
-    at: float  # time of the counters by the exporter
-    read_at: float  # our monotonic time of the reading
+    at: float  # time of the counters, from the exporter's clock
+    read_at: float  # monotonic time of the reading in this process
     exporter_id: str
     busy_ns: int | None
     idle_ns: int | None
@@ -97,13 +97,13 @@ class UsageRates:
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate, usage: HolderUsage) -> float | None:
-        """Counts only time that the counters report as idle. A gauge of 0 does not show what ran between scrapes."""
+        """Returns the idle time according to the counters. A gauge of 0 would miss work between scrapes."""
         busy, idle = _growth(before.busy_ns, rate.busy_ns, NS), _growth(before.idle_ns, rate.idle_ns, NS)
         if busy is None or idle is None:
             return _count_first_idle(rate, usage)
         if busy > 0:
             return None
-        if rate.at - before.at - idle > self._stale_after:  # neither counter has the rest of this time
+        if rate.at - before.at - idle > self._stale_after:  # the counters do not cover the whole time
             return idle
         return (before.idle_seconds or 0.0) + idle
 

@@ -50,6 +50,7 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     NodeState,
+    RunningProcess,
     Slot,
     SlotUsage,
     SourceStatus,
@@ -94,6 +95,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     part: float | None = None  # fraction of a physical GPU
     use: Use | None = None
     unknown_because: str = ""  # reason, if `use` is unknown
+    running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
 
 
 class SlotView(_JsonStruct, kw_only=True):
@@ -392,6 +394,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         part=round(part.part, 6),
         use=part.use,
         unknown_because=part.unknown_because,
+        running=holder.running,
     )
 
 
@@ -446,7 +449,7 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """Returns the GPU as in the view."""
+    """Returns the GPU in the format of the view."""
     for node in view.nodes:
         for gpu in node.gpus:
             if gpu.uuid == uuid:

@@ -93,7 +93,7 @@ class Account:
         self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of the bounds. A bound that exists stays one in turns without bounds."""
+        """Returns the increments of the bounds. Without new bounds, existing ones increase by the attributed time."""
         if bounds is not None and bounds[0] is None and self.counters.busy_max_ns is None:
             return None, bounds[1] + (self.counters.busy_ns or 0)
         if bounds is None and self.counters.busy_max_ns is not None:
@@ -153,7 +153,7 @@ class Account:
 
 @dataclass(slots=True)
 class DeviceAccount:
-    """Usage of one device, and the unattributed part of it."""
+    """Usage of one device, and the part of it that no workload with series has."""
 
     busy_ns: int | None = None
     unattributed_busy_ns: int | None = None
@@ -171,7 +171,7 @@ class DeviceAccount:
             memory_used_bytes=self.memory.total,
             busy_ns=self.busy_ns,
             energy_mj=self.energy_mj,
-            unattributed_memory_bytes=None if self.memory.parts is None else self.memory.unattributed,
+            unattributed_memory_bytes=None if self.memory.parts is None else self.memory.without_series,
             unattributed_busy_ns=self.unattributed_busy_ns if self.has_seen_processes else None,
             unattributed_energy_mj=self.unattributed_energy_mj if self.has_seen_processes else None,
             method=self.method or "",
@@ -307,7 +307,7 @@ class Ledger:
                 account.is_measured = part is not None or (account.is_measured and not account.has_process)
         device = self._devices.setdefault(key, DeviceAccount())
         device.busy_ns = _plus(device.busy_ns, busy.total)
-        device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.unattributed)
+        device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.without_series)
         device.utilization = busy.total / window_ns if busy.total is not None and window_ns else None
         device.memory = memory
         device.pressure_ratio = waiting.pressure_ns / window_ns if waiting is not None and window_ns else None
@@ -331,7 +331,7 @@ class Ledger:
             for account in (account for one in charged for account in one.accounts.values()):
                 account.power_ratio = parts[account] / gpu.energy_mj if gpu.energy_mj and account in parts else None
             device.energy_mj = _plus(device.energy_mj, gpu.energy_mj)
-            rest = gpu.energy_mj - sum(parts.values())
+            rest = gpu.energy_mj - sum(part for account, part in parts.items() if account.workload.has_labels)
             device.unattributed_energy_mj = _plus(device.unattributed_energy_mj, rest)
         if device.energy_mj is not None:
             for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):

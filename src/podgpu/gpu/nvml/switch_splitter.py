@@ -53,7 +53,7 @@ _SAMPLE_SECONDS = 0.06
 """Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, 17 samples per second
 are as accurate as 20."""
 _DRAIN_SECONDS = 2.0
-"""Interval of reading the log. It is full after 3 seconds at 5,000 switches per second."""
+"""Interval of reading the log. At 5,000 switches per second, the log is full after 3 seconds."""
 _TICK_SECONDS = 0.001
 """A drain that is due within this time is done immediately."""
 _MAX_UNREAD_SECONDS = 90.0

@@ -1,6 +1,7 @@
 // Shows a row for each holder of a GPU or of a part of it.
 
 import { gpuHash, podHash } from "./criteria.js";
+import { commandsOf } from "./devices.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, memory, percent, perHour } from "./format.js";
 import { ownUtilization } from "./history.js";
@@ -95,7 +96,7 @@ class Row {
     setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod) : undefined);
     showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
     setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
-    showText(this.container, plain(holder?.container ?? ""));
+    showText(this.container, plain(holder?.container || (holder?.running ? commandsOf(holder) : "")));
     const full = holder && plain([holder.name, holder.container].filter(Boolean).join("/"));
     const owner = holder?.owner ? ` (${plain(holder.owner)})` : "";
     setAttribute(this.name, "title", full && `${full}${owner}`);
