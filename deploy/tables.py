@@ -54,7 +54,7 @@ kubectl port-forward service/podgpu-demo 9401
 
 
 def pattern(sources: Mapping[str, SourceType] = SOURCES) -> str:
-    """Values that `--allocation` accepts, as a regular expression. Empty: the chart chooses."""
+    """Returns a regular expression for the values of `--allocation`. The empty value means that the chart chooses."""
     any_of = "|".join(_spelling(name, source) for name, source in sources.items())
     return f"^(auto|({any_of})(,({any_of}))*)?$"
 
@@ -66,7 +66,7 @@ def _spelling(name: str, source: SourceType) -> str:
 
 
 def fresh() -> Iterator[tuple[Path, str]]:
-    """Each file with its up-to-date content."""
+    """Returns each file with its current content."""
     for path in NAMED_FILES:
         yield path, _write_names(path.read_text(encoding="utf-8"))
     yield CHART / "README.md", render_readme()
@@ -91,7 +91,7 @@ def render_readme() -> str:
 
 
 def read_values() -> Iterator[tuple[str, str, str]]:
-    """Yields key, default and comment of every value. A comment stands above its key or behind the default."""
+    """Yields key, default and comment of every value. A comment is above its key or after its default."""
     parents: list[tuple[int, str]] = []
     above: list[str] = []
     for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():

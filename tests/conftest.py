@@ -65,14 +65,14 @@ SLOW = {
     "endurance/test_attack.py": 32,
     "agent/test_gpu_faults.py": 26,
     "browser/test_cluster_page.py": 20,
-    "faults/test_process.py": 18,
-    "test_bench.py": 18,
-    "test_billing.py": 14,
-    "test_doc_commands.py": 14,
+    "test_doc_commands.py": 20,
+    "faults/test_process.py": 14,
     "agent/test_kubelet_faults.py": 13,
     "browser/test_history.py": 10,
     "cli/test_ill_api_server.py": 10,
     "deploy/test_dashboards.py": 10,
+    "test_bench.py": 9,
+    "test_billing.py": 8,
     "endurance/test_soak.py": 10,
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,9 +55,13 @@ class EngineSample(NamedTuple):
 class Engine:
     """The engine's state at the time `now` (nanoseconds). `advance` moves it forward."""
 
-    def __init__(self, now: int = 0) -> None:
+    def __init__(self, now: int = 0, slice_ns: int = SLICE_NS) -> None:
         self.now = now
+        self.slice_ns = slice_ns
         self.worked: dict[int, int] = {}  # pid -> nanoseconds of work, to compare estimates with
+        self.waited: dict[
+            int, int
+        ] = {}  # pid -> nanoseconds with work while another process or a switch had the engine
         self.busy_ns = 0
         self._loads: dict[int, Bursts] = {}
         self._next: dict[int, int] = {}
@@ -136,7 +141,7 @@ class Engine:
         self._resident = pid
         self._record(SWITCHED_IN, pid)
         self._works_from = self.now + RESTORE_NS
-        self._slice_ends = self.now + SLICE_NS
+        self._slice_ends = self.now + self.slice_ns
 
     def _pass(self, end: int, busy: bool) -> None:
         if busy and self._resident is not None:
@@ -152,6 +157,9 @@ class Engine:
         self._is_busy = busy
         self._ran = pid if busy and pid is not None else self._ran
         self.busy_ns += (end - self.now) * busy
+        for other, left in self._left.items():
+            if left and other != pid:
+                self.waited[other] = self.waited.get(other, 0) + end - self.now
         while (sampled_at := (self.now // SAMPLE_NS + 1) * SAMPLE_NS) <= end:
             self._period_busy += (sampled_at - self.now) * busy
             self._samples[sampled_at // SAMPLE_NS] = EngineSample(self._period_busy, self._ran)
@@ -167,24 +175,32 @@ class Engine:
 class SimulatedSwitchLog:
     """The context-switch log of one simulated GPU. Each GPU instance has its own engine."""
 
-    def __init__(self, engines: Callable[[], Mapping[int | None, Engine]], gpu_time: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        engines: Callable[[], Mapping[int | None, Engine]],
+        gpu_time: Callable[[int], int],
+        lock: AbstractContextManager[Any],
+    ) -> None:
         """`engines`: returns the current engines by GPU instance, with the key None without MIG.
 
         `gpu_time`: converts the time of engines to the GPU's clock.
         """
         self._engines = engines
         self._gpu_time = gpu_time
+        self._lock = lock
         self._read = {instance: engine.switched for instance, engine in engines().items()}
         self._number = 0
         self.closed = False
 
     def drain(self) -> bytes:
-        switches = [
-            (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
-            for instance, engine in self._engines().items()
-            for switch in engine.switches(self._read.get(instance, 0))
-        ]
-        self._read = {instance: engine.switched for instance, engine in self._engines().items()}
+        with self._lock:
+            engines = self._engines()
+            switches = [
+                (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
+                for instance, engine in engines.items()
+                for switch in engine.switches(self._read.get(instance, 0))
+            ]
+            self._read = {instance: engine.switched for instance, engine in engines.items()}
         return b"".join(self._pack(switch, *where) for switch, *where in sorted(switches))
 
     def now(self) -> int:
@@ -261,4 +277,4 @@ def open_log(driver: Any, uuid: str) -> SimulatedSwitchLog:
         with driver.lock:
             return dict(driver._advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
 
-    return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS)
+    return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS, driver.lock)

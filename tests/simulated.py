@@ -243,6 +243,17 @@ class FaultyProc(SimulatedProc):
         self.remove(pid)
         self.add(pid, cgroup, name)
 
+    def run(
+        self, pid: int, uid: int, *arguments: str, cgroup: str = "/user.slice", environment: str | None = None
+    ) -> None:
+        """Adds a process of a user. Without `environment`, it cannot be read."""
+        self.add(pid, cgroup_text(cgroup))
+        folder = self.root / str(pid)
+        (folder / "status").write_text(f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (folder / "cmdline").write_text("".join(f"{text}\0" for text in arguments))
+        if environment is not None:
+            (folder / "environ").write_text(environment)
+
     def move(self, pid: int, cgroup: str) -> None:
         (self.root / str(pid) / "cgroup").write_text(cgroup)
 

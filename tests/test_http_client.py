@@ -376,8 +376,3 @@ def test_file_that_is_no_longer_written(tmp_path: Path) -> None:
     assert error_of(FileExposition(str(path))).reason == "stale"
     os.utime(path, (0, time.time() - 200))
     assert FileExposition(str(path)).fetch() == EXPOSITION
-
-
-def test_unusable_files(tmp_path: Path) -> None:
-    assert error_of(FileExposition(str(tmp_path / "nothing"))).reason == "file_missing"
-    assert error_of(FileExposition(str(tmp_path))).reason == "not_a_file"

@@ -1,1 +1,1 @@
-"""The Grafana dashboards, written once as Python: `python -m deploy.dashboards` makes the JSON that is shipped."""
+"""Source of the Grafana dashboards. `python -m deploy.dashboards` generates the JSON files in the chart."""

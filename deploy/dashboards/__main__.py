@@ -1,4 +1,4 @@
-"""`python -m deploy.dashboards`: writes the JSON into the chart. `--check` only says whether it is current."""
+"""`python -m deploy.dashboards`: writes the JSON into the chart. `--check` only reports outdated files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     stale = [p for p, text in rendered().items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     if "--check" in arguments:
         for path in stale:
-            print(f"{path.name} is not what deploy/dashboards makes: run python -m deploy.dashboards")
+            print(f"{path.name} is outdated: run python -m deploy.dashboards")
         return 1 if stale else 0
     for path, text in rendered().items():
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The whole cluster: how many GPUs there are, who has them, how the used ones are doing, and which nodes to look at."""
+"""Dashboard of the whole cluster: number of GPUs, holders, utilisation, and nodes with problems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, 
 
 _CHOSEN = 'modelName=~"$model",Hostname=~"$node"'
 _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
-"""One element per GPU: every model has a temperature, in MIG mode too. Two jobs that see one GPU count once."""
+"""One element per GPU. All models report a temperature, also in MIG mode. A GPU in two scrape jobs is counted once."""
 _UTIL = f"max by (UUID) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})"
 _BUSY = f"sum by (UUID) (rate(podgpu_device_busy_seconds_total{{{_CHOSEN}}}[$__rate_interval]))"
 _HELD = "on (UUID) podgpu_allocation_info"
@@ -17,10 +17,10 @@ _NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_BUSY}) or vector(0)"
 _FREE = f"count({_ALL} unless {_HELD}) or vector(0)"
 _UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!=""}} == 1'
 _GONE = 'podgpu_device_health{node=~"$node",condition="node_gone"} == 1'
-"""What only podgpu cluster can say: of an exporter that is gone nothing is left here."""
+"""Nodes whose exporter has disappeared. Only podgpu cluster reports them, because the exporter's series have ended."""
 _BROKEN = f"(count(max by (UUID) ({_UNWELL})) or vector(0)) + (count({_GONE}) or vector(0))"
 _MOST = largest("sum by (namespace, pod) (podgpu_allocation_share_ratio)", 100)
-"""Every column of a table is for these pods only: else the lines of all others would be there with gaps."""
+"""Limits every column of the table to the same pods. Otherwise other pods would have rows with empty cells."""
 _NODE_PAGE = "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
 _POD_PAGE = (
     "/d/podgpu-pod?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}"
@@ -33,39 +33,43 @@ def _overview() -> Row:
     return Row(
         "Now",
         (
-            stat("GPUs", f"count({_ALL})", "That answer."),
-            stat("Allocated", _ALLOCATED, "To somebody, in whole or in part."),
-            stat("Used", _USED, "Allocated, and something ran on it lately."),
-            stat("Idle", _IDLE, "Allocated, and nothing runs.", steps=((None, "green"), (1, "orange"))),
-            stat("Free", _FREE, "Allocated to nobody."),
+            stat("GPUs", f"count({_ALL})", "Number of GPUs that respond."),
+            stat("Allocated", _ALLOCATED, "GPUs that are allocated in whole or in part."),
+            stat("Used", _USED, "Allocated GPUs that were busy recently."),
+            stat("Idle", _IDLE, "Allocated GPUs on which nothing runs.", steps=((None, "green"), (1, "orange"))),
+            stat("Free", _FREE, "GPUs that are not allocated."),
             stat(
                 "Broken",
                 _BROKEN,
-                "Lost, unreadable, with an XID that needs action, bad memory, throttled, NVLink down, without a driver,"
-                " or gone with its node (that one needs podgpu cluster).",
+                "GPUs that are lost, unreadable or throttled, or have a critical XID, bad memory, NVLink down"
+                " or no driver. Also counts nodes that are gone (needs podgpu cluster).",
                 steps=_BAD_ABOVE_0,
             ),
             stat(
                 "Utilisation of GPUs in use",
                 f"avg({_UTIL} > 0)",
-                "Idle GPUs do not pull it down.",
+                "Mean over GPUs in use. Idle GPUs are excluded.",
                 "percent",
                 decimals=0,
                 width=6,
             ),
             stat(
-                "Power", f"sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}}))", "Of all GPUs.", "watt", width=6
+                "Power",
+                f"sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}}))",
+                "Sum over all GPUs.",
+                "watt",
+                width=6,
             ),
             stat(
                 "Nodes",
                 'count(count by (Hostname) (podgpu_device_count{Hostname=~"$node"}))',
-                "With an exporter that answers.",
+                "Nodes whose exporter responds.",
                 width=6,
             ),
             stat(
                 "Alerts",
                 'count(ALERTS{alertname=~"Podgpu.*",alertstate="firing"}) or vector(0)',
-                "podgpu's, that fire.",
+                "Firing alerts of podgpu.",
                 steps=_BAD_ABOVE_0,
                 width=6,
             ),
@@ -78,9 +82,9 @@ def _use() -> Row:
         "Use",
         (
             graph(
-                "GPUs by what becomes of them",
+                "GPUs by state",
                 [(_USED, "used"), (_IDLE, "idle"), (_NOT_KNOWN, "not known"), (_FREE, "free")],
-                "They add up to all GPUs that answer. Used, idle and not known are allocated.",
+                "The sum is the number of GPUs that respond. Used, idle and not known GPUs are allocated.",
                 stacked=True,
             ),
             graph(
@@ -88,17 +92,17 @@ def _use() -> Row:
                 [
                     (f"avg({_UTIL} > 0)", "mean of GPUs in use"),
                     (f"avg({_UTIL})", "mean of all GPUs"),
-                    (f"quantile(0.1, {_UTIL})", "a tenth is below"),
-                    (f"quantile(0.9, {_UTIL})", "a tenth is above"),
+                    (f"quantile(0.1, {_UTIL})", "10th percentile"),
+                    (f"quantile(0.9, {_UTIL})", "90th percentile"),
                 ],
-                "GPUs in MIG mode have no such figure.",
+                "GPUs in MIG mode do not report utilisation.",
                 "percent",
                 top=100,
             ),
             graph(
                 "GPUs allocated, by namespace",
                 largest_and_rest("sum by (namespace) (podgpu_allocation_share_ratio)", "{{namespace}}"),
-                "Shares added up; a MIG instance counts as one.",
+                "Sum of shares. A MIG instance counts as one.",
                 stacked=True,
             ),
             graph(
@@ -107,7 +111,7 @@ def _use() -> Row:
                     "sum by (namespace) (rate(podgpu_namespace_gpu_busy_seconds_total[$__rate_interval]))",
                     "{{namespace}}",
                 ),
-                "Seconds of work per second. Needs hostPID.",
+                "Busy seconds per second. Needs hostPID.",
                 stacked=True,
             ),
             table(
@@ -116,7 +120,7 @@ def _use() -> Row:
                     Query(_MOST, "GPUs allocated", decimals=2),
                     Query(
                         f"sum by (namespace, pod) (podgpu_container_gpu_utilization_ratio) and {_MOST}",
-                        "GPUs' worth of work",
+                        "GPUs used",
                         decimals=2,
                     ),
                     Query(
@@ -132,7 +136,7 @@ def _use() -> Row:
                     ),
                 ],
                 {"namespace": "Namespace", "pod": "Pod"},
-                "The hundred that have most.",
+                "The 100 pods with the most GPUs.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
         ),
@@ -152,7 +156,7 @@ def _nodes() -> Row:
                     Query(f"count by ({by}) ({held})", "Allocated"),
                     Query(f"avg by ({by}) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})", "Utilisation", "percent", 0),
                     Query(f"sum by ({by}) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "Power", "watt"),
-                    Query(f"max by ({by}) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})", "Hottest", "celsius"),
+                    Query(f"max by ({by}) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})", "Max temperature", "celsius"),
                 ],
                 {"Hostname": "Node", "modelName": "Model"},
                 "One line per node and model.",
@@ -161,7 +165,7 @@ def _nodes() -> Row:
             graph(
                 "Power, by node",
                 largest_and_rest(f"sum by (Hostname) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "{{Hostname}}"),
-                "GPUs only. The twenty nodes that draw most, and all others together.",
+                "Power of GPUs only: the 20 nodes with the highest power, and the sum of all others.",
                 "watt",
                 stacked=True,
             ),
@@ -171,14 +175,14 @@ def _nodes() -> Row:
                     (largest(f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"), "{{Hostname}}"),
                     (
                         f"quantile(0.5, max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}}))",
-                        "half of the nodes are below",
+                        "median",
                     ),
                 ],
-                "The twenty hottest nodes. Rows of racks show up as groups of lines.",
+                "The 20 hottest nodes.",
                 "celsius",
             ),
             graph(
-                "Held down by heat or the power brake, by node",
+                "Thermal and power-brake throttling, by node",
                 [
                     (
                         largest(
@@ -188,7 +192,7 @@ def _nodes() -> Row:
                         "{{Hostname}} {{reason}}",
                     )
                 ],
-                "Part of the time, of the worst GPU.",
+                "Fraction of the time, for the most throttled GPU.",
                 "percentunit",
             ),
             graph(
@@ -199,7 +203,7 @@ def _nodes() -> Row:
                         "{{Hostname}} XID {{xid}}",
                     )
                 ],
-                "Since each exporter started. No series: none came.",
+                "Since each exporter started. No series if there were no errors.",
                 decimals=0,
             ),
             graph(
@@ -211,20 +215,20 @@ def _nodes() -> Row:
                     ),
                     (
                         largest('max by (Hostname) (podgpu_device_count{state="lost",Hostname=~"$node"})'),
-                        "{{Hostname}} do not answer",
+                        "{{Hostname}} lost",
                     ),
                 ],
-                "The twenty worst. No line above 0 is how it should be.",
+                "The 20 nodes with the most broken GPUs. Empty if all GPUs are healthy.",
                 decimals=0,
             ),
             graph(
                 "Exporters",
                 [
                     ("count by (version) (podgpu_exporter_build_info)", "version {{version}}"),
-                    ("count(podgpu_exporter_source_up == 0) or vector(0)", "sources that do not answer"),
-                    ("sum(podgpu_exporter_unmapped_assignments) or vector(0)", "assignments that name no GPU"),
+                    ("count(podgpu_exporter_source_up == 0) or vector(0)", "failed sources"),
+                    ("sum(podgpu_exporter_unmapped_assignments) or vector(0)", "unmapped assignments"),
                 ],
-                "Whether the figures above can be trusted.",
+                "Problems that make the panels above incomplete.",
                 decimals=0,
             ),
         ),
@@ -238,14 +242,14 @@ def _cost() -> Row:
             stat(
                 "Cost per hour",
                 "sum(podgpu_namespace_cost_per_hour)",
-                "Of what is allocated now, in the currency of --prices.",
+                "Cost of the GPUs that are allocated now, in the currency of --prices.",
                 decimals=2,
                 width=12,
             ),
             stat(
                 "Wasted per hour",
                 "sum(podgpu_namespace_wasted_per_hour)",
-                "Of that, what is idle.",
+                "Cost of the allocated GPUs that are idle.",
                 steps=((None, "green"), (0.01, "orange")),
                 decimals=2,
                 width=12,
@@ -264,14 +268,14 @@ def _from_podgpu_cluster() -> Row:
                     ("avg_GPU_utilization", "now"),
                     ('podgpu_used_gpu_utilization_average_ratio{scope="cluster"} * 100', "rolling, {{window}}"),
                 ],
-                "Of --used-field; the memory interface unless told otherwise.",
+                "Mean of --used-field (default: memory copy utilisation).",
                 "percent",
                 top=100,
             ),
             graph(
                 "Mean over GPUs in use, by namespace",
                 [(largest('podgpu_used_gpu_utilization_ratio{scope="namespace"}'), "{{namespace}}")],
-                "The same for the GPUs that a namespace's pods hold.",
+                "The same mean for the GPUs of each namespace.",
                 "percentunit",
                 top=1,
             ),
@@ -282,9 +286,9 @@ def _from_podgpu_cluster() -> Row:
                     ('sum by (model) (podgpu_node_used_gpus{node=~"$node"})', "{{model}} used"),
                     ('sum by (model) (podgpu_node_free_gpus{node=~"$node"})', "{{model}} free"),
                 ],
-                "MIG instances count each.",
+                "Each MIG instance counts as one device.",
             ),
-            graph("GPUs in use", [('podgpu_used_gpus{scope="cluster"}', "in use")], "That the mean is over."),
+            graph("GPUs in use", [('podgpu_used_gpus{scope="cluster"}', "in use")], "Number of GPUs in the mean."),
         ),
         collapsed=True,
     )
@@ -295,7 +299,7 @@ def cluster() -> Json:
         choice("model", "Model", "DCGM_FI_DEV_GPU_TEMP", "modelName"),
         choice("node", "Node", "podgpu_device_count", "Hostname"),
     ]
-    about = "All GPUs of the cluster: how many, whose, how busy, on which nodes."
+    about = "All GPUs of the cluster: number, holders, utilisation and nodes."
     return dashboard(
         "podgpu-cluster",
         "podgpu: cluster",

@@ -1,8 +1,8 @@
-"""Makes a query that asks for dcgm-exporter 4.8's names ask for 4.9's too, so that one panel serves every exporter.
+"""Extends queries for dcgm-exporter 4.8's names with 4.9's names, so that panels work with every exporter.
 
-Panels are written in 4.8's names and units, with `Hostname`. Each series becomes "this, or the same figure under its
-other name, in the same unit", and where the node matters, "with Hostname, or with hostname, called Hostname". Where an
-exporter has both names their series are otherwise alike, and `or` takes one.
+Panels use 4.8's names and units, and the label `Hostname`. Each series becomes `old or new`, with the new one converted
+to the old unit. If a query uses the node, series with `hostname` are relabelled to `Hostname`. If an exporter has both
+names, the other labels are the same, and `or` returns one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def either(expr: str) -> str:
 
 
 def choice_query(series: str, label: str) -> tuple[str, str]:
-    """What a variable asks for, and the pattern that finds its values in the answer; empty: none is needed."""
+    """Returns the query of a variable, and the regular expression that extracts its values. Empty if not needed."""
     asked = either(series if label != "Hostname" else f"{series} Hostname").removesuffix(" Hostname")
     if asked == series:
         return f"label_values({series}, {label})", ""
@@ -60,7 +60,7 @@ def _written(series: re.Match[str], name: str, matchers: str) -> str:
 
 
 def _in_old_unit(factor: float) -> str:
-    """Of a number in the new unit."""
+    """Returns the PromQL operation that converts a value from the new unit to the old one."""
     if factor == 1.0:
         return ""
     return f" / {factor:.10g}" if factor > 1 else f" * {1 / factor:.10g}"

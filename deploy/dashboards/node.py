@@ -1,4 +1,4 @@
-"""One node: is every GPU there and well, who is on which, and is the exporter itself all right."""
+"""Dashboard of one node: health and holders of its GPUs, and the state of its exporter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, 
 _NODE = 'Hostname=~"$node"'
 _GPU = f'{_NODE},gpu=~"$gpu"'
 _HERE = f"and on (instance) podgpu_device_count{{{_NODE}}}"
-"""Families without a host label: those of the node's exporter."""
+"""Selects the series of the node's exporter in families without a host label."""
 _DEVICE = "gpu, GPU_I_ID"
 _HOLDER = f"{_DEVICE}, namespace, pod, container"
 _NAME = "GPU {{gpu}} {{GPU_I_ID}}"
@@ -23,29 +23,29 @@ def _overview() -> Row:
         "Now",
         (
             stat(
-                "GPUs that answer",
+                "GPUs",
                 f'sum(podgpu_device_count{{{_NODE},state="visible"}})',
-                "Of those on the PCI bus.",
+                "Number of GPUs that respond.",
                 width=3,
             ),
             stat(
                 "Broken",
                 f"count(max by (UUID) (podgpu_device_health{{{_GPU}}} == 1)) or vector(0)",
-                "GPUs with something wrong; below is what.",
+                "GPUs with a problem. The table below lists the problems.",
                 steps=_BAD_ABOVE_0,
                 width=3,
             ),
             stat(
                 "Devices allocated",
                 f"count(count by (UUID, GPU_I_ID) (podgpu_allocation_info {_HERE})) or vector(0)",
-                "GPUs and MIG instances that somebody was given, used or not.",
+                "Allocated GPUs and MIG instances, used or idle.",
                 width=3,
             ),
-            stat("Power", f"sum(DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})", "Of all GPUs together.", "watt", width=3),
+            stat("Power", f"sum(DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})", "Sum over all GPUs.", "watt", width=3),
             stat(
                 "Hottest GPU",
                 f"max(DCGM_FI_DEV_GPU_TEMP{{{_GPU}}})",
-                "Where it gives way is the model's matter; most do so from 83 °C on.",
+                "The throttling temperature depends on the model. Most models throttle from 83 °C.",
                 "celsius",
                 steps=((None, "green"), (80, "orange"), (87, "red")),
                 width=3,
@@ -53,16 +53,16 @@ def _overview() -> Row:
             stat(
                 "XID errors",
                 f"sum(increase(podgpu_device_xid_errors_total{{{_GPU}}}[$__range]))",
-                "In the time shown.",
+                "In the selected time range.",
                 steps=_BAD_ABOVE_0,
                 decimals=0,
                 width=3,
             ),
             stat(
-                "Age of the figures",
+                "Age of the readings",
                 f"time() - max(podgpu_exporter_snapshot_timestamp_seconds and on (instance) "
                 f"last_over_time(podgpu_device_count{{{_NODE}}}[1d]))",
-                "Since the exporter last read a GPU.",
+                "Time since the exporter last read a GPU.",
                 "s",
                 steps=((None, "green"), (90, "orange"), (300, "red")),
                 decimals=0,
@@ -71,12 +71,12 @@ def _overview() -> Row:
             stat(
                 "Alerts",
                 f'count(ALERTS{{alertname=~"Podgpu.*",alertstate="firing",{_NODE}}}) or vector(0)',
-                "podgpu's, that fire for GPUs of this node.",
+                "Firing alerts of podgpu for GPUs of this node.",
                 steps=_BAD_ABOVE_0,
                 width=3,
             ),
             table(
-                "What is broken",
+                "Problems",
                 [
                     Query(
                         f"time() - max by (gpu, UUID, condition) "
@@ -86,12 +86,12 @@ def _overview() -> Row:
                         0,
                     ),
                 ],
-                {"gpu": "GPU", "condition": "What", "UUID": "UUID"},
-                "Nothing here: nothing is. The node's page and /health say it in words, with what to do.",
+                {"gpu": "GPU", "condition": "Condition", "UUID": "UUID"},
+                "Empty if all GPUs are healthy. The node's page and /health explain each problem and what to do.",
                 height=5,
             ),
             table(
-                "Who is on which GPU",
+                "Holders",
                 [
                     Query(
                         f"max by ({_HOLDER}) (podgpu_allocation_share_ratio {_HERE})",
@@ -126,7 +126,7 @@ def _overview() -> Row:
                     "pod": "Pod",
                     "container": "Container",
                 },
-                "Each container's own part. Without hostPID only the share is known.",
+                "Usage of each container. Without hostPID, only the share is known.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
         ),
@@ -144,25 +144,25 @@ def _work() -> Row:
                     (f"max by (gpu) (DCGM_FI_DEV_GPU_UTIL{{{_GPU}}})", "GPU {{gpu}}"),
                     (f'max by ({_DEVICE}) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_GPU},GPU_I_ID!=""}}) * 100', _NAME),
                 ],
-                "Part of the time in which at least one kernel ran. MIG instances: activity of their engine.",
+                "Fraction of the time in which at least one kernel ran. MIG instances: activity of their engine.",
                 "percent",
                 top=100,
             ),
             graph(
                 "Memory used",
                 [(f"{used} / ({used} + {free})", _NAME)],
-                "Of what is not reserved by the driver.",
+                "Fraction of the memory that is not reserved by the driver.",
                 "percentunit",
                 top=1,
             ),
             graph(
-                "What the GPU does with the time",
+                "Activity by unit",
                 [
                     (f"avg(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_GPU}}})", "engine active"),
                     (f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{_GPU}}})", "tensor cores"),
                     (f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{_GPU}}})", "memory interface"),
                 ],
-                "Mean over the chosen GPUs. Hopper and later; absent on older ones.",
+                "Mean over the selected GPUs. Needs Hopper or later.",
                 "percentunit",
                 top=1,
             ),
@@ -173,7 +173,7 @@ def _work() -> Row:
                     (f"sum(DCGM_FI_PROF_PCIE_TX_BYTES{{{_GPU}}})", "PCIe from GPUs"),
                     (f"sum(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{_GPU}}}) * 1e6", "NVLink"),
                 ],
-                "All chosen GPUs together.",
+                "Sum over the selected GPUs.",
                 "Bps",
             ),
         ),
@@ -187,7 +187,7 @@ def _health() -> Row:
             graph(
                 "Power",
                 [(f"max by (gpu) (DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})", "GPU {{gpu}}")],
-                "Draw of each GPU.",
+                "Power of each GPU.",
                 "watt",
             ),
             graph(
@@ -196,17 +196,17 @@ def _health() -> Row:
                     (f"max by (gpu) (DCGM_FI_DEV_GPU_TEMP{{{_GPU}}})", "GPU {{gpu}}"),
                     (f"max by (gpu) (DCGM_FI_DEV_MEMORY_TEMP{{{_GPU}}})", "GPU {{gpu}} memory"),
                 ],
-                "Memory: where the part has a sensor for it.",
+                "Memory temperature only if the GPU has a sensor.",
                 "celsius",
             ),
             graph(
                 "SM clock",
                 [(f"max by (gpu) (DCGM_FI_DEV_SM_CLOCK{{{_GPU}}}) * 1e6", "GPU {{gpu}}")],
-                "Falls when held down.",
+                "Decreases while the GPU is throttled.",
                 "hertz",
             ),
             graph(
-                "Held down, by reason",
+                "Throttling, by reason",
                 [
                     (
                         "max by (gpu, reason) (rate(podgpu_device_throttled_seconds_total"
@@ -214,14 +214,14 @@ def _health() -> Row:
                         "GPU {{gpu}} {{reason}}",
                     )
                 ],
-                "Part of the time. power_cap is normal under full load; heat and the power brake are not.",
+                "Fraction of the time. power_cap is normal under full load; thermal and power-brake reasons are not.",
                 "percentunit",
                 top=1,
             ),
             graph(
                 "XID errors by number",
                 [(f"sum by (gpu, xid) (podgpu_xid_errors_total{{{_GPU}}})", "GPU {{gpu}} XID {{xid}}")],
-                "Since the exporter started. No series: none came.",
+                "Since the exporter started. No series if there were no errors.",
                 decimals=0,
             ),
             graph(
@@ -241,7 +241,7 @@ def _health() -> Row:
                         "GPU {{gpu}} PCIe replays",
                     ),
                 ],
-                "Slow signs of a part that wears out.",
+                "Rising values can be an early sign of failing hardware.",
             ),
         ),
     )
@@ -252,16 +252,16 @@ def _exporter() -> Row:
         "The exporter",
         (
             graph(
-                "Sources that answer",
+                "Sources",
                 [(f"podgpu_exporter_source_up {_HERE}", "{{source}}")],
-                "1: the last reading went well. usage is 0 for good where hostPID is not given.",
+                "1 if the last reading succeeded. usage is always 0 without hostPID.",
                 top=1,
                 width=8,
             ),
             graph(
-                "How long a reading takes",
+                "Duration of a reading",
                 [(f"podgpu_exporter_collect_duration_seconds {_HERE}", "{{source}}")],
-                "A GPU much slower than its neighbours is about to be trouble.",
+                "A GPU that is much slower than the others may fail soon.",
                 "s",
                 width=8,
             ),
@@ -287,5 +287,5 @@ def node() -> Json:
         choice("node", "Node", "podgpu_device_count", "Hostname", many=False),
         choice("gpu", "GPU", 'DCGM_FI_DEV_GPU_TEMP{Hostname=~"$node"}', "gpu"),
     ]
-    about = "The GPUs of one node: who is on them, what they do, whether they are well."
+    about = "The GPUs of one node: holders, utilisation and health."
     return dashboard("podgpu-node", "podgpu: node", about, variables, [_overview(), _work(), _health(), _exporter()])

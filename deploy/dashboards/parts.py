@@ -1,4 +1,4 @@
-"""Panels, variables and dashboards as Grafana's JSON wants them. Of GPUs it knows that series have two names."""
+"""Builds panels, variables and dashboards as Grafana JSON. Queries are extended by `either`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WIDTH = 24
 class Query:
     expr: str
     legend: str = ""
-    """Of a time series; in a table the heading of its column."""
+    """Legend of a time series, or heading of a table column."""
     unit: str = ""
-    """In a table: of its column."""
+    """Unit of a table column."""
     decimals: int | None = None
 
 
@@ -34,15 +34,15 @@ class Panel:
     width: int = 12
     height: int = 8
     steps: tuple[tuple[float | None, str], ...] = ((None, "green"),)
-    """Thresholds: from which value on, which colour."""
+    """Thresholds: minimum value and colour."""
     stacked: bool = False
     top: float | None = None
-    """Upper end of the scale, where there is one."""
+    """Maximum of the scale; None for automatic."""
     decimals: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: label -> heading, in the order of the columns."""
+    """Columns of a table: label -> heading."""
     link: tuple[str, str, str] | None = None
-    """Of a table: heading of the column, text, URL."""
+    """Link in a table: heading of the column, text, URL."""
 
 
 def stat(title: str, expr: str, about: str, unit: str = "none", **more: Any) -> Panel:
@@ -58,16 +58,16 @@ def table(title: str, queries: Sequence[Query], columns: Mapping[str, str], abou
 
 
 LINES = 20
-"""As many as a person can tell apart, and as a browser draws at once on a cluster of a thousand nodes."""
+"""Maximum number of lines in a graph. More cannot be distinguished, and slow down the browser in large clusters."""
 
 
 def largest(expr: str, count: int = LINES) -> str:
-    """Those with the highest values only: what has a line per node, pod or namespace has thousands somewhere."""
+    """Selects the highest values, because large clusters have thousands of nodes, pods and namespaces."""
     return f"topk({count}, {expr})"
 
 
 def largest_and_rest(expr: str, legend: str) -> list[tuple[str, str]]:
-    """The same for what is stacked: with all others as one, so that the heap is as high as it should be."""
+    """Like `largest`, for stacked graphs. Adds the sum of all other series, so that the total is correct."""
     return [(largest(expr), legend), (f"clamp_min(sum({expr}) - sum({largest(expr)}), 0)", "all others")]
 
 
@@ -86,7 +86,7 @@ def datasource() -> Json:
 
 
 def choice(name: str, label: str, series: str, of: str, *, many: bool = True) -> Json:
-    """The values that a label of some series has. `many`: several or all, which are then a pattern."""
+    """Makes a variable with the values of a label. With `many`, several or all values can be selected."""
     query, pattern = choice_query(series, of)
     return {
         "name": name,
@@ -143,7 +143,7 @@ def dashboard(uid: str, title: str, about: str, variables: Sequence[Json], rows:
 
 
 def _siblings() -> Json:
-    """Grafana finds them by their tag; the time and what was chosen go along."""
+    """Links to the other dashboards, found by their tag. Keeps the time range and the variables."""
     return {
         "type": "dashboards",
         "title": "podgpu",
@@ -171,7 +171,7 @@ def _alerts() -> Json:
 
 
 def _laid_out(rows: Sequence[Row]) -> Iterable[Json]:
-    """Left to right, a new line where the next does not fit. Panels of a closed row live inside it."""
+    """Places panels from left to right and wraps lines. Panels of a collapsed row are nested in it."""
     y, ids = 0, iter(range(1, 1000))
     for row in rows:
         head = {
@@ -243,7 +243,7 @@ def _defaults(panel: Panel) -> Json:
             "lineWidth": 1,
             "fillOpacity": 30 if panel.stacked else 0,
             "showPoints": "never",
-            "spanNulls": False,  # a gap is a gap: nothing was known
+            "spanNulls": False,  # missing data is shown as a gap
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
         }
     if panel.top is not None:
@@ -282,9 +282,9 @@ def _columns(panel: Panel) -> Iterable[Json]:
 
 
 def _one_table(panel: Panel) -> list[Json]:
-    """One line per label set: the queries' values side by side, under headings that people read."""
+    """Merges the queries into one table with a row per label set, and renames the columns."""
     values = {f"Value #{letter}": query.legend for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)}
-    if len(panel.queries) == 1:  # a single query's column is called Value by some versions
+    if len(panel.queries) == 1:  # some versions of Grafana name the column of a single query Value
         values["Value"] = panel.queries[0].legend
     names = {**panel.columns, **values}
     order = {name: place for place, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""One pod, or a namespace: what it holds, what it makes of it, and what its GPUs and neighbours are up to."""
+"""Dashboard of a pod or namespace: its GPUs, its usage, and other pods on the same GPUs."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def _overview() -> Row:
     by = ", ".join([*place, *who])
     shown = largest(f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})", 200)
     return Row(
-        "In the time shown",
+        "In the selected time range",
         (
             stat(
                 "GPUs allocated now",
                 f"sum(podgpu_allocation_share_ratio{{{_POD}}})",
-                "Shares added up: half a GPU is 0.5.",
+                "Sum of shares. Half a GPU is 0.5.",
                 decimals=2,
             ),
             stat(
                 "Utilisation now",
                 f"avg(podgpu_container_gpu_utilization_ratio{{{_POD}}})",
-                "Mean over its GPUs.",
+                "Mean over the pod's GPUs.",
                 "percentunit",
             ),
             stat(
-                "Used part",
+                "Used",
                 f"{_in_range('busy_seconds')} / {_in_range('allocated_seconds')}",
-                "Of the time it had GPUs. More than 100 % is possible where a share is less than a GPU.",
+                "Used fraction of the allocated GPU time. Can exceed 100 % if the share is less than one GPU.",
                 "percentunit",
                 steps=((None, "red"), (0.2, "orange"), (0.5, "green")),
             ),
@@ -59,16 +59,16 @@ def _overview() -> Row:
             stat(
                 "GPU-hours idle",
                 f"{_in_range('idle_seconds')} / 3600",
-                "Allocated, and nothing at all run.",
+                "Allocated time in which nothing ran.",
                 "h",
                 decimals=1,
                 steps=((None, "green"), (1, "orange")),
             ),
             stat(
-                "Energy", f"{_in_range('energy_joules')} / 3.6e6", "Its part of its GPUs' energy.", "kwatth", decimals=2
+                "Energy", f"{_in_range('energy_joules')} / 3.6e6", "Energy attributed to the pod.", "kwatth", decimals=2
             ),
             table(
-                "Where it runs",
+                "Containers",
                 [
                     Query(shown, "Utilisation", "percentunit"),
                     Query(
@@ -85,7 +85,7 @@ def _overview() -> Row:
                     ),
                 ],
                 {**place, **who},
-                "The 200 busiest. Needs hostPID; without it look at the figures of whole GPUs below.",
+                "The 200 busiest containers. Needs hostPID. Without it, see the panels of whole GPUs below.",
                 link=("Node", "This node", _NODE_PAGE),
                 height=7,
             ),
@@ -95,19 +95,19 @@ def _overview() -> Row:
 
 def _use() -> Row:
     return Row(
-        "Its own use",
+        "Usage",
         (
             graph(
                 "Utilisation",
                 [(largest(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})"), _NAME)],
-                "Part of each second in which its processes ran.",
+                "Fraction of the time in which the container's processes ran.",
                 "percentunit",
                 top=1,
             ),
             graph(
                 "Memory",
                 [(largest(f"sum by ({_PART}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}})"), _NAME)],
-                "Of its processes.",
+                "Memory used by the container's processes.",
                 "bytes",
             ),
             graph(
@@ -116,7 +116,7 @@ def _use() -> Row:
                     (f"sum(rate(podgpu_container_gpu_{what}_seconds_total{{{_POD}}}[$__rate_interval]))", name)
                     for what, name in (("allocated", "allocated"), ("busy", "used"), ("idle", "idle"))
                 ],
-                "As numbers of GPUs. Between allocated and used lies what could be given back.",
+                "Number of GPUs. The difference between allocated and used is not needed.",
             ),
             graph(
                 "Power charged",
@@ -124,7 +124,7 @@ def _use() -> Row:
                     f"sum by ({_PART}) (rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))",
                     _NAME,
                 ),
-                "By use; by share held while nobody runs.",
+                "Attributed by use, or by share while nothing runs.",
                 "watt",
                 stacked=True,
             ),
@@ -134,22 +134,22 @@ def _use() -> Row:
 
 def _devices() -> Row:
     return Row(
-        "Its GPUs",
+        "GPUs of the pod",
         (
             graph(
-                "What its GPUs do with the time",
+                "Activity by unit",
                 [
                     (f"avg(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_POD}}})", "engine active"),
                     (f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{_POD}}})", "tensor cores"),
                     (f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{_POD}}})", "memory interface"),
                 ],
-                "Of GPUs and instances that it holds alone; Hopper and later. Engine high and tensor low: data "
-                "types and shapes that the tensor cores cannot take.",
+                "Only GPUs and instances that the pod does not share. Needs Hopper or later. If the engine is active "
+                "and the tensor cores are not, the data types or shapes may not suit tensor cores.",
                 "percentunit",
                 top=1,
             ),
             graph(
-                "Memory left on its GPUs",
+                "Free memory",
                 [
                     (
                         f"bottomk({LINES}, min by (Hostname, gpu, GPU_I_ID) (DCGM_FI_DEV_FB_FREE {_ITS_DEVICES}))"
@@ -157,11 +157,11 @@ def _devices() -> Row:
                         "{{Hostname}} GPU {{gpu}} {{GPU_I_ID}}",
                     )
                 ],
-                "The next larger batch has to fit in there. The twenty fullest.",
+                "The 20 devices with the least free memory.",
                 "bytes",
             ),
             graph(
-                "Held down, by reason",
+                "Throttling, by reason",
                 [
                     (
                         largest(
@@ -171,30 +171,30 @@ def _devices() -> Row:
                         "{{Hostname}} GPU {{gpu}} {{reason}}",
                     )
                 ],
-                "Why it may be slower than yesterday.",
+                "Fraction of the time in which the GPU was throttled.",
                 "percentunit",
                 top=1,
             ),
             graph(
-                "XID errors on its GPUs",
+                "XID errors",
                 [
                     (
                         largest(f"sum by (Hostname, gpu, UUID) (podgpu_device_xid_errors_total) {_ITS_GPUS}"),
                         "{{Hostname}} GPU {{gpu}}",
                     )
                 ],
-                "Since the exporter started, whoever caused them.",
+                "Errors on the pod's GPUs since the exporter started, also those caused by other pods.",
                 decimals=0,
             ),
             graph(
-                "Everybody on its GPUs",
+                "All containers on these GPUs",
                 [
                     (
                         largest(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio {_ITS_DEVICES})"),
                         "{{namespace}} " + _NAME,
                     )
                 ],
-                "On shared GPUs: who else runs there.",
+                "Shows other pods on shared GPUs.",
                 "percentunit",
                 width=24,
             ),
@@ -207,5 +207,5 @@ def pod() -> Json:
         choice("namespace", "Namespace", "podgpu_allocation_info", "namespace"),
         choice("pod", "Pod", 'podgpu_allocation_info{namespace=~"$namespace"}', "pod"),
     ]
-    about = "What a pod holds of GPUs, what it makes of it, and what goes on beside it."
+    about = "GPUs and usage of a pod, and other pods on the same GPUs."
     return dashboard("podgpu-pod", "podgpu: pod", about, variables, [_overview(), _use(), _devices()])

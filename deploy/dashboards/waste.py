@@ -1,4 +1,4 @@
-"""What GPUs cost, whom, and how much of that nobody needed. Prices are typed in at the top."""
+"""Dashboard of GPU-hours, idle time, energy and cost by namespace. Prices are variables of the dashboard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POD_PAGE = (
 
 
 def _total(what: str) -> str:
-    """In the time shown. The namespaces' counters outlive containers: short jobs are in them."""
+    """Returns the increase in the time range. Counters per namespace also include containers that have ended."""
     return f"sum(increase(podgpu_namespace_gpu_{what}_total{{{_PAYER}}}[$__range]))"
 
 
@@ -42,41 +42,48 @@ def _gpus(what: str) -> str:
 def _overview() -> Row:
     held, busy, joules = _total("allocated_seconds"), _total("busy_seconds"), _total("energy_joules")
     return Row(
-        "In the time shown",
+        "In the selected time range",
         (
             stat(
-                "GPU-hours allocated", f"{held} / 3600", "Share × time, short jobs included.", "h", decimals=1, width=3
+                "GPU-hours allocated", f"{held} / 3600", "Share × time, including ended pods.", "h", decimals=1, width=3
             ),
-            stat("GPU-hours used", f"{busy} / 3600", "In which kernels ran.", "h", decimals=1, width=3),
+            stat("GPU-hours used", f"{busy} / 3600", "Time in which kernels ran.", "h", decimals=1, width=3),
             stat(
-                "Used part",
+                "Used",
                 f"{busy} / {held}",
-                "Of what was allocated.",
+                "Used fraction of the allocated GPU-hours.",
                 "percentunit",
                 steps=((None, "red"), (0.2, "orange"), (0.5, "green")),
                 decimals=0,
                 width=3,
             ),
             stat(
-                "Cost of what was allocated",
+                "Cost of allocated GPUs",
                 f"{held} / 3600 * $gpu_hour_price",
-                "At the price above.",
+                "At the price entered above.",
                 decimals=2,
                 width=3,
             ),
             stat(
-                "Of that, idle",
+                "Cost of idle GPUs",
                 f"clamp_min({held} - {busy}, 0) / 3600 * $gpu_hour_price",
-                "Allocated while nothing ran.",
+                "Cost of allocated GPUs while nothing ran.",
                 decimals=2,
                 steps=((None, "orange"),),
                 width=3,
             ),
-            stat("Energy", f"{joules} / {_JOULES_PER_KWH}", "Charged to namespaces.", "kwatth", decimals=1, width=3),
+            stat(
+                "Energy",
+                f"{joules} / {_JOULES_PER_KWH}",
+                "Energy attributed to namespaces.",
+                "kwatth",
+                decimals=1,
+                width=3,
+            ),
             stat(
                 "Cost of energy",
                 f"{joules} / {_JOULES_PER_KWH} * $kwh_price",
-                "At the price above.",
+                "At the price entered above.",
                 decimals=2,
                 width=3,
             ),
@@ -95,7 +102,7 @@ def _overview() -> Row:
                     Query(f"{_by_namespace('busy_seconds')} / 3600", "GPU-hours used", decimals=1),
                     Query(
                         f"{_by_namespace('busy_seconds')} / {_by_namespace('allocated_seconds')}",
-                        "Used part",
+                        "Used",
                         "percentunit",
                         0,
                     ),
@@ -103,7 +110,7 @@ def _overview() -> Row:
                     Query(
                         f"clamp_min({_by_namespace('allocated_seconds')} - {_by_namespace('busy_seconds')}, 0)"
                         " / 3600 * $gpu_hour_price",
-                        "Of that, idle",
+                        "Cost of idle GPUs",
                         decimals=2,
                     ),
                     Query(f"{_by_namespace('energy_joules')} / {_JOULES_PER_KWH}", "Energy", "kwatth", 1),
@@ -114,7 +121,7 @@ def _overview() -> Row:
                     ),
                 ],
                 {"namespace": "Namespace"},
-                "For a bill choose the time to the day.",
+                "For a bill, select a time range of whole days.",
             ),
         ),
     )
@@ -126,12 +133,12 @@ def _waste() -> Row:
     by = ", ".join(place)
     idlers = largest(f"sum by ({by}) (increase(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[$__range]))", 50)
     return Row(
-        "Where it goes",
+        "Waste",
         (
             table(
-                "Who leaves GPUs idle",
+                "Idle containers",
                 [
-                    Query(idlers, "Idle in the time shown", "s", 0),
+                    Query(idlers, "Idle time", "s", 0),
                     Query(
                         f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_HOLDER}}}) and {idlers}",
                         "Utilisation now",
@@ -139,13 +146,13 @@ def _waste() -> Row:
                     ),
                 ],
                 place,
-                "Worst first. Containers that still run; those that ended are in the hours by namespace.",
+                "Longest idle time first. Only running containers; the table by namespace also includes ended ones.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
             graph(
                 "GPUs allocated and idle, by namespace",
                 largest_and_rest(f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}"),
-                "What could be given back.",
+                "Allocated GPUs that are not used.",
                 stacked=True,
             ),
             graph(
@@ -157,13 +164,13 @@ def _waste() -> Row:
                         "{{modelName}}",
                     )
                 ],
-                "Paid for, and free all the same.",
+                "GPUs that are not allocated.",
                 stacked=True,
             ),
             graph(
                 "Cost per hour, by namespace",
                 largest_and_rest(f"{_gpus('allocated')} * $gpu_hour_price", "{{namespace}}"),
-                "Of what is allocated, at the price above.",
+                "Cost of allocated GPUs, at the price entered above.",
                 stacked=True,
                 decimals=2,
             ),
@@ -175,28 +182,28 @@ def _waste() -> Row:
                         f"(rate(podgpu_namespace_gpu_energy_joules_total{{{_PAYER}}}[$__rate_interval]))",
                         "{{namespace}}",
                     ),
-                    ("sum(rate(podgpu_device_unattributed_energy_joules_total[$__rate_interval]))", "nobody's"),
+                    ("sum(rate(podgpu_device_unattributed_energy_joules_total[$__rate_interval]))", "unattributed"),
                 ],
-                "They add up to what the GPUs draw.",
+                "The sum is the power of all GPUs.",
                 "watt",
                 stacked=True,
             ),
             graph(
-                "Used part of what is allocated, by namespace",
+                "Used fraction of allocated GPUs, by namespace",
                 [(f"bottomk({LINES}, {_gpus('busy')} / {_gpus('allocated')})", "{{namespace}}")],
-                "The twenty lowest. Low for long: fewer or smaller GPUs would do.",
+                "The 20 lowest. If a value stays low, fewer or smaller GPUs are sufficient.",
                 "percentunit",
             ),
             graph(
-                "Energy nobody is charged for",
+                "Unattributed energy",
                 [
                     (
                         "sum(rate(podgpu_device_unattributed_energy_joules_total[$__rate_interval]))"
                         " / sum(rate(podgpu_device_energy_joules_total[$__rate_interval]))",
-                        "part of all",
+                        "fraction of all energy",
                     )
                 ],
-                "Free GPUs, processes outside of pods. Near 100 %: podgpu sees no processes (hostPID).",
+                "Energy of free GPUs and of processes outside pods. Near 100 %: podgpu cannot see processes (hostPID).",
                 "percentunit",
                 top=1,
             ),
@@ -221,7 +228,7 @@ def _from_podgpu_cluster() -> Row:
                 "Idle longer than --idle-after",
                 [Query(largest(f"time() - max by ({', '.join(columns)}) ({since})", 200), "Idle for", "s", 0)],
                 columns,
-                "With holder and since when; the 200 longest.",
+                "The 200 longest idle times, with their holders.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
             graph(
@@ -239,10 +246,10 @@ def _from_podgpu_cluster() -> Row:
                     ),
                     (
                         f"sum by (currency) (podgpu_namespace_cost_per_hour{{{_HOLDER}}})",
-                        "all that is allocated ({{currency}})",
+                        "all allocated GPUs ({{currency}})",
                     ),
                 ],
-                "What is idle from the first second on, beside the cost of all that is allocated.",
+                "Cost of idle GPUs, regardless of --idle-after, and the cost of all allocated GPUs.",
                 decimals=2,
             ),
             graph(
@@ -256,7 +263,7 @@ def _from_podgpu_cluster() -> Row:
                         "{{namespace}} {{kind}} ({{currency}})",
                     )
                 ],
-                "Each moment at its own price. The kinds are three views, not parts of a sum.",
+                "Uses the price at each time. Do not add the kinds: they are three views of the same cost.",
                 decimals=2,
             ),
         ),
@@ -271,7 +278,7 @@ def waste() -> Json:
         number("gpu_hour_price", "Price of a GPU-hour", "2.50"),
         number("kwh_price", "Price of a kWh", "0.25"),
     ]
-    about = "GPU-hours, idleness, energy and cost by namespace. Needs what podgpu sees with hostPID."
+    about = "GPU-hours, idleness, energy and cost by namespace. Usage needs hostPID."
     return dashboard(
         "podgpu-waste-and-cost",
         "podgpu: waste and cost",

@@ -14,12 +14,12 @@ _LETTERS = {
     "-s": {"f": "all NVSwitches, and their links", "g": "NVSwitches", "i": "links"},
     "-p": {"f": "all CPUs, and their cores", "g": "CPUs", "i": "cores"},
 }
-Ids = tuple[int, ...] | None  # empty: all; None: none
+Ids = tuple[int, ...] | None  # an empty tuple selects all; None selects none
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Instances come with the GPU-level series of their GPUs. They are numbered from 0 across all GPUs of the node."""
+    """The devices of `-d`. A selected instance includes its GPU. Instances are numbered from 0 across all GPUs."""
 
     gpus: Ids = ()
     instances: Ids = ()
@@ -38,7 +38,7 @@ class Selection:
         return frozenset(d.key for d in (*whole, *shown)) | frozenset(d.uuid for d in shown)
 
     def without_numbered_instances(self) -> Selection:
-        """For devices that disappeared, because numbers refer to the present instances."""
+        """Returns the selection for devices that disappeared. Instance numbers apply only to present instances."""
         return replace(self, instances=None) if self.instances else self
 
     def check(self, devices: Sequence[Device]) -> None:

@@ -159,10 +159,10 @@ def _parse_url(text: str, access: Access) -> URL:
         is_usable = False
     if not is_usable:
         advice = "write HOST:PORT, http://HOST:PORT or https://HOST:PORT"
-        raise UsageError(f"{redact_url(text)}: is not a URL of an HTTP server; {advice}")
+        raise UsageError(f"{redact_url(text)}: not the URL of an HTTP server; {advice}")
     if "@" in url.path + url.query_string + url.fragment:  # http://user:12/34@host has the host `user`
-        advice = "write it as %40, and in a password / as %2F, ? as %3F, # as %23"
-        raise UsageError(f"{redact_url(text)}: there is an @ after the host: {advice}")
+        advice = "in user name and password, write @ as %40, / as %2F, ? as %3F and # as %23"
+        raise UsageError(f"{redact_url(text)}: the URL contains an @ after the host; {advice}")
     return url.with_fragment(None)
 
 
@@ -192,7 +192,7 @@ async def send_request(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """Sends a request and yields the response. Aborts the connection if its body was not read completely.
 
-    Closing a TLS connection would wait for the peer, and the event loop may end before: the socket would stay open.
+    A normal close of a TLS connection waits for the peer. The event loop may end first and leave the socket open.
     """
     response = await session.request(method, url, allow_redirects=False, **options)
     try:

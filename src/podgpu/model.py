@@ -91,7 +91,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Workload(Document, frozen=True):
-    """A container, or a job of an HPC scheduler. No source reports all members."""
+    """A container, a job of an HPC scheduler, or the processes of a user. No source reports all members."""
 
     namespace: Name = ""
     pod: Name = ""
@@ -99,6 +99,7 @@ class Workload(Document, frozen=True):
     uid: Name = ""
     container_id: Name = ""
     job: Name = ""
+    user: Name = ""  # set only on a node without Kubernetes
 
     @property
     def key(self) -> WorkloadKey:
@@ -110,20 +111,34 @@ class Workload(Document, frozen=True):
             return "job", self.job
         if self.pod:
             return "pod", self.namespace, self.pod, self.container
-        return ("uid", self.uid, self.container or self.container_id) if self.uid or self.container_id else ()
+        if self.uid or self.container_id:
+            return "uid", self.uid, self.container or self.container_id
+        return ("user", self.user) if self.user else ()
+
+    @property
+    def has_labels(self) -> bool:
+        """False for processes of a user outside jobs and pods. They have no series."""
+        return bool(self.job or not self.user)
+
+    @property
+    def job_or_user(self) -> str:
+        """Identifies a workload without pod and container in history and waste."""
+        return self.job or (f"user {self.user}" if self.user and not self.container_id else "")
 
     @property
     def text(self) -> str:
         """Name for messages. Empty if the workload is not identified."""
         if self.job:
-            return f"job {self.job}"
+            return f"job {self.job} ({self.user})" if self.user else f"job {self.job}"
         if self.pod:
             return "/".join(filter(None, (self.namespace, self.pod, self.container)))
         short_id = self.container_id[:_SHORT_ID]
         if self.uid:
             return "pod " + "/".join(filter(None, (self.uid, self.container or short_id)))
         container = short_id or self.container
-        return f"container {container}" if container else ""
+        if container:
+            return f"container {container}"
+        return f"user {self.user}" if self.user else ""
 
 
 class WorkloadOwner(Document, frozen=True, order=True):
@@ -138,6 +153,12 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
 
 
+class WaitPart(Workload, frozen=True, kw_only=True):
+    """A workload that had the GPU while another one waited. Without names: processes outside pods."""
+
+    ratio: Ratio = 0.0  # part of the last usage window
+
+
 class HolderUsage(Document, frozen=True):
     """Usage of one device by one workload. Counters start at 0 with the exporter (`NodeState.exporter_id`)."""
 
@@ -149,10 +170,23 @@ class HolderUsage(Document, frozen=True):
     busy_min_ns: Amount | None = None
     busy_max_ns: Amount | None = None
     idle_ns: Amount | None = None
+    wait_ns: Amount | None = None  # it had work, and another workload had the GPU; None if unknown
+    wait_min_ns: Amount | None = None
+    wait_max_ns: Amount | None = None
+    wait_ratio: Ratio | None = None  # in the last usage window
+    waits_for: tuple[WaitPart, ...] = ()  # parts of `wait_ratio`, largest first
     energy_mj: Amount | None = None
     power_ratio: Ratio | None = None  # the workload's part of the device's energy in the last usage window
     idle_since: float | None = None  # None if the workload is busy, or if that is unknown
     unallocated_since: float | None = None  # set if the workload uses the device without an allocation
+
+
+class RunningProcess(Document, frozen=True):
+    pid: Amount
+    memory_used_bytes: Amount | None = None
+    utilization_ratio: Ratio | None = None
+    owner: Workload | None = None  # not set in documents, where the holder is known
+    command: Name = ""  # the program's name without arguments; set only on a node without Kubernetes
 
 
 RESERVATION = "reservation"
@@ -167,6 +201,7 @@ class Holder(Workload, frozen=True):
     replica: Name = ""  # number of the time slice or vGPU, if the device id names one
     labels: LabelTexts = {}  # additional labels from the source, such as dra_claim_name
     usage: HolderUsage | None = None  # None if it cannot be measured
+    running: Annotated[tuple[RunningProcess, ...], Meta(max_length=4096)] = ()  # only on a node without Kubernetes
 
 
 class NamespaceUsage(Document, frozen=True):
@@ -196,7 +231,10 @@ class XidCount(Document, frozen=True):
 
 
 class SlotUsage(Document, frozen=True):
-    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder."""
+    """Total usage of a device. Each value is the sum over its holders plus the unattributed remainder.
+
+    Use by users without a job or pod has no series, and is part of the unattributed remainder.
+    """
 
     utilization_ratio: Ratio | None = None  # over the same time window as the holders' ratios
     memory_used_bytes: Amount | None = None
@@ -206,6 +244,7 @@ class SlotUsage(Document, frozen=True):
     unattributed_busy_ns: Amount | None = None
     unattributed_energy_mj: Amount | None = None
     method: Name = ""  # samples, switches, exact or mps
+    pressure_ratio: Ratio | None = None  # part of the last usage window in which at least one workload waited
 
 
 class Slot(Document, frozen=True):
@@ -418,6 +457,15 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessWaits:
+    """How long processes waited for one device in one window. Waiting and residency do not exceed the window."""
+
+    processes: Mapping[int, tuple[int, int, int]]  # pid -> nanoseconds: estimate, minimum, maximum
+    pairs: Mapping[tuple[int, int], int]  # pids of the waiting and of the running process -> part of the estimate
+    pressure_ns: int  # time in which at least one process waited
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceUsage:
     """Usage of one device since the previous reading. None means that a value is not reported."""
 
@@ -432,5 +480,6 @@ class DeviceUsage:
     resident_ns: Mapping[int, int] | None = None  # by pid: time for which its context was on the engine, busy or not
     switching_ns: int = 0  # busy time spent on context switches; attributed to no process
     saving_ns: Mapping[int, int] = field(default_factory=dict)  # by pid: residency that may be switching time
+    waits: ProcessWaits | None = None  # None without context switches
     bounded: bool = False  # True if bounds of the busy time are needed
     power_mw: int | None = None  # at the end of the window; used to estimate energy between readings of the counter

@@ -136,6 +136,7 @@ def make(tmp_path: Path) -> Iterator[MakeNode]:
 
 
 BUSY = "podgpu_container_gpu_busy_seconds_total"
+WAIT = "podgpu_container_gpu_wait_seconds_total"
 
 
 def adds_up(node: Node) -> None:
@@ -177,6 +178,34 @@ def test_switches_alone_bound_the_truth_and_lie_within_the_bounds(make: MakeNode
         assert low - 0.3 <= truth <= high + 0.3, pod  # what was begun before, and NVML's whole percents
         assert low - 1e-6 <= told <= high + 1e-6, pod
     assert node.series("podgpu_device_usage_method") == {"switches": 1}
+
+
+@pytest.mark.parametrize("usage_from", ["switches", "exact"])
+@pytest.mark.parametrize("scenario", ["40/10/10 of 100", "two that saturate it", "drifting"])
+def test_waiting_is_near_the_truth(make: MakeNode, scenario: str, usage_from: UsageMethod) -> None:
+    node = make(usage_from, SCENARIOS[scenario])
+    node.run(5)
+    engine = node.gpu.engines[None]
+    before, truth = node.series(WAIT), dict(engine.waited)
+    for _ in range(SECONDS):
+        last = node.series(WAIT)
+        node.turn()
+        assert all(node.series(WAIT)[pod] >= last[pod] for pod in last), "counters never fall"
+    for pod, seconds in node.series(WAIT).items():
+        pid = FIRST_PID + int(pod[1:])
+        waited = (engine.waited[pid] - truth.get(pid, 0)) / 1e9
+        assert 100 * (seconds - before[pod]) / SECONDS == pytest.approx(100 * waited / SECONDS, abs=4.0), pod
+    assert 0 <= node.total("podgpu_device_gpu_pressure_ratio") <= 1
+    (gpu,) = node.agent.published.state.devices
+    assert gpu.holders[0].usage is not None
+    assert "p1" in {part.pod for part in gpu.holders[0].usage.waits_for} <= {"p1", "p2"}
+
+
+def test_waiting_is_unknown_with_samples(make: MakeNode) -> None:
+    node = make("samples", SCENARIOS["40/10/10 of 100"])
+    node.run(5)
+    assert "gpu_wait_seconds" not in node.exposition
+    assert "pressure_ratio" not in node.exposition
 
 
 @pytest.mark.parametrize("usage_from", ["samples", "switches", "exact"])
@@ -331,7 +360,7 @@ def test_mps_is_told_by_nothing(make: MakeNode, caplog: pytest.LogCaptureFixture
     node.run(5)
     assert node.series("podgpu_device_usage_method") == {"mps": 1}
     assert set(node.errors()) == {"mps"}
-    assert node.series(BUSY) == {}
+    assert node.series(BUSY) == node.series(WAIT) == {}
     assert node.series("podgpu_container_gpu_busy_seconds_max_total").keys() == {"p0", "p1"}
     assert [message for message in caplog.messages if "share it by MPS" in message] == [
         f"{node.gpu.uuid}: several containers share it by MPS; their busy time, idle time and energy are not known,"

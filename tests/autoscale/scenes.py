@@ -12,7 +12,7 @@ from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.metrics import find_metric
 from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.requests import AggregationOptions, PodSelector
+from podgpu.autoscale.requests import MetricRequest, PodSelector
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading
@@ -172,8 +172,8 @@ def figure(
     stage: Stage, metric: str = "gpu_utilization", selector: PodSelector = INFERENCE, **aggregation: object
 ) -> float:
     """The value of the last round, unless a window is given."""
-    how = AggregationOptions(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
-    return compute_value(stage.snapshot(), selector, find_metric(metric), how).value
+    request = MetricRequest(find_metric(metric), selector, **{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
+    return compute_value(stage.snapshot(), request).value
 
 
 def refused(

@@ -6,21 +6,25 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.autoscale.answers import compute_pod_values, compute_value, is_active
-from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, Aggregate, find_metric, parse_aggregate
+from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION, Aggregate, find_metric, parse_aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import AggregationOptions, PodSelector, parse_selector
+from podgpu.autoscale.requests import MetricRequest, PodSelector, parse_selector
 from podgpu.cluster.settings import ViewSettings
 from podgpu.model import DeviceState, SlotUsage
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 
 def pod_values(stage: Stage, metric: str = "gpu_utilization", **aggregation: float) -> dict[str, float]:
-    how = AggregationOptions(**{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
+    request = MetricRequest(find_metric(metric), INFERENCE, **{"window": INTERVAL, **aggregation})  # type: ignore[arg-type]
     try:
-        values = compute_pod_values(stage.snapshot(), INFERENCE, "", find_metric(metric), how)
+        values = compute_pod_values(stage.snapshot(), request)
     except Refusal:
         return {}
     return {name: value.value for name, value in values.items()}
+
+
+def active(stage: Stage, idle_for: float) -> bool:
+    return is_active(stage.snapshot(), MetricRequest(UTILIZATION, INFERENCE, idle_for=idle_for))
 
 
 # Over pods and over time
@@ -48,7 +52,7 @@ def test_the_window_is_over_each_pods_rounds() -> None:
     assert figure(stage, window=15.0) == pytest.approx(10)
     assert figure(stage, window=30.0) == pytest.approx(30)
     assert figure(stage, window=60.0) == pytest.approx(40)
-    value = compute_value(stage.snapshot(), INFERENCE, find_metric("gpu_utilization"), AggregationOptions(window=90.0))
+    value = compute_value(stage.snapshot(), MetricRequest(UTILIZATION, INFERENCE, window=90.0))
     assert (value.window, value.at) == (4 * INTERVAL, BEGIN + 4 * INTERVAL)
 
 
@@ -292,17 +296,17 @@ def test_utilisation_of_zero_does_not_prove_idleness() -> None:
     """A dcgm-exporter has samples of 0 only. Anything may have run between them."""
     stage = Stage([pod("a")], counts=False)
     stage.turns(40, n1=(busy("a", 0.0, 0),))
-    assert is_active(stage.snapshot(), INFERENCE, 60.0)
+    assert active(stage, 60.0)
     assert figure(stage, idle_for=60.0) == 0.001
 
 
 def test_counters_that_stand_still_do_not_prove_idleness() -> None:
     stage = Stage([pod("a")])
     stage.turns(40, n1=(counted(50.0, 900.0),))
-    assert is_active(stage.snapshot(), INFERENCE, 60.0)
+    assert active(stage, 60.0)
     stage.turns(3, n1=(counted(50.0, 900.0, utilization=None),))
     assert refused(stage, "gpu_busy").kind is RefusalKind.NO_DATA
-    assert is_active(stage.snapshot(), INFERENCE, 15.0)
+    assert active(stage, 15.0)
 
 
 @pytest.mark.fault(
@@ -314,27 +318,27 @@ def test_idleness_does_not_include_time_that_was_not_counted(reset: bool) -> Non
     stage = Stage([pod("a")])
     for turn in range(20):
         stage.turn(n1=(counted(50.0, 15.0 * turn),))
-    assert not is_active(stage.snapshot(), INFERENCE, 120.0)
+    assert not active(stage, 120.0)
     stage.turns(10)
     before = 0.0 if reset else 285.0
     for turn in range(10):
         stage.turn(n1=(counted(0.0 if reset else 50.0, before + 15.0 * turn),))
-        assert is_active(stage.snapshot(), INFERENCE, 120.0) is (turn < 8)
+        assert active(stage, 120.0) is (turn < 8)
 
 
 def test_counters_that_grow_every_other_round_prove_idleness() -> None:
     stage = Stage([pod("a")])
     for turn in range(20):
         stage.turn(n1=(counted(50.0, 30.0 * (turn // 2)),))
-    assert not is_active(stage.snapshot(), INFERENCE, 240.0)
-    assert is_active(stage.snapshot(), INFERENCE, 300.0)
+    assert not active(stage, 240.0)
+    assert active(stage, 300.0)
 
 
 def test_podgpus_document_proves_idleness_at_once() -> None:
     stage = Stage([pod("a")])
     document(stage, 900.0, at=BEGIN)
-    assert not is_active(stage.snapshot(), INFERENCE, 600.0)
-    assert is_active(stage.snapshot(), INFERENCE, 1200.0)
+    assert not active(stage, 600.0)
+    assert active(stage, 1200.0)
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
@@ -343,17 +347,17 @@ def test_our_clock_that_was_set_makes_no_pod_idle(step: float) -> None:
     for turn in range(14):
         stage.begin += step if turn == 10 else 0.0
         stage.turn(n1=(counted(50.0, 15.0 * turn),))
-    assert is_active(stage.snapshot(), INFERENCE, 600.0)
+    assert active(stage, 600.0)
 
 
 def test_a_workload_is_idle_if_all_its_pods_are() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turns(10, n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
-    assert is_active(stage.snapshot(), INFERENCE, 300.0)
-    assert not is_active(stage.snapshot(), INFERENCE, 120.0)
+    assert active(stage, 300.0)
+    assert not active(stage, 120.0)
     stage.pods.append(pod("starting", started=145.0))
     stage.turn(n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
-    assert is_active(stage.snapshot(), INFERENCE, 120.0)
+    assert active(stage, 120.0)
 
 
 @pytest.mark.parametrize("requests_gpu", [True, False])
@@ -367,18 +371,18 @@ def test_a_workload_with_a_pod_on_a_stale_node_is_not_idle(requests_gpu: bool) -
     stage.pods, stage.trouble = pods, ""
     stage.turn(n1=(idle,))
     with pytest.raises(Refusal, match="b on n2") as raised:
-        is_active(stage.snapshot(), INFERENCE, 120.0)
+        active(stage, 120.0)
     assert raised.value.kind is RefusalKind.NO_DATA
     stage.pods = [pod("a")]
     stage.turn(n1=(idle,))
-    assert not is_active(stage.snapshot(), INFERENCE, 120.0)
+    assert not active(stage, 120.0)
 
 
 def test_a_workload_without_pods_is_neither_active_nor_idle() -> None:
     stage = Stage()
     stage.turn(n1=(gpu(0, utilization=0.0),))
     with pytest.raises(Refusal) as raised:
-        is_active(stage.snapshot(), INFERENCE, 60.0)
+        active(stage, 60.0)
     assert raised.value.kind is RefusalKind.NOT_FOUND
 
 
@@ -391,4 +395,4 @@ def test_clients_of_mps_have_no_value_and_the_reason_is_said() -> None:
         assert refusal.kind is RefusalKind.NO_DATA
         assert f"{metric} of a, b is not known under MPS" in str(refusal)
     assert figure(stage, "gpu_memory_utilization") == pytest.approx(10), "memory is known"
-    assert is_active(stage.snapshot(), INFERENCE, 15.0), "a client that may work is not scaled to zero"
+    assert active(stage, 15.0), "a client that may work is not scaled to zero"

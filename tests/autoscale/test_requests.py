@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.autoscale.metrics import Aggregate
+from podgpu.autoscale.metrics import BUSY, UTILIZATION, Aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import AggregationOptions, PodSelector, Trigger, parse_selector, parse_trigger
+from podgpu.autoscale.requests import MetricRequest, PodSelector, parse_selector, parse_trigger
 
 GOOD = {"scalerAddress": "podgpu:9411", "owner": "Deployment/inference", "target": "60"}
 
 
-def trigger(**changes: str) -> Trigger:
+def trigger(**changes: str) -> tuple[MetricRequest, float]:
     return parse_trigger("serving", {**GOOD, **changes}, 600.0)
 
 
@@ -27,21 +27,20 @@ def refusal(metadata: dict[str, str], namespace: str = "serving") -> str:
 
 
 def test_a_trigger_with_defaults() -> None:
-    found = trigger()
-    assert (found.metric.name, found.target, found.aggregation) == ("gpu_utilization", 60.0, AggregationOptions())
-    assert found.pods == PodSelector("serving", owner=("Deployment", "inference"))
+    pods = PodSelector("serving", owner=("Deployment", "inference"))
+    assert trigger() == (MetricRequest(UTILIZATION, pods), 60.0)
 
 
 def test_a_trigger_with_all_keys() -> None:
     keys = {"aggregate": "p90", "idleFor": "600", "missing": "leave-out", "enableTLS": "true"}
-    found = trigger(metric="gpu_busy", target="12.5", window="5m", **keys)
-    assert (found.metric.name, found.target) == ("gpu_busy", 12.5)
-    assert found.aggregation == AggregationOptions(300, Aggregate("p90"), skip_missing=True, idle_for=600)
+    found, target = trigger(metric="gpu_busy", target="12.5", window="5m", **keys)
+    assert target == 12.5
+    assert found == MetricRequest(BUSY, found.pods, 300, Aggregate("p90"), skip_missing=True, idle_for=600)
 
 
 def test_pods_of_a_trigger() -> None:
     def pods(**keys: str) -> PodSelector:
-        return parse_trigger("a", {"target": "60", **keys}, 600.0).pods
+        return parse_trigger("a", {"target": "60", **keys}, 600.0)[0].pods
 
     assert pods(selector="app=x") == PodSelector("a", labels=parse_selector("app=x"))
     assert pods(scope="namespace") == PodSelector("a")
@@ -51,7 +50,7 @@ def test_pods_of_a_trigger() -> None:
 
 
 def test_keda_resolves_variables() -> None:
-    assert parse_trigger("a", {"owner": "Deployment/x", "targetFromEnv": "45"}, 600.0).target == 45
+    assert parse_trigger("a", {"owner": "Deployment/x", "targetFromEnv": "45"}, 600.0)[1] == 45
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from podgpu.autoscale.answers import compute_value
-from podgpu.autoscale.metrics import find_metric
+from podgpu.autoscale.metrics import UTILIZATION
 from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import AggregationOptions
+from podgpu.autoscale.requests import MetricRequest
 from tests.autoscale.scenes import INFERENCE, INTERVAL, Stage, busy, pod
 
 
 def answer(stage: Stage, later: float) -> tuple[float, float]:
-    found = compute_value(
-        stage.snapshot(later), INFERENCE, find_metric("gpu_utilization"), AggregationOptions(window=60.0)
-    )
+    found = compute_value(stage.snapshot(later), MetricRequest(UTILIZATION, INFERENCE, window=60.0))
     return found.value, found.at
 
 

@@ -46,6 +46,8 @@ def records_of(picture: View) -> Records:
         kind, *names = path.split("/")
         if kind == "waste":
             return waste(picture, query.get("by", "pod"))
+        if kind == "range":
+            return cost(query["by"], query["range"])
         if kind == "gpus":
             return known(picture, names[0])
         if not names:
@@ -151,6 +153,24 @@ def waste(picture: View, by: str) -> dict[str, Any]:
             row = rows.setdefault((holder.namespace, name), {"namespace": holder.namespace})
             _charge(row, holder, by, owner)
     return {"counting_since": time.time() - 26 * HOUR, "currency": "USD", "by": by, "rows": list(rows.values())}
+
+
+def cost(by: str, length: str) -> dict[str, Any]:
+    """Two teams and the GPUs that nobody held; a day costs 24 times as much as an hour."""
+    hours = {"1h": 1, "24h": 24, "7d": 168, "30d": 720}[length]
+
+    def figures(gpus: float, idle: float) -> dict[str, float]:
+        held = gpus * hours
+        return {"gpu_hours": held, "used_hours": held / 4, "idle_hours": idle * hours, "mean_use": 0.25} | {
+            "energy_kwh": held * 0.4,
+            "cost": held * PRICE,
+            "wasted": idle * hours * PRICE,
+        }
+
+    name = "label" if by.startswith("label:") else "namespace"
+    rows = [{name: "nlp"} | figures(6, 2), {name: "vision"} | figures(2, 0), {"unallocated": True} | figures(4, 0)]
+    totals = figures(12, 2) | {"allocated_hours": 8 * hours, "unallocated_cost": 4 * hours * PRICE}
+    return {"from": 0, "to": 1, "by": by, "currency": "USD", "notes": ["no record"], "totals": totals, "rows": rows}
 
 
 def _charge(row: dict[str, Any], of: HolderView, by: str, owner: str) -> None:

@@ -116,7 +116,16 @@ def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
 # -- small, dark -----------------------------------------------------------------------------------------------------
 
 ANSWERED = "!document.querySelector('main').innerText.includes('Loading')"
-VIEWS = ("", "#state=broken", "#show=map", "#cost=1", f"#gpu={LOST}", "#pod=serving/rerank", "#view=waste")
+VIEWS = (
+    "",
+    "#state=broken",
+    "#show=map",
+    "#cost=1",
+    f"#gpu={LOST}",
+    "#pod=serving/rerank",
+    "#view=waste",
+    "#view=cost",
+)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -9,7 +9,16 @@ from tests.browser.pictures import Showing, large
 from tests.browser.records import priced, records_of, troubled_showing
 
 GPU = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
-VIEWS = ("", "#cost=1", "#view=waste", "#view=namespaces", "#view=waste&by=owner", f"#gpu={GPU}", "#pod=serving/rerank")
+VIEWS = (
+    "",
+    "#cost=1",
+    "#view=waste",
+    "#view=cost",
+    "#view=namespaces",
+    "#view=waste&by=owner",
+    f"#gpu={GPU}",
+    "#pod=serving/rerank",
+)
 CUT = """(() => {
   const cut = [];
   const say = (element, text) => cut.push(`${element.className || element.id || element.tagName}: ${text.trim()}`);

@@ -83,3 +83,27 @@ def test_waste_by_pod_owner_and_namespace(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'notebooks'", "namespaces")
     tab.evaluate("history.go(-2)")
     tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'jupyter-ada'", "back to pods")
+
+
+# -- the cost of a range ---------------------------------------------------------------------------------------------
+
+
+def test_cost_of_a_range_by_namespace_and_label(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    tab.click("#tab-cost")
+    tab.wait_for("document.querySelectorAll('.cost tbody tr').length === 3", "rows")
+    assert tab.texts(".cost tbody th") == ["nlp", "unallocated", "vision"]
+    assert "288.0 GPU-hours" in tab.text(".cost .about")
+    assert "$240.00 unallocated" in tab.text(".cost .about")
+    tab.click(".cost .tabs a:nth-child(4)")
+    tab.wait_for("document.querySelector('.cost .about').innerText.includes('8,640.0 GPU-hours')", "30 days")
+    assert tab.evaluate("document.querySelector('.cost a[download]').getAttribute('href')") == (
+        "api/v1/range?range=30d&by=namespace&format=csv"
+    )
+    tab.evaluate(
+        "(() => { const field = document.querySelector('.cost input'); field.value = 'team';"
+        " field.dispatchEvent(new Event('change')); })()"
+    )
+    tab.wait_for("document.querySelector('.cost thead th')?.innerText === 'team'", "by label")
+    assert tab.evaluate("location.hash") == "#view=cost&by=label%3Ateam&range=30d"
+    assert tab.text(".cost > .message:last-child") == "no record"

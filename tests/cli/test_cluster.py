@@ -38,9 +38,9 @@ def _logging_as_it_was() -> Iterator[None]:
     [
         ([], "needs a source: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and"),
         (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape cannot be combined"),
-        (["--scrape", "htp://a"], "--scrape 'htp://a': is not a URL of an HTTP server; write HOST:PORT"),
+        (["--scrape", "htp://a"], "--scrape 'htp://a': not the URL of an HTTP server; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
-        (["--prometheus", "nowhere"], "--prometheus 'nowhere': is not a URL of an HTTP server; write HOST:PORT"),
+        (["--prometheus", "nowhere"], "--prometheus 'nowhere': not the URL of an HTTP server; write HOST:PORT"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label is empty"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "password-file must be set together"),
         (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "must be one line of printable text"),
@@ -141,8 +141,8 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--cluster", "x"], "is not a URL of an HTTP server; write HOST:PORT"),
-        (["--cluster", "x:99999"], "is not a URL of an HTTP server; write HOST:PORT"),
+        (["--cluster", "x"], "not the URL of an HTTP server; write HOST:PORT"),
+        (["--cluster", "x:99999"], "not the URL of an HTTP server; write HOST:PORT"),
         (["--cluster", "http://a", "--url", "http://b"], "give one of them"),
         (["--cluster", "http://a", "--kubernetes"], "cannot be combined with --cluster"),
     ],

@@ -106,7 +106,7 @@ def _values(fleet: Fleet, query: str, label: str) -> set[str]:
 @needs_servers
 def test_the_states_of_gpus_add_up(fleet: Fleet) -> None:
     """What the cluster dashboard stacks."""
-    (panel,) = [p for _, p in panels(DASHBOARDS["podgpu-cluster"]) if p["title"] == "GPUs by what becomes of them"]
+    (panel,) = [p for _, p in panels(DASHBOARDS["podgpu-cluster"]) if p["title"] == "GPUs by state"]
     picked = everything_chosen(DASHBOARDS["podgpu-cluster"], {})
 
     def counts() -> list[float]:

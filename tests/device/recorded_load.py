@@ -1,10 +1,14 @@
-"""A CUDA load that records its own busy time: python recorded_load.py BUSY_MS PERIOD_MS LOG GO [random] [fp32] [cool]
+"""A CUDA load that records its own busy and waiting time:
 
-First it measures the duration of one matrix product, while no other load does. It waits for the file GO, and then
-computes the same number of products in each period. Twice a second it writes `monotonic_time seconds_of_work` to LOG.
+    python recorded_load.py BUSY_MS PERIOD_MS LOG GO [random] [fp32] [cool] [deep]
+
+First it measures the duration of one matrix product and of one burst, while no other load does. It waits for the file
+GO, and then computes the same number of products in each period. Twice a second it writes `monotonic_time
+seconds_of_work seconds_of_waiting` to LOG. The waiting time is the duration of a burst minus its duration alone.
 
 `random` makes the pauses exponentially distributed. At the power limit a product takes longer than measured, and the
 recorded time is too low. `fp32` stays below the power limit; `cool` multiplies zeros, which takes half the power.
+`deep` synchronizes after each burst, not after 64 products, so that the GPU always has queued work.
 """
 
 from __future__ import annotations
@@ -13,20 +17,36 @@ import fcntl
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 
 busy, period = float(sys.argv[1]) / 1e3, float(sys.argv[2]) / 1e3
 log, go = Path(sys.argv[3]).open("w", buffering=1), Path(sys.argv[4])  # noqa: SIM115 - open until the load is killed
+launches = 1 << 30 if "deep" in sys.argv else 64  # before a synchronization
+kind = torch.float32 if "fp32" in sys.argv else torch.bfloat16
+
+
+def compute(count: int, write: Callable[[int], None] = lambda _: None) -> float:
+    """Computes a burst and returns its duration."""
+    began = time.monotonic()
+    for number in range(1, count + 1):
+        torch.mm(matrix, matrix, out=result)
+        if number % launches == 0:
+            torch.cuda.synchronize()
+            write(number)
+    torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
 with Path(__file__).open() as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    kind = torch.float32 if "fp32" in sys.argv else torch.bfloat16
     matrix = (torch.zeros if "cool" in sys.argv else torch.randn)(2048, 2048, device="cuda", dtype=kind)
     result = torch.empty_like(matrix)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for _ in range(200):
-        torch.mm(matrix, matrix, out=result)
+    compute(200)
     product = float("inf")
     for _ in range(20):
         begin.record()
@@ -35,26 +55,28 @@ with Path(__file__).open() as lock:
         end.record()
         torch.cuda.synchronize()
         product = min(product, begin.elapsed_time(end) / 50e3)
-burst = max(1, round(busy / product)) if busy else 0
-log.write(f"# one product takes {product * 1e6:.1f} us, a burst has {burst}\n")
+    burst = max(1, round(busy / product)) if busy else 0
+    alone = median(compute(burst) for _ in range(9 if busy < 0.1 else 1))
+log.write(f"# one product takes {product * 1e6:.1f} us, a burst has {burst} and takes {alone * 1e3:.3f} ms\n")
 while not go.exists():
     time.sleep(0.05)
-done, written_at = 0, time.monotonic()
-while True:
-    began = time.monotonic()
-    for number in range(burst):
-        torch.mm(matrix, matrix, out=result)
-        if number % 64 == 63:
-            torch.cuda.synchronize()
-            now = time.monotonic()
-            if now - written_at >= 0.5:
-                log.write(f"{now:.4f} {(done + number + 1) * product:.5f}\n")
-                written_at = now
-    torch.cuda.synchronize()
-    done += burst
+done, waited, began, written_at = 0, 0.0, 0.0, time.monotonic()
+
+
+def write_log(number: int) -> None:
+    """Writes the log if half a second has passed. `number`: products of the current burst."""
+    global written_at
     now = time.monotonic()
     if now - written_at >= 0.5:
-        log.write(f"{now:.4f} {done * product:.5f}\n")
+        waiting = waited + (max(0.0, now - began - alone * number / burst) if number else 0.0)
+        log.write(f"{now:.4f} {(done + number) * product:.5f} {waiting:.5f}\n")
         written_at = now
-    rest = max(0.0, period - (now - began))
+
+
+while True:
+    began = time.monotonic()
+    took = compute(burst, write_log)
+    done, waited = done + burst, waited + max(0.0, took - alone)
+    write_log(0)
+    rest = max(0.0, period - (time.monotonic() - began))
     time.sleep(random.expovariate(1 / rest) if rest and "random" in sys.argv else rest)

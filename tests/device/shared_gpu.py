@@ -66,8 +66,15 @@ class Tenant:
 
     def worked(self, since: float, until: float) -> float:
         """Returns the seconds of work that the load recorded between two times."""
+        return self._read_log(1, since, until)
+
+    def waited(self, since: float, until: float) -> float:
+        """Returns the seconds of waiting that the load recorded between two times."""
+        return self._read_log(2, since, until)
+
+    def _read_log(self, column: int, since: float, until: float) -> float:
         lines = [line.split() for line in self.log.read_text().splitlines() if not line.startswith("#")]
-        points = [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
+        points = [(float(line[0]), float(line[column])) for line in lines if len(line) == 3]
 
         def total(moment: float) -> float:
             before = max((point for point in points if point[0] <= moment), default=(moment, 0.0))

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ import pynvml
 from shared_gpu import (
     BUSY,
     METHODS,
-    PORTS,
     Burst,
     SharedGpu,
     Tenant,
@@ -210,23 +208,6 @@ def check_mps(bench: SharedGpu) -> None:
         bench.check(f"MPS with one container: {busy:.1f} of {truth:.1f} %", abs(busy - truth) <= 5)
 
 
-def check_page(bench: SharedGpu) -> None:
-    """On the page, the holders of a GPU never use more than the GPU."""
-    with bench.loads(THREE) as tenants, bench.exporters(tenants, ["exact"], "-c", "1000"):
-        time.sleep(10)
-        rows = []
-        for _ in range(40):
-            with urllib.request.urlopen(f"http://127.0.0.1:{PORTS['exact']}/api/v1/view", timeout=5) as answer:
-                (gpu,) = json.load(answer)["nodes"][0]["gpus"]
-            parts = [holder.get("utilization_ratio") for holder in gpu["holders"]]
-            if gpu.get("utilization_ratio") is not None and None not in parts:
-                rows.append((gpu["utilization_ratio"], parts))
-            time.sleep(0.5)
-    above = [row for row in rows if sum(row[1]) > row[0] + 1e-6]
-    bench.check(f"page: holders above their GPU in {len(above)} of {len(rows)} views {above[:2]}", not above)
-    bench.check(f"page: {len(rows)} of 40 views have every figure", len(rows) > 30)
-
-
 def check_profiling(bench: SharedGpu) -> None:
     options = ["-c", "1000", "--kubernetes-virtual-gpus", "-f", "dcp"]
     with bench.loads([*THREE[:2], (0.0, 100.0)]) as tenants, bench.exporters(tenants, ["exact"], *options):
@@ -254,7 +235,6 @@ CHECKS = (
     check_unprivileged,
     check_fast_switches,
     check_mps,
-    check_page,
     check_profiling,
 )
 

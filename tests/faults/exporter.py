@@ -25,6 +25,7 @@ AILING = ("-m", "tests.faults.ailing_exporter")
 class Exporter:
     process: subprocess.Popen[bytes]
     port: int
+    log: Path
 
     def get(self, path: str = "/metrics") -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -63,8 +64,9 @@ def running(
     module: Sequence[str] = ("-m", "podgpu"),
     stderr: IO[bytes] | int | None = None,
     variables: Mapping[str, str] | None = None,
+    wait_for_values: bool = True,
 ) -> Iterator[Exporter]:
-    """Runs the exporter and waits for its values. Kills it at the end."""
+    """Runs the exporter and waits until it has values, or only until it listens. Kills it at the end."""
     port = free_port()
     command = [sys.executable, *module, *words(folder, "-a", f"127.0.0.1:{port}", *arguments)]
     log = (folder / "exporter.log").open("wb")
@@ -74,12 +76,16 @@ def running(
             command, cwd=ROOT, env={**environment(), **(variables or {})}, stdout=log, stderr=stderr or log
         ) as process,
     ):
-        exporter = Exporter(process, port)
+        exporter = Exporter(process, port, Path(log.name))
+
+        def is_ready() -> bool:
+            if wait_for_values:
+                return bool(exporter.series("DCGM_FI_DEV_GPU_TEMP"))
+            return "listening on" in exporter.log.read_text()
+
         try:
-            wait_until(
-                lambda: process.poll() is not None or exporter.series("DCGM_FI_DEV_GPU_TEMP"), "the exporter has values"
-            )
-            assert process.poll() is None, (folder / "exporter.log").read_text()
+            wait_until(lambda: process.poll() is not None or is_ready(), "the exporter is ready")
+            assert process.poll() is None, exporter.log.read_text()
             yield exporter
         finally:
             process.kill()

@@ -149,21 +149,6 @@ def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> No
     assert bench.driver.calls[ENERGY] < 40
 
 
-def test_energy_is_read_every_five_seconds_while_processes_stay_the_same(bench: NvmlBench) -> None:
-    bench.place(41, 0.5)
-    bench.start()
-    bench.after(1)
-    asked = bench.driver.calls[ENERGY]
-    energies = [bench.after(1).energy_mj for _ in range(15)]
-    assert bench.driver.calls[ENERGY] == asked + 3
-    assert [energy is not None for energy in energies] == [turn % 5 == 4 for turn in range(15)]
-    bench.place(42, 0.2)
-    assert bench.after(1).energy_mj is not None, "energy is read when a process starts"
-    bench.driver.remove(42)
-    assert bench.after(1).energy_mj is not None, "energy is read when a process ends"
-    assert bench.after(1).energy_mj is None
-
-
 # MIG
 
 

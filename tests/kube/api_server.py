@@ -13,6 +13,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -116,7 +117,7 @@ def _event(kind: str, item: Object) -> bytes:
 def _in_version(item: Object, version: str) -> Object:
     """Slices are stored as v1. Until v1beta1 the attributes of a device are under `basic`."""
     devices = item.get("spec", {}).get("devices") or []
-    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # a claim has an object there
+    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # in a claim it is an object
         return item
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
     return item | {"spec": item["spec"] | {"devices": old}}
@@ -135,7 +136,7 @@ class Request:
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(repr=False)
-    port: int  # of the client: two requests with the same one shared a connection
+    port: int  # the client's port: requests with the same one share a connection
 
     @property
     def watches(self) -> bool:
@@ -161,9 +162,12 @@ class SimulatedApiServer:
     """All attributes may be changed while it runs."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.tokens: frozenset[str] | None = None  # valid ones; None: no token is needed
-        self.resource_api_versions: tuple[str, ...] = ("v1", "v1beta1")  # of resource.k8s.io; empty: no such group
-        self.refusal: tuple[int, str] | None = None  # status and message for every request
+        self.tokens: frozenset[str] | None = None  # valid tokens; None if no token is needed
+        self.resource_api_versions: tuple[str, ...] = (
+            "v1",
+            "v1beta1",
+        )  # versions of resource.k8s.io; empty if the group does not exist
+        self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
         self.retry_after: int | None = None
@@ -171,9 +175,8 @@ class SimulatedApiServer:
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False  # sent again and again until the client closes the connection
         self.forget_pages = 0  # number of requests for the next page that get 410
-        self.gone_as_event = True  # an old version is refused inside the stream, or else by status
+        self.gone_as_event = True  # whether a watch from an old version gets an ERROR event instead of status 410
         self.holds_back = False  # watches get no events, as behind a proxy that buffers
-        self.cut_after: int | None = None  # every watch breaks after this number of bytes
         self.requests: list[Request] = []
         self.version = 100
         self._oldest = 0
@@ -204,7 +207,7 @@ class SimulatedApiServer:
         return len(self._watches)
 
     def start(self) -> None:
-        """After a stop: on the same port, without old versions."""
+        """Starts again on the same port, without old versions."""
         if self._port:
             self.version += 1
             self.compact()
@@ -381,17 +384,10 @@ class SimulatedApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(watch.request)
-        left, until = self.cut_after, asyncio.get_running_loop().time() + seconds
-        try:
-            async with asyncio.timeout_at(until):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 while (line := await watch.queue.get()) is not None:
-                    await response.write(line if left is None else line[:left])
-                    left = None if left is None else left - len(line)
-                    if left is not None and left <= 0:
-                        watch.cut()
-                        break
-        except TimeoutError:
-            pass
+                    await response.write(line)
         return response
 
 

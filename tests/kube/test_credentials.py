@@ -120,7 +120,7 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
         ("import sys\nprint('secret')\nprint('first\\nlast', file=sys.stderr)\nsys.exit(3)", "code 3: last"),
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
         ("print('secret')", "is not an ExecCredential in JSON"),
-        ('print(\'{"apiVersion": "v0", "status": {"token": "t"}}\')', "the version in the kubeconfig"),
+        ('print(\'{"apiVersion": "v0", "status": {"token": "t"}}\')', "must have the API version"),
         (printing("{'clientKeyData': 'secret'}"), "a token or a certificate"),
         (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not an ExecCredential"),
     ],

@@ -15,7 +15,6 @@ from podgpu.kube.objects import (
     PodRecord,
     PoolSlice,
     SliceDevice,
-    current_devices,
     merge_urls,
     parse_endpoint_slice,
     parse_owner,
@@ -194,13 +193,6 @@ def test_resource_slice(nested: bool, name: str) -> None:
     assert parse_slice(slice_of(*devices)) == PoolSlice("node-a", 7, expected)
 
 
-def test_new_generation_replaces_the_old_one_even_if_incomplete() -> None:
-    old = PoolSlice("node-a", 1, (SliceDevice("gpu-0", "a"), SliceDevice("gpu-1", "b")))
-    new = PoolSlice("node-a", 2, (SliceDevice("gpu-0", "c", is_shared=True),))
-    for slices in ([old, new], [new, old]):
-        assert current_devices(slices) == {"node-a": new.devices}
-
-
 def endpoint(address: str, uid: str = "", ready: bool | None = True, **more: Any) -> dict[str, Any]:
     target = {"targetRef": {"kind": "Pod", "name": f"pod-{uid}", "uid": uid}} if uid else {}
     return {"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node-a"} | target | more
@@ -253,13 +245,6 @@ WEB = {"name": "web", "port": 8080}
 )
 def test_the_port(ports: list[dict[str, Any]], chosen: int) -> None:
     assert urls(endpoint_slice(endpoint("h"), ports=ports)) == (f"http://h:{chosen}/metrics",)
-
-
-@pytest.mark.parametrize("ports", [[WEB, {"name": "x", "port": 1}], []])
-def test_a_service_without_the_port(ports: list[dict[str, Any]]) -> None:
-    record = parse_endpoint_slice(endpoint_slice(endpoint("a"), endpoint("b"), ports=ports))
-    assert record.urls == ()
-    assert "the Service monitoring/podgpu has no port named metrics" in record.problem
 
 
 @pytest.mark.parametrize(

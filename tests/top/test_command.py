@@ -15,7 +15,7 @@ from podgpu.cluster.view import decode_view
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.node import furnish, pods, tenants
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
-from tests.simulated import FaultyProc, cgroup_text
+from tests.simulated import FaultyProc
 from tests.simulated_kubelet import FaultyKubelet
 from tests.top.scene import HEADER
 
@@ -147,7 +147,8 @@ def test_top_has_the_options_of_every_allocation_source(source: str, capsys: pyt
 def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proc = FaultyProc(tmp_path / "proc")
     for pid in range(4000, 4010):
-        proc.add(pid, cgroup_text(f"/system.slice/docker-{'ab' * 32}.scope"))
+        proc.run(pid, 0, "/usr/bin/python3", "train.py", cgroup=f"/system.slice/docker-{'ab' * 32}.scope")
     options = ("--telemetry", "simulated:1xH100", "--path-proc", str(proc.root), "--path-varlog", str(tmp_path))
     lines = once(capsys, "--processes", "--interval", "100ms", *options)
-    assert "pid 4000, container abababababab" in lines[2]
+    assert "container abababababab" in lines[1]
+    assert "pid 4000 python3 " in lines[2]

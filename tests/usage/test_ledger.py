@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podgpu.model import Assignment, Device, DeviceUsage, HolderUsage, NamespaceUsage, ProcessUsage, SlotUsage, Workload
+from podgpu.model import (
+    Assignment,
+    Device,
+    DeviceUsage,
+    HolderUsage,
+    NamespaceUsage,
+    ProcessUsage,
+    ProcessWaits,
+    SlotUsage,
+    Workload,
+)
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.ledger import Ledger
 from podgpu.usage.owners import Owners
@@ -25,7 +35,17 @@ C = Workload("serving", "c", "main", "uid-c")
 GPU = Device(0, "GPU-1", "0000:01:00.0", "NVIDIA H200")
 CUT = Device(2, "GPU-3", "0000:03:00.0", "NVIDIA H200", mig_enabled=True)
 INSTANCES = (replace(CUT, gi_id=1, profile="3g.71gb"), replace(CUT, gi_id=9, profile="1g.18gb"))
-COUNTERS = ("allocated_ns", "busy_ns", "idle_ns", "energy_mj", "busy_min_ns", "busy_max_ns")
+COUNTERS = (
+    "allocated_ns",
+    "busy_ns",
+    "idle_ns",
+    "energy_mj",
+    "busy_min_ns",
+    "busy_max_ns",
+    "wait_ns",
+    "wait_min_ns",
+    "wait_max_ns",
+)
 
 
 class Snapshot(NamedTuple):
@@ -54,6 +74,14 @@ MAYBE = st.none() | AMOUNTS
 WORKLOADS = st.sampled_from([A, B, C, structs.replace(A, uid="uid-new"), structs.replace(B, uid=""), Workload(job="7")])
 
 
+WAITS = st.builds(
+    ProcessWaits,
+    st.dictionaries(PIDS, AMOUNTS.map(lambda ns: (ns, ns // 2, 2 * ns)), max_size=4),
+    st.dictionaries(st.tuples(PIDS, PIDS), AMOUNTS, max_size=6),
+    AMOUNTS,
+)
+
+
 def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
     processes = st.lists(st.builds(ProcessUsage, st.just(device.key), PIDS, MAYBE, st.booleans()), max_size=4)
     return st.builds(
@@ -67,6 +95,7 @@ def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
         process_busy_ns=st.none() | st.dictionaries(PIDS, MAYBE, max_size=4),
         method=st.sampled_from(["samples", "exact"]),
         resident_ns=st.none() | st.dictionaries(PIDS, AMOUNTS, max_size=4),
+        waits=st.none() | WAITS,
         bounded=st.booleans(),
         power_mw=st.none() | st.integers(1, 700_000),
     )
@@ -97,8 +126,9 @@ HISTORIES = st.lists(
 
 @settings(max_examples=60)
 @given(HISTORIES)
-def test_holders_and_the_unattributed_rest_add_up_to_the_device(history: list[Turn]) -> None:
+def test_holders_and_the_unattributed_rest_add_up_and_counters_never_decrease(history: list[Turn]) -> None:
     ledger, devices, energy = Ledger(), dict[str, SlotUsage](), 0
+    highest: dict[object, Mapping[str, int]] = {}
     for turn in history:
         snapshot = turn.enter(ledger)
         devices |= snapshot.devices
@@ -113,6 +143,22 @@ def test_holders_and_the_unattributed_rest_add_up_to_the_device(history: list[Tu
             assert (usage.power_ratio or 0) <= 1
             if usage.busy_min_ns is not None and usage.busy_max_ns is not None:
                 assert usage.busy_min_ns <= usage.busy_max_ns
+            if usage.wait_ns is not None and usage.wait_min_ns is not None and usage.wait_max_ns is not None:
+                assert usage.wait_min_ns <= usage.wait_ns <= usage.wait_max_ns
+                assert (usage.wait_ratio or 0) + (usage.utilization_ratio or 0) <= 1
+        for key, counters in read_counters(snapshot).items():
+            assert all(value >= highest.get(key, {}).get(name, 0) for name, value in counters.items())
+            highest[key] = {**highest.get(key, {}), **counters}
+
+
+def read_counters(snapshot: Snapshot) -> dict[object, dict[str, int]]:
+    """Counters of namespaces, and of C: the other pods have several UIDs, with which counters start at 0."""
+    usages: dict[object, Any] = {(n.namespace, n.model, n.profile): n for n in snapshot.namespaces}
+    usages |= {(key, w.key): u for key, holders in snapshot.holders.items() for w, u in holders if w.uid == C.uid}
+    return {
+        key: {name: value for name in COUNTERS if (value := getattr(usage, name, None)) is not None}
+        for key, usage in usages.items()
+    }
 
 
 @settings(max_examples=60)
@@ -132,24 +178,6 @@ def test_namespaces_and_the_unattributed_rest_add_up_to_the_devices(history: lis
         rest = sum(getattr(one, f"unattributed_{name}") or 0 for one in whole)
         assert charged + rest + sum(getattr(one, name) for one in unseen) == sum(getattr(one, name) for one in whole)
         assert rest >= 0
-
-
-@settings(max_examples=60)
-@given(HISTORIES)
-def test_counters_never_decrease(history: list[Turn]) -> None:
-    """Except those of a pod with a new UID, or whose UID was unknown when it returned."""
-    ledger, highest = Ledger(), dict[object, Mapping[str, Any]]()
-    for turn in history:
-        snapshot = turn.enter(ledger)
-        now: dict[object, Any] = {(n.namespace, n.model, n.profile): n for n in snapshot.namespaces}
-        now |= {(key, w.key, w.uid): u for key, those in snapshot.holders.items() for w, u in those if w.uid}
-        for key, usage in now.items():
-            before = highest.get(key, {})
-            figures = {name: value for name in COUNTERS if (value := getattr(usage, name, None)) is not None}
-            if isinstance(key[-1], str) and key[-1] in ("uid-a", "uid-new", "uid-b"):
-                continue  # pods with one name and several UIDs
-            assert all(value >= before.get(name, 0) for name, value in figures.items())
-            highest[key] = {**before, **figures}
 
 
 # Examples
@@ -324,13 +352,6 @@ def test_mps_clients_have_no_busy_time_unless_all_are_of_one_container() -> None
     assert (usage_of(sole, A).busy_ns, sole.devices[GPU.key].method) == (500, "samples")
 
 
-def test_the_mps_server_does_not_count_for_the_pod_of_the_daemon() -> None:
-    usage = second({9: 500}, processes=(ProcessUsage(GPU.key, 9, 10),))
-    snapshot = charge(turn(usage, *held(A), owners=Owners({9: C}, mps_servers=frozenset({9}))))
-    assert [workload for workload, _ in all_holders(snapshot)] == [A]
-    assert snapshot.devices[GPU.key].unattributed_busy_ns == 500
-
-
 def test_busy_time_before_and_after_mps_stays_within_the_upper_bound() -> None:
     alone, shared = turn(second({1: 300}), *held(A)), mps({1: A, 2: B}, {9})
     assert usage_of(charge(alone, shared), A).busy_max_ns == 300 + 500
@@ -346,10 +367,29 @@ def test_processes_that_report_more_than_the_device_or_the_window() -> None:
     assert usage_of(beyond, A).busy_ns == SECOND // 2
 
 
-def test_without_values_per_process_the_only_holder_has_those_of_the_device() -> None:
-    usage = second({}, device_busy=100, process_busy_ns=None)
-    assert usage_of(charge(turn(usage, *held(A, share=1.0))), A).busy_ns == 100
-    assert usage_of(charge(turn(usage, *held(A, B))), A).busy_ns is None
+def test_a_container_waits_for_other_containers_only() -> None:
+    """Processes 1 and 3 belong to A, 2 to B. Process 9 runs on the host."""
+    waits = ProcessWaits(
+        {1: (400, 200, 600), 2: (300, 0, 300), 3: (100, 100, 100)},
+        {(1, 2): 300, (1, 3): 100, (3, 1): 100, (2, 1): 100, (2, 9): 200},
+        600,
+    )
+    usage = second({1: 10, 2: 20, 3: 30, 9: 5}, method="exact", waits=waits)
+    snapshot = charge(turn(usage, *held(A, B), owners=Owners({1: A, 2: B, 3: A})))
+    a, b = usage_of(snapshot, A), usage_of(snapshot, B)
+    assert (a.wait_ns, a.wait_min_ns, a.wait_max_ns) == (300, 150, 450)
+    assert [(part.pod, round(part.ratio * SECOND)) for part in a.waits_for] == [("b", 300)]
+    assert [(part.pod, round(part.ratio * SECOND)) for part in b.waits_for] == [("", 200), ("a", 100)]
+    assert snapshot.devices[GPU.key].pressure_ratio == 600 / SECOND
+
+
+def test_waiting_is_absent_while_it_is_unknown_and_continues_later() -> None:
+    measured = second({1: 10, 2: 20}, method="exact", waits=ProcessWaits({1: (40, 0, 40)}, {(1, 2): 40}, 40))
+    shared, alone = second({1: 10, 2: 20}), second({1: 10})
+    assert usage_of(charge(turn(shared, *held(A, B))), A).wait_ns is None
+    figures = [[turn(measured, *held(A, B)), turn(then, *held(A, B))] for then in (shared, alone, measured)]
+    assert [usage_of(charge(*turns), A).wait_ns for turns in figures] == [None, 40, 80]
+    assert charge(*figures[0]).devices[GPU.key].pressure_ratio is None
 
 
 def test_bounds_of_busy_time() -> None:

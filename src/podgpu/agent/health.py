@@ -43,7 +43,9 @@ _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_ha
 _MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only after a GPU reset or driver reload
 
 
-_COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}  # counters in nanoseconds
+_COUNTER_OF = {
+    reason: number for number, reason in THROTTLE_REASONS.items()
+}  # reason -> id of its counter, in nanoseconds
 _THROTTLE_COUNTERS = {  # the highest value is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
     POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
@@ -102,14 +104,16 @@ class GpuHealth:
 class HealthReport:
     gpus: tuple[GpuHealth, ...] = ()
     xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # by device: counts, newest XID
-    clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)  # by device: see `counts`
+    clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(
+        default_factory=dict
+    )  # by device; format as in `counts`
 
 
 class HealthWatch:
     """Tracks the conditions of all GPUs. Thread-safe."""
 
     def __init__(self, clock: Clock, xid_window: float, clock_window: float) -> None:
-        """The windows, in seconds, are those of dcgm-exporter's metrics about XIDs and clock events."""
+        """The windows (in seconds) are for dcgm-exporter's counts of XIDs and clock events."""
         self._clock = clock.monotonic
         self._to_unix = UnixTime(clock).convert
         self._lock = threading.Lock()

@@ -43,18 +43,18 @@ class TelemetryResult:
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """The readings of the selected devices."""
+        """Returns the readings of the selected devices."""
         shown = {device.key for device in self.selected}
         return tuple(r for answer in self.answers.values() for r in answer.readings if r.device.key in shown)
 
     @property
     def unsupported(self) -> tuple[tuple[str, int], ...]:
-        """Device key and field id."""
+        """Returns (device key, field id) of the selected devices' unsupported fields."""
         shown = {device.key for device in self.selected}
         return tuple(entry for answer in self.answers.values() for entry in answer.unsupported if entry[0] in shown)
 
     def without(self, uuids: Collection[str]) -> TelemetryResult:
-        """Returns a copy without these GPUs, which must not have answers."""
+        """Returns a copy without these GPUs. They must not be in `answers`."""
         return replace(
             self,
             devices=tuple(d for d in self.devices if d.uuid not in uuids),
@@ -114,7 +114,7 @@ class TelemetryTurn:
     def collect(self, due: Sequence[Lane] | None = None, lost: Iterable[str] = ()) -> TelemetryResult:
         """Reads the lanes that are due, or all of them. Raises StartError if the process cannot continue.
 
-        `lost`: UUIDs of GPUs that an allocation source lists, and the driver should.
+        `lost`: UUIDs that an allocation source lists, although the driver does not.
         """
         lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
         inventory = self._read_inventory()
@@ -186,7 +186,10 @@ class TelemetryTurn:
     # -- GPUs that disappeared -----------------------------------------------------------------------------------
 
     def _add_lost(self, uuids: Iterable[str]) -> None:
-        """Does nothing before the first inventory, or while a hung GPU may be one of them."""
+        """Adds GPUs that no inventory has listed to the absent ones.
+
+        Does nothing before the first inventory, or while a GPU is hung, because it may be one of these.
+        """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}

@@ -19,6 +19,7 @@ from podgpu.model import (
     DeviceUsage,
     HolderUsage,
     NamespaceUsage,
+    RunningProcess,
     SlotUsage,
     SourceStatus,
     Workload,
@@ -38,14 +39,6 @@ Results = Mapping[str, Result[UsageAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
-class RunningProcess:
-    pid: int
-    memory: int | None = None
-    utilization: float | None = None
-    owner: Workload | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class UsageResult:
     """In MIG mode, energy is recorded for the GPU and everything else for its instances."""
 
@@ -56,12 +49,19 @@ class UsageResult:
     sources: tuple[SourceStatus, ...] = ()
     readings: Sequence[DeviceUsage] = ()
     owners: Mapping[int, Workload] = field(default_factory=dict)  # by pid
+    commands: Mapping[int, str] = field(default_factory=dict)  # by pid
 
     def list_processes(self) -> dict[str, list[RunningProcess]]:
         """Returns the running processes by device key."""
         return {
             reading.device.key: [
-                RunningProcess(p.pid, p.memory, _utilization(reading, p.pid), self.owners.get(p.pid))
+                RunningProcess(
+                    p.pid,
+                    p.memory,
+                    _utilization(reading, p.pid),
+                    self.owners.get(p.pid),
+                    self.commands.get(p.pid, ""),
+                )
                 for p in reading.processes or ()
             ]
             for reading in self.readings
@@ -125,6 +125,7 @@ class UsageTurn:
             sources=(status, *_switches_status(results)),
             readings=usages,
             owners={**owners.nameless, **owners.workloads},
+            commands=owners.commands,
         )
 
     def _end_workers(self, gpus: Sequence[Device]) -> None:
@@ -165,8 +166,8 @@ class UsageTurn:
 def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[tuple[str, WorkloadKey]]:
     """Returns device and workload of each pod that uses a device without an allocation.
 
-    Empty while the kubelet does not answer, and on a node without a device plugin. Pods of which an allocation is not
-    mapped to a device are omitted, and devices that are reserved for unknown pods.
+    Empty while the kubelet does not answer, and on a node without a device plugin. Omits pods with an
+    unmapped allocation, and devices that are reserved for unknown pods.
     """
     allocation = result.allocation
     allocated = {(a.device, a.holder.key) for a in allocation.assignments if a.source not in LAST_RESORT}

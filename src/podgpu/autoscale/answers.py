@@ -1,4 +1,4 @@
-"""Computes the values that autoscalers request for workloads and pods, and whether a workload is active.
+"""Computes the values of workloads and pods for autoscalers, and whether a workload is active.
 
 A pod's value is the mean over the window. A workload's value aggregates the values of its running pods with a GPU. If
 a pod requests a GPU but has no values, the request fails, unless the caller skips such pods.
@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from podgpu.autoscale.metrics import MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
+from podgpu.autoscale.metrics import IDLE, MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
 from podgpu.autoscale.pods import PodSeen
 from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found
-from podgpu.autoscale.requests import AggregationOptions, PodSelector
+from podgpu.autoscale.requests import MetricRequest, PodSelector
 from podgpu.autoscale.samples import SampleKey
 from podgpu.autoscale.store import MetricsSnapshot
 from podgpu.cluster.parts import MPS_REASON
@@ -37,6 +37,8 @@ def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[Po
     if not selector.namespace:
         return tuple(running.by_key.values())
     pods = running.by_namespace.get(selector.namespace, ())
+    if selector.name:
+        return [pod for pod in pods if pod.name == selector.name]
     if selector.owner is not None:
         return [pod for pod in pods if pod.owner == selector.owner]
     return [pod for pod in pods if selector.labels.matches(dict(pod.labels))]
@@ -70,53 +72,49 @@ def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric,
     return _compute_mean(snapshot, [pod.key], metric, min(window, snapshot.age(pod)))
 
 
-def compute_value(
-    snapshot: MetricsSnapshot, selector: PodSelector, metric: ScalingMetric, aggregation: AggregationOptions
-) -> MetricValue:
+def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricValue:
     """Returns one value for all selected pods. Raises Refusal."""
-    if metric is USED and aggregation.aggregate != MEAN:
+    metric, window = request.metric, request.window
+    if metric is USED and request.aggregate != MEAN:
         raise bad_request(
-            f"{metric.name} is a mean over GPUs in use and does not support the aggregate {aggregation.aggregate.name}:"
+            f"{metric.name} is a mean over GPUs in use and does not support the aggregate {request.aggregate.name}:"
             f" use the aggregate mean, or the metric {UTILIZATION.name}"
         )
-    selected = select_pods(snapshot, selector)
+    selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]
-    window = aggregation.window
     by_pod = {pod.key: value for pod in pods if (value := _compute_pod(snapshot, pod, metric, window)) is not None}
     answered: Iterable[SampleKey] = by_pod
     value = None
-    if metric is USED and selector.is_scope:
+    if metric is USED and request.pods.is_scope:
         # For a namespace or the cluster, a GPU is counted once, even if several pods share it.
-        value, answered = _compute_mean(snapshot, [(selector.namespace, "")], metric, window), snapshot.holding
+        value = _compute_mean(snapshot, [(request.pods.namespace, "")], metric, window)
+        answered = snapshot.last.rows
     elif metric is USED:
         value = _compute_mean(snapshot, list(by_pod), metric, window)
     elif by_pod:
-        combined = aggregation.aggregate.combine([each.value for each in by_pod.values()])
+        combined = request.aggregate.combine([each.value for each in by_pod.values()])
         value = MetricValue(combined, snapshot.ends_at, max(each.window for each in by_pod.values()))
     missing = [pod for pod in pods if pod.key not in answered and not snapshot.is_starting(pod)]
-    if value is None or (missing and not aggregation.skip_missing):
-        raise _explain_missing(snapshot, selector, selected, missing, metric)
-    return _raise_zero(value, snapshot, pods, aggregation.idle_for)
+    if value is None or (missing and not request.skip_missing):
+        raise _explain_missing(snapshot, request, selected, missing)
+    return _raise_zero(value, snapshot, pods, request.idle_for)
 
 
-def compute_pod_values(
-    snapshot: MetricsSnapshot, selector: PodSelector, name: str, metric: ScalingMetric, aggregation: AggregationOptions
-) -> dict[str, MetricValue]:
+def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dict[str, MetricValue]:
     """Returns the values by pod, without pods that do not have the metric. The HPA handles missing pods itself.
 
-    With a `name`, only that pod is selected. A pod's value is 0 only if the pod is known to have been idle for
-    `aggregation.idle_for` seconds. Raises Refusal if no pod has a value.
+    A pod's value is 0 only if the pod is known to have been idle for `request.idle_for` seconds. Raises Refusal if no
+    pod has a value.
     """
-    pods = [pod for pod in select_pods(snapshot, selector) if not name or pod.name == name]
+    pods = select_pods(snapshot, request.pods)
     values = {}
     for pod in pods:
-        value = _compute_pod(snapshot, pod, metric, aggregation.window)
+        value = _compute_pod(snapshot, pod, request.metric, request.window)
         if value is not None:
-            values[pod.name] = _raise_zero(value, snapshot, (pod,), aggregation.idle_for)
+            values[pod.name] = _raise_zero(value, snapshot, (pod,), request.idle_for)
     if not values:
         missing = [pod for pod in pods if snapshot.needs_gpu(pod) and not snapshot.is_starting(pod)]
-        about = PodSelector(selector.namespace, owner=("pod", name)) if name else selector
-        raise _explain_missing(snapshot, about, pods, missing, metric)
+        raise _explain_missing(snapshot, request, pods, missing)
     return values
 
 
@@ -128,33 +126,32 @@ def _raise_zero(value: MetricValue, snapshot: MetricsSnapshot, pods: Iterable[Po
 
 
 def _is_idle(snapshot: MetricsSnapshot, pod: PodSeen, idle_for: float) -> bool:
-    seconds = snapshot.holding.get(pod.key)
-    return seconds is not None and min(seconds, snapshot.age(pod)) >= idle_for
+    row = snapshot.last.rows.get(pod.key)
+    return row is not None and row[IDLE] >= idle_for and snapshot.age(pod) >= idle_for
 
 
-def is_active(snapshot: MetricsSnapshot, selector: PodSelector, idle_for: float) -> bool:
-    """Returns False only if every pod with a GPU has been idle for `idle_for` seconds.
+def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
+    """Returns False only if every pod with a GPU has been idle for `request.idle_for` seconds.
 
     Raises Refusal if values are missing, or if there is no pod, because podgpu cannot decide whether one is needed.
     """
-    selected = select_pods(snapshot, selector)
+    selected = select_pods(snapshot, request.pods)
     pods = [pod for pod in selected if snapshot.needs_gpu(pod)]
-    missing = [pod for pod in pods if pod.key not in snapshot.holding]
-    reported = [pod for pod in pods if pod.key in snapshot.holding]
-    if any(map(snapshot.is_starting, missing)) or not all(_is_idle(snapshot, pod, idle_for) for pod in reported):
+    missing = [pod for pod in pods if pod.key not in snapshot.last.rows]
+    reported = [pod for pod in pods if pod.key in snapshot.last.rows]
+    if any(map(snapshot.is_starting, missing)) or not all(
+        _is_idle(snapshot, pod, request.idle_for) for pod in reported
+    ):
         return True
     if missing or not pods:
-        raise _explain_missing(snapshot, selector, selected, missing, UTILIZATION)
+        raise _explain_missing(snapshot, request, selected, missing)
     return False
 
 
 def _explain_missing(
-    snapshot: MetricsSnapshot,
-    selector: PodSelector,
-    selected: Sequence[PodSeen],
-    missing: Sequence[PodSeen],
-    metric: ScalingMetric,
+    snapshot: MetricsSnapshot, request: MetricRequest, selected: Sequence[PodSeen], missing: Sequence[PodSeen]
 ) -> Refusal:
+    selector, metric = request.pods, request.metric
     notes = f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""
     if not selected:
         return not_found(
@@ -163,14 +160,14 @@ def _explain_missing(
         )
     if not any(map(snapshot.needs_gpu, selected)):
         return not_found(f"{selector.text}: none of its {len(selected)} running pods holds a GPU{notes}")
-    unreported = [pod for pod in missing if pod.key not in snapshot.holding]
+    unreported = [pod for pod in missing if pod.key not in snapshot.last.rows]
     if unreported:
         return no_data(
             f"{selector.text}: {len(unreported)} of {len(selected)} pods request a GPU but are not reported by any"
             f" exporter ({few_of([_describe_place(snapshot, pod) for pod in unreported], 3)}): check that podgpu's"
             f" exporter runs on these nodes{notes}"
         )
-    if under_mps := [pod.name for pod in missing if pod.key in snapshot.mps]:
+    if under_mps := [pod.name for pod in missing if pod.key in snapshot.last.mps]:
         return no_data(
             f"{selector.text}: {metric.name} of {few_of(under_mps, 3)} is {MPS_REASON}: the driver reports only the MPS"
             " server. Use time slices or MIG, or scale by another metric"

@@ -1,7 +1,7 @@
 """podgpu's own certificate for the metrics API, and the caBundle of its APIServices.
 
 Every replica creates a self-signed certificate at start and keeps the key only in memory. A bundle contains the
-certificates of all replicas: each replica adds its own in place of the one from before its restart.
+certificates of all replicas: each replica replaces the certificate from before its restart.
 """
 
 from __future__ import annotations

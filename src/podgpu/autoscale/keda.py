@@ -18,7 +18,7 @@ import grpc.aio
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.answers import compute_value, is_active
 from podgpu.autoscale.refusal import Refusal, RefusalKind, forbidden
-from podgpu.autoscale.requests import Trigger, parse_trigger
+from podgpu.autoscale.requests import MetricRequest, parse_trigger
 from podgpu.autoscale.store import SampleStore
 from podgpu.errors import SourceError, StartError
 from podgpu.tls import Pem, load_pair
@@ -98,26 +98,22 @@ class ExternalScaler:
                 " --keda-client-name"
             )
 
-    def _parse_trigger(self, scaled: Any) -> Trigger:
+    def _parse_trigger(self, scaled: Any) -> tuple[MetricRequest, float]:
         return parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
 
     def _is_active(self, scaled: Any) -> Any:
-        trigger = self._parse_trigger(scaled)
-        active = is_active(self._store.snapshot(), trigger.pods, trigger.aggregation.idle_for)
-        return pb.IsActiveResponse(result=active)
+        query, _ = self._parse_trigger(scaled)
+        return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
-        """Works without samples, because KEDA needs the response to create its HPA."""
-        trigger = self._parse_trigger(scaled)
-        spec = pb.MetricSpec(
-            metricName=trigger.metric.name, targetSize=_round_up(trigger.target), targetSizeFloat=trigger.target
-        )
+        """Does not need samples, because KEDA calls this to create its HPA."""
+        query, target = self._parse_trigger(scaled)
+        spec = pb.MetricSpec(metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
     def _get_metrics(self, request: Any) -> Any:
-        trigger = self._parse_trigger(request.scaledObjectRef)
-        name = trigger.metric.name
-        value = compute_value(self._store.snapshot(), trigger.pods, trigger.metric, trigger.aggregation).value
+        query, _ = self._parse_trigger(request.scaledObjectRef)
+        name, value = query.metric.name, compute_value(self._store.snapshot(), query).value
         # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
         return pb.GetMetricsResponse(
             metricValues=[pb.MetricValue(metricName=name, metricValue=_round_up(value), metricValueFloat=value)]

@@ -67,7 +67,8 @@ METRICS = (UTILIZATION, MEMORY, BUSY, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
 RATIO_METRICS = (UTILIZATION, BUSY, *PROFILING_METRICS)  # means over a pod's devices
 USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
-COLUMNS = 9
+IDLE = 9  # column with the seconds for which the pod has verifiably been idle; NaN: busy or unknown
+COLUMNS = 10
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 

@@ -21,7 +21,7 @@ from podgpu import __version__
 from podgpu.autoscale.answers import MIN_VALUE, MetricValue, compute_pod_values, compute_value
 from podgpu.autoscale.metrics import METRICS
 from podgpu.autoscale.refusal import Refusal, forbidden
-from podgpu.autoscale.requests import ALL_PODS, CUSTOM_GROUP, CUSTOM_VERSIONS, WORKLOADS, MetricRequest, parse_path
+from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, WORKLOADS, MetricRequest, parse_path
 from podgpu.autoscale.store import MetricsSnapshot, SampleStore
 from podgpu.errors import SourceError
 from podgpu.kube.objects import KubeObject
@@ -145,10 +145,10 @@ def _respond_status(code: int, reason: str, message: str) -> web.Response:
 def answer(snapshot: MetricsSnapshot, version: str, query: MetricRequest) -> KubeObject:
     """Returns a MetricValueList. Raises Refusal."""
     if query.resource == "pods":
-        name = "" if query.name == ALL_PODS else query.name
-        values = compute_pod_values(snapshot, query.pods, name, query.metric, query.aggregation)
+        values = compute_pod_values(snapshot, query)
     else:
-        values = {query.name: compute_value(snapshot, query.pods, query.metric, query.aggregation)}
+        name = query.pods.owner[1] if query.pods.owner else query.pods.namespace
+        values = {name: compute_value(snapshot, query)}
     return {
         "kind": "MetricValueList",
         "apiVersion": f"{CUSTOM_GROUP}/{version}",

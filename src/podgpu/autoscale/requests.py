@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.autoscale.metrics import (
@@ -82,32 +82,7 @@ def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     )
 
 
-# What is requested
-
-
-@dataclass(frozen=True, slots=True)
-class AggregationOptions:
-    """How the values of pods are combined into one."""
-
-    window: float = DEFAULT_WINDOW
-    aggregate: Aggregate = MEAN
-    skip_missing: bool = False  # skip pods without values instead of failing
-    idle_for: float = DEFAULT_IDLE
-
-
-_AGGREGATION_KEYS = ("window", "aggregate", "idleFor", "missing")
-
-
-def _parse_aggregation(values: Mapping[str, str], max_window: float) -> AggregationOptions:
-    missing = values.get("missing", "refuse")
-    if missing not in ("refuse", "leave-out"):
-        raise bad_request(f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values")
-    return AggregationOptions(
-        parse_window(values["window"], "window", max_window) if "window" in values else DEFAULT_WINDOW,
-        parse_aggregate(values["aggregate"]) if "aggregate" in values else MEAN,
-        missing == "leave-out",
-        parse_window(values["idleFor"], "idleFor", _MAX_IDLE) if "idleFor" in values else DEFAULT_IDLE,
-    )
+# Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +92,59 @@ class PodSelector:
     namespace: str
     owner: tuple[str, str] | None = None  # kind and name
     labels: LabelSelector = EVERYTHING
+    name: str = ""  # of a single pod
 
     @property
     def is_scope(self) -> bool:
         """True if all pods of a namespace or of the cluster are selected."""
-        return self.owner is None and not self.labels.requirements
+        return self.owner is None and not self.labels.requirements and not self.name
 
     @property
     def text(self) -> str:
+        if self.name:
+            return f"pod {self.namespace}/{self.name}"
         if self.owner is not None:
             return f"{self.owner[0]} {self.namespace}/{self.owner[1]}"
         if self.labels.requirements:
             return f"pods of {self.namespace} with {self.labels.text}"
         return f"namespace {self.namespace}" if self.namespace else "the cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRequest:
+    metric: ScalingMetric
+    pods: PodSelector
+    window: float = DEFAULT_WINDOW
+    aggregate: Aggregate = MEAN
+    skip_missing: bool = False  # skip pods without values instead of failing
+    idle_for: float = DEFAULT_IDLE
+    resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
+    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, repeated in responses
+
+    def describe(self, name: str) -> dict[str, str]:
+        """Returns a reference to the object that a value belongs to."""
+        kind, api_version = _KINDS[self.resource]
+        reference = {"kind": kind, "name": name, "apiVersion": api_version}
+        return reference if self.resource == "namespaces" else {**reference, "namespace": self.pods.namespace}
+
+
+_AGGREGATION_KEYS = ("window", "aggregate", "idleFor", "missing")
+
+
+def _make_request(
+    metric: ScalingMetric, pods: PodSelector, values: Mapping[str, str], max_window: float
+) -> MetricRequest:
+    missing = values.get("missing", "refuse")
+    if missing not in ("refuse", "leave-out"):
+        raise bad_request(f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values")
+    return MetricRequest(
+        metric,
+        pods,
+        parse_window(values["window"], "window", max_window) if "window" in values else DEFAULT_WINDOW,
+        parse_aggregate(values["aggregate"]) if "aggregate" in values else MEAN,
+        missing == "leave-out",
+        parse_window(values["idleFor"], "idleFor", _MAX_IDLE) if "idleFor" in values else DEFAULT_IDLE,
+    )
 
 
 # KEDA's triggers
@@ -139,30 +154,19 @@ _KEDA_KEYS = frozenset({"scaleraddress", "enabletls", "unsafessl", "tlscertfile"
 _OWNER_KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "Job", "ReplicationController")
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    metric: ScalingMetric
-    target: float
-    pods: PodSelector
-    aggregation: AggregationOptions
-
-
-def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> Trigger:
-    """`metadata` is the trigger's metadata in the ScaledObject. Raises Refusal."""
+def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float) -> tuple[MetricRequest, float]:
+    """Returns the request and the target. `metadata` is the trigger's in the ScaledObject. Raises Refusal."""
     values: dict[str, str] = {}
     for written, value in metadata.items():
-        key = written.removesuffix("FromEnv")  # KEDA has already replaced the value by that of the variable
+        key = written.removesuffix("FromEnv")  # KEDA has already resolved the environment variable
         if key.lower() not in _KEDA_KEYS:
             _check_key(key, TRIGGER_KEYS, "the trigger's metadata")
             values[key] = value.strip()
     if not values.get("target"):
         raise bad_request('the trigger\'s metadata has no target: add the desired value, such as target: "60"')
-    return Trigger(
-        find_metric(values["metric"]) if "metric" in values else UTILIZATION,
-        parse_target(values["target"]),
-        _parse_trigger_pods(namespace, values),
-        _parse_aggregation(values, max_window),
-    )
+    metric = find_metric(values["metric"]) if "metric" in values else UTILIZATION
+    target = parse_target(values["target"])
+    return _make_request(metric, _parse_trigger_pods(namespace, values), values, max_window), target
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
@@ -205,39 +209,14 @@ WORKLOADS = {  # kind and apiVersion by resource
     "jobs.batch": ("Job", "batch/v1"),
 }
 _KINDS = {"pods": ("Pod", "/v1"), "namespaces": ("Namespace", "/v1"), **WORKLOADS}
-ALL_PODS = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class MetricRequest:
-    """One request to the custom metrics API."""
-
-    metric: ScalingMetric
-    aggregation: AggregationOptions
-    resource: str  # pods, namespaces, or one of WORKLOADS
-    namespace: str
-    name: str  # ALL_PODS for all pods that match `labels`
-    labels: LabelSelector = EVERYTHING
-    metric_labels: Mapping[str, str] = field(default_factory=dict)  # the metric's selector, repeated in responses
-
-    def describe(self, name: str) -> dict[str, str]:
-        """Returns a reference to the object that a value belongs to."""
-        kind, api_version = _KINDS[self.resource]
-        reference = {"kind": kind, "name": name, "apiVersion": api_version}
-        return reference if self.resource == "namespaces" else {**reference, "namespace": self.namespace}
-
-    @property
-    def pods(self) -> PodSelector:
-        if self.resource in WORKLOADS:
-            return PodSelector(self.namespace, owner=(WORKLOADS[self.resource][0], self.name))
-        return PodSelector(self.namespace, labels=self.labels)
+_ALL_PODS = "*"
 
 
 def parse_path(path: str, query: Mapping[str, str], max_window: float) -> MetricRequest:
     """Parses the path after /apis/custom.metrics.k8s.io/VERSION/namespaces/. Raises Refusal."""
     match path.split("/"):
         case [namespace, "metrics", metric] if namespace:
-            resource, name = "namespaces", namespace
+            resource, name = "namespaces", ""
         case [namespace, resource, name, metric] if namespace and name and resource in ("pods", *WORKLOADS):
             pass
         case _:
@@ -245,10 +224,16 @@ def parse_path(path: str, query: Mapping[str, str], max_window: float) -> Metric
                 f"{quote(path)} is not a path of this API: write NAMESPACE/pods/*/METRIC, NAMESPACE/metrics/METRIC, or"
                 f" NAMESPACE/RESOURCE/NAME/METRIC with one of {', '.join(WORKLOADS)}"
             )
-    metric_labels = _parse_metric_labels(query.get("metricLabelSelector", ""))
-    aggregation = _parse_aggregation(metric_labels, max_window)
     labels = parse_selector(query.get("labelSelector", ""))
-    return MetricRequest(find_metric(metric), aggregation, resource, namespace, name, labels, metric_labels)
+    if resource in WORKLOADS:
+        pods = PodSelector(namespace, owner=(WORKLOADS[resource][0], name))
+    elif resource == "pods" and name != _ALL_PODS:
+        pods = PodSelector(namespace, labels=labels, name=name)
+    else:
+        pods = PodSelector(namespace, labels=labels)
+    metric_labels = _parse_metric_labels(query.get("metricLabelSelector", ""))
+    request = _make_request(find_metric(metric), pods, metric_labels, max_window)
+    return replace(request, resource=resource, metric_labels=metric_labels)
 
 
 def _parse_metric_labels(text: str) -> dict[str, str]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, starmap
 from math import nan
 from operator import attrgetter
 from typing import NamedTuple
 
-from podgpu.autoscale.metrics import COLUMNS, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
+from podgpu.autoscale.metrics import COLUMNS, IDLE, MEMORY, POWER, PROFILING_METRICS, RATIO_METRICS, USED, USED_COUNT
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, SlotKey
@@ -22,7 +22,6 @@ from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 
 SampleKey = tuple[str, str]
 """Namespace and name of a pod. The name is empty for a namespace, and both are empty for the cluster."""
-IdleSeconds = float | None  # how long the pod has verifiably been idle; None: busy or unknown
 _MAX_BUSY = 1.5  # maximum plausible busy ratio; above 1, because counters may be read late
 _MAX_RATIO = 1.01
 _MAX_WATTS = 5000.0  # maximum plausible power of one GPU
@@ -32,17 +31,17 @@ _MIN_SECONDS = 0.5  # minimum time between two different readings
 class RoundSamples(NamedTuple):
     """The samples of one round. Rows are indexed by column; NaN means unknown."""
 
-    rows: dict[SampleKey, Sequence[float]]
-    holding: dict[SampleKey, IdleSeconds]  # pods that hold a GPU
+    at: float  # monotonic time
+    rows: dict[SampleKey, Sequence[float]]  # those of pods belong to pods that hold a GPU
     ignored: dict[SampleKey, tuple[str, ...]]  # nodes whose exporters report a pod that does not run there
     mps: set[SampleKey]  # pods whose use is not known under MPS
 
 
 class _UsageRate(NamedTuple):
-    """The counters of one holder, and their growth since the reading before."""
+    """The counters of one holder, and their rates since the previous reading."""
 
-    at: float  # time of the counters by the exporter
-    read_at: float  # our monotonic time of the reading
+    at: float  # time of the counters, from the exporter's clock
+    read_at: float  # monotonic time of the reading in this process
     exporter_id: str
     busy_ns: int | None
     idle_ns: int | None
@@ -98,13 +97,13 @@ class UsageRates:
         return abs((rate.at - before.at) - (rate.read_at - before.read_at)) > self._stale_after
 
     def _count_idle(self, before: _UsageRate, rate: _UsageRate, usage: HolderUsage) -> float | None:
-        """Counts only time that the counters report as idle. A gauge of 0 does not show what ran between scrapes."""
+        """Returns the idle time according to the counters. A gauge of 0 would miss work between scrapes."""
         busy, idle = _growth(before.busy_ns, rate.busy_ns, NS), _growth(before.idle_ns, rate.idle_ns, NS)
         if busy is None or idle is None:
             return _count_first_idle(rate, usage)
         if busy > 0:
             return None
-        if rate.at - before.at - idle > self._stale_after:  # neither counter has the rest of this time
+        if rate.at - before.at - idle > self._stale_after:  # the counters do not cover the whole time
             return idle
         return (before.idle_seconds or 0.0) + idle
 
@@ -122,19 +121,12 @@ def _growth(before: int | None, now: int | None, scale: float) -> float | None:
     return None if before is None or now is None or now < before else (now - before) / scale
 
 
-class _DeviceSample(NamedTuple):
-    """The values of one pod on one device."""
-
-    ratios: tuple[float | None, ...]  # in the order of RATIO_METRICS
-    memory: float | None
-    memory_total: float | None
-    watts: float | None
-    used: float | None  # --used-field as a ratio
-    idle_seconds: float | None
+_PodDevice = tuple[Sequence[tuple[HeldPart, _UsageRate]], bool]
+"""The pod's containers on one device, and whether no other pod holds the device."""
 
 
-def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods) -> RoundSamples:
-    devices: dict[SampleKey, dict[str, list[_DeviceSample]]] = {}  # by pod and node
+def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods, at: float) -> RoundSamples:
+    devices: dict[SampleKey, dict[str, list[_PodDevice]]] = {}  # by pod and node
     mps: set[SampleKey] = set()
     for node in state.nodes:
         if node.stale:
@@ -149,9 +141,9 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods) -> R
             if not alone:
                 mps |= {pod for pod, own in by_pod.items() if any(part.unknown_because for part, _ in own)}
             for pod, own in by_pod.items():
-                devices.setdefault(pod, {}).setdefault(node.name, []).append(_sample_device(own, alone, state))
+                devices.setdefault(pod, {}).setdefault(node.name, []).append((own, alone))
     rates.next_round()
-    samples = RoundSamples({}, {}, {}, mps)
+    samples = RoundSamples(at, {}, {}, mps)
     for scope, used in state.used.items():
         if scope.scope in ("namespace", "cluster"):
             row = samples.rows[scope.namespace, ""] = _empty_row()
@@ -161,8 +153,7 @@ def sample_round(state: ClusterState, rates: UsageRates, pods: RunningPods) -> R
     for pod, by_node in devices.items():
         name = _find_node(pods.by_key.get(pod), by_node, node_names)
         if name is not None:
-            samples.rows[pod] = _make_row(by_node[name])
-            samples.holding[pod] = _min([sample.idle_seconds for sample in by_node[name]])
+            samples.rows[pod] = _make_row(by_node[name], state)
         if ignored := tuple(other for other in by_node if other != name):
             samples.ignored[pod] = ignored
     return samples
@@ -179,28 +170,54 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], node_names: Coll
     return next(iter(possible)) if len(possible) == 1 else None
 
 
-def _sample_device(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool, state: ClusterState) -> _DeviceSample:
-    """`parts` are the pod's containers on one device. `alone` if no other pod holds the device."""
-    slot, gpu = parts[0][0].slot, parts[0][0].gpu
-    used = used_value(slot, state.settings)
-    usages = [part.holder.usage or HolderUsage() for part, _ in parts]
-    utilization = _sum(usage.utilization_ratio for usage in usages)
-    memory = _sum(usage.memory_used_bytes for usage in usages)
-    busy, watts = _sum(rate.busy for _, rate in parts), _sum(rate.watts for _, rate in parts)
-    if alone:
-        utilization = slot.utilization_ratio if utilization is None else utilization
-        memory = slot.memory_used_bytes if memory is None else memory
-        if slot is gpu and gpu.power_mw is not None:
-            watts = gpu.power_mw / 1000
+def _empty_row() -> array[float]:
+    return array("f", (nan,)) * COLUMNS
+
+
+def _make_row(devices: Sequence[_PodDevice], state: ClusterState) -> array[float]:
+    row = _empty_row()
+    for metric, ratios in zip(RATIO_METRICS, zip(*starmap(_read_ratios, devices), strict=True), strict=True):
+        if (ratio := _sum(ratios)) is not None:
+            row[metric.column] = 100 * ratio / len(devices)
+    slots = [parts[0][0].slot for parts, _ in devices]
+    memory, memory_total = _sum(starmap(_read_memory, devices)), _sum(slot.memory_total_bytes or None for slot in slots)
+    if memory is not None and memory_total:
+        row[MEMORY.column] = min(100.0, 100 * memory / memory_total)
+    watts = _sum(starmap(_read_watts, devices))
+    if watts is not None:
+        row[POWER.column] = watts
+    used = [value for slot in slots if (value := used_value(slot, state.settings)) is not None]
+    if len(used) == len(slots):
+        row[USED.column] = 100 * sum(min(1.0, value / state.settings.full) for value in used)
+        row[USED_COUNT] = float(sum(value > 0 for value in used))
+    idle = [None if part.idle_since is None else rate.idle_seconds for parts, _ in devices for part, rate in parts]
+    known = [seconds for seconds in idle if seconds is not None]
+    if len(known) == len(idle):
+        row[IDLE] = min(known)
+    return row
+
+
+def _read_ratios(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> tuple[float | None, ...]:
+    """Returns the ratios of one device in the order of RATIO_METRICS."""
+    slot = parts[0][0].slot
+    utilization = _sum((part.holder.usage or HolderUsage()).utilization_ratio for part, _ in parts)
+    if alone and utilization is None:
+        utilization = slot.utilization_ratio
+    busy = _sum(rate.busy for _, rate in parts)
     profiling = (_read_field(slot, metric.field) if alone else None for metric in PROFILING_METRICS)
-    return _DeviceSample(
-        tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, *profiling)),
-        memory,
-        slot.memory_total_bytes or None,
-        watts,
-        None if used is None else min(1.0, used / state.settings.full),
-        _min([None if part.idle_since is None else rate.idle_seconds for part, rate in parts]),
-    )
+    return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, *profiling))
+
+
+def _read_memory(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
+    memory = _sum((part.holder.usage or HolderUsage()).memory_used_bytes for part, _ in parts)
+    return parts[0][0].slot.memory_used_bytes if alone and memory is None else memory
+
+
+def _read_watts(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:
+    slot, gpu = parts[0][0].slot, parts[0][0].gpu
+    if alone and slot is gpu and gpu.power_mw is not None:
+        return gpu.power_mw / 1000
+    return _sum(rate.watts for _, rate in parts)
 
 
 def _read_field(slot: Slot, field: str) -> float | None:
@@ -216,31 +233,3 @@ def _sum(values: Iterable[float | None]) -> float | None:
             return None
         total += value
     return total
-
-
-def _min(values: Sequence[float | None]) -> float | None:
-    """Returns the minimum, or None if one of the values is unknown."""
-    known = [value for value in values if value is not None]
-    return min(known) if len(known) == len(values) else None
-
-
-def _empty_row() -> array[float]:
-    return array("f", (nan,)) * COLUMNS
-
-
-def _make_row(samples: Sequence[_DeviceSample]) -> array[float]:
-    row = _empty_row()
-    for place, metric in enumerate(RATIO_METRICS):
-        ratio = _sum(sample.ratios[place] for sample in samples)
-        if ratio is not None:
-            row[metric.column] = 100 * ratio / len(samples)
-    memory, memory_total = _sum(sample.memory for sample in samples), _sum(sample.memory_total for sample in samples)
-    if memory is not None and memory_total:
-        row[MEMORY.column] = min(100.0, 100 * memory / memory_total)
-    watts = _sum(sample.watts for sample in samples)
-    if watts is not None:
-        row[POWER.column] = watts
-    used = [sample.used for sample in samples if sample.used is not None]
-    if len(used) == len(samples):
-        row[USED.column], row[USED_COUNT] = 100 * sum(used), float(sum(ratio > 0 for ratio in used))
-    return row

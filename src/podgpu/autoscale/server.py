@@ -116,7 +116,7 @@ class AutoscaleServer:
             return {}
         values = {
             "podgpu_autoscale_round_timestamp_seconds": snapshot.ends_at,
-            "podgpu_autoscale_pods": len(snapshot.holding),
+            "podgpu_autoscale_pods": sum(1 for _, pod in snapshot.last.rows if pod),
             "podgpu_autoscale_old_nodes": len(snapshot.stale_nodes),
             "podgpu_autoscale_pods_synced": 0 if snapshot.pods.trouble else 1,
         }

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
-from podgpu.autoscale.samples import IdleSeconds, SampleKey, UsageRates, sample_round
+from podgpu.autoscale.samples import RoundSamples, SampleKey, UsageRates, sample_round
 from podgpu.clock import Clock
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
@@ -21,27 +20,24 @@ _STARTING_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class SampleRound(NamedTuple):
-    at: float  # monotonic time
-    rows: Mapping[SampleKey, Sequence[float]]
-
-
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """The complete state after one round."""
 
-    rounds: tuple[SampleRound, ...]  # the rounds of the longest window, oldest first
+    rounds: tuple[RoundSamples, ...]  # the rounds of the longest window, oldest first
     ends_at: float  # end of the last round and of all windows, as Unix time
     interval: float
-    holding: Mapping[SampleKey, IdleSeconds]
     held_before: frozenset[SampleKey]  # running pods that have ever held a GPU and may still hold it
     pods: RunningPods
     stale_nodes: Mapping[str, float]  # seconds since the last reading, by node
     notes: tuple[str, ...]
-    mps: Collection[SampleKey] = ()  # pods whose use is not known under MPS
 
-    def rounds_in(self, window: float) -> Sequence[SampleRound]:
-        first = self.rounds[-1].at - window + self.interval / 2  # rounds do not end exactly after an interval
+    @property
+    def last(self) -> RoundSamples:
+        return self.rounds[-1]
+
+    def rounds_in(self, window: float) -> Sequence[RoundSamples]:
+        first = self.last.at - window + self.interval / 2  # rounds do not end exactly after an interval
         return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
 
     def count_rounds(self, window: float) -> int:
@@ -51,7 +47,7 @@ class MetricsSnapshot:
         return self.ends_at - pod.started_at
 
     def needs_gpu(self, pod: PodSeen) -> bool:
-        return pod.key in self.holding or pod.requests_gpu or pod.key in self.held_before
+        return pod.key in self.last.rows or pod.requests_gpu or pod.key in self.held_before
 
     def is_starting(self, pod: PodSeen) -> bool:
         """Returns whether the pod started so recently that its node's exporter may not report it yet."""
@@ -75,24 +71,22 @@ class SampleStore:
     def add_round(self, state: ClusterState) -> None:
         """Adds the samples of a finished round and publishes a new snapshot."""
         before, now, pods = self._snapshot, self._clock.monotonic(), self._pods()
-        samples = sample_round(state, self._rates, pods)
+        samples = sample_round(state, self._rates, pods, now)
         self._log_ignored(samples.ignored, pods)
         rounds = [one for one in before.rounds if one.at > now - self.max_window] if before else []
         held_before = before.held_before if before else frozenset()
         if not pods.trouble:
-            held_before = frozenset(key for key in (*held_before, *samples.holding) if key in pods.by_key)
+            held_before = frozenset(key for key in (*held_before, *samples.rows) if key in pods.by_key)
         keys = {key: key for key in rounds[-1].rows} if rounds else {}  # shared by all rounds, to save memory
         rows = {keys.get(key, key): row for key, row in samples.rows.items()}
         self._snapshot = MetricsSnapshot(
-            (*rounds, SampleRound(now, rows)),
+            (*rounds, samples._replace(rows=rows)),
             state.taken_at or 0.0,
             self.settings.interval,
-            samples.holding,
             held_before,
             pods,
             {node.name: node.age_seconds or 0.0 for node in state.nodes if node.stale},
             tuple(dict.fromkeys((*state.notes, *(outcome.text for outcome in state.outcomes if outcome.error)))),
-            samples.mps,
         )
 
     def _log_ignored(self, ignored: Mapping[SampleKey, Sequence[str]], pods: RunningPods) -> None:
@@ -110,7 +104,7 @@ class SampleStore:
         snapshot = self._snapshot
         if snapshot is None:
             raise no_data("podgpu autoscale has not finished its first round yet: retry later")
-        late = self._clock.monotonic() - snapshot.rounds[-1].at
+        late = self._clock.monotonic() - snapshot.last.at
         if late > self.settings.stale_after + 2 * self.settings.interval:
             raise no_data(
                 f"podgpu autoscale's last round ended {late:.0f} s ago: it reads the nodes too slowly; see its log"

@@ -32,8 +32,8 @@ from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
 from podgpu.metrics.counters import add_other_names, make_counter
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
-from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace, read_living
 
@@ -96,7 +96,7 @@ def build_exporter_agent(
         clock,
         pod_labels=pod_labels,
         read_counters=read_again,
-        containers=ContainerFinder(options["path_proc"]) if options["usage_from"] != "none" else None,
+        containers=make_finder(options) if options["usage_from"] != "none" else None,
     )
     agent.check_selection()
     agent.read_counters()
@@ -127,7 +127,8 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
 
 
 def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> HolderSources:
-    """Call it after all watches are opened: it also adds a source that reports their health. Raises UsageError."""
+    """Creates the allocation sources. Call this after all watches are opened, because it adds a source that reports
+    their health. Raises UsageError."""
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
@@ -146,6 +147,12 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
         proc=options["path_proc"],
     )
     return create_sources(options["allocation"], settings, options["kubernetes"])
+
+
+def make_finder(options: Options) -> ContainerFinder:
+    """Users and jobs are found only if no option names another source of holders."""
+    is_plain = not options["kubernetes"] and options["allocation"] == "auto"
+    return ContainerFinder(options["path_proc"], finds_users=is_plain)
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:

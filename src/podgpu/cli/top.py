@@ -13,7 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.cli.node import Options, make_holders, node_name, open_telemetry
+from podgpu.cli.node import Options, make_finder, make_holders, node_name, open_telemetry
 from podgpu.cli.options import is_set, make_command, options_of
 from podgpu.cli.terminal import is_interactive, print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
@@ -21,13 +21,12 @@ from podgpu.errors import UsageError, one_line
 from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.top.feed import Feed
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
 from podgpu.top.source import ClusterSource, ExporterSource, LocalSource, Source
 from podgpu.top.table import Table, as_text, render_totals
-from podgpu.usage.containers import ContainerFinder
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)  # temperature, power, utilisation, memory
 _LOCAL = (
@@ -107,7 +106,7 @@ def _open_source(options: Options, at_exit: ExitStack) -> Source:
         node_name=node_name(), interval=options["interval"], selection=selection, policy=Policy(counters=counters)
     )
     holders = make_holders(options, api, telemetry)
-    agent = Agent(telemetry, holders, settings, containers=ContainerFinder(options["path_proc"]))
+    agent = Agent(telemetry, holders, settings, containers=make_finder(options))
     agent.check_selection()
     at_exit.callback(agent.stop)
     return LocalSource(agent, options["processes"], options["interval"])

@@ -46,14 +46,16 @@ class BillTotals:
 
 class BillLedger:
     def __init__(self) -> None:
-        self._exporters: dict[str, tuple[float, Mapping[BillKey, Counters]]] = {}  # monotonic time, last counters
+        self._exporters: dict[
+            str, tuple[float, Mapping[BillKey, Counters]]
+        ] = {}  # exporter -> monotonic time and counters of its last reading
         self._nodes: dict[str, float] = {}  # node -> monotonic time of its last reading
         self._amounts: dict[BillKey, Counters] = {}
         self._costs: dict[CostKey, float] = {}
         self._unpriced: dict[str, float] = {}
 
     def update(self, state: ClusterState, readings: Iterable[NodeReading], now: float) -> None:
-        """Charges the nodes of a round. `readings` also contains the exporters that are not used for their node."""
+        """Charges the nodes of a round. `readings` also contains duplicate exporters that were not chosen."""
         chosen = {(node.name, node.target) for node in state.nodes}
         for node in state.nodes:
             self._charge(node, state.prices)

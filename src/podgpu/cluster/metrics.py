@@ -75,7 +75,7 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
     return Labels(zip(names, values, strict=True))
 
 
-# Pod map (seed 002)
+# Pod map, as in "pod gpu metrics exporter"
 
 
 class MapRow(NamedTuple):
@@ -126,7 +126,7 @@ def metric_name(node: str) -> str:
     return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"
 
 
-# GPUs in use (seed 003)
+# GPUs in use, as in gpu-utilization-metric-exporter
 
 
 def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
@@ -156,7 +156,7 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
     for node in _fresh(state):
         for part in node.held:
             since = _wasteful_since(part, state)
-            if since is not None:
+            if since is not None and part.holder.has_labels:
                 labels = [*zip(_PLACE_LABELS, _place(node, part.gpu, part.instance), strict=True)]
                 if part.instance is not None:
                     labels.append(("gpu_instance", str(part.instance.id)))

@@ -18,7 +18,7 @@ from podgpu.metrics.conditions import LOST
 from podgpu.model import Condition, DeviceState, MigInstance, NodeState, Workload, parts_of
 
 CLOCK_AHEAD, _CLOCK_BEHIND = 5.0, 60.0  # tolerated skew; larger behind, because figures are some seconds old
-_CLOCK_UNSET = 86_400.0  # a larger skew means an unset clock; a wrong time zone is less than a day
+_CLOCK_UNSET = 86_400.0  # with a larger skew, the clock is not set; a wrong time zone causes less than a day
 
 
 class NodeEntry(msgspec.Struct, frozen=True, gc=False):

@@ -165,9 +165,9 @@ def slot_memory(slot: Slot) -> int | None:
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:
-    """Returns the device's figure of the same time window as the figures of its holders, so that the parts add up.
+    """Returns the device's figure for the same time window as its holders' figures, so that the parts add up.
 
-    If the window has no figure, as with metrics text, returns at least the sum of the holders.
+    If there is no figure for the window, as in metrics text, returns the latest figure, but at least the holders' sum.
     """
     parts = [part for part in of_holders if part is not None]
     if not parts:

@@ -25,7 +25,7 @@ from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload, WorkloadOwner
 
 _TIMEOUT = 60.0
-_MAX_STEPS = 2880  # at which the GPUs are counted
+_MAX_STEPS = 2880  # maximum number of times at which the GPUs are counted
 _COUNTERS = {
     "allocated hours": "podgpu_container_gpu_allocated_seconds_total",
     "used hours": "podgpu_container_gpu_busy_seconds_total",
@@ -81,9 +81,9 @@ class _RangeReader:
         self._notes: list[str] = []
 
     async def read(self, state: ClusterState) -> RangeAnswer:
-        """If a query fails, a note names what is missing. Raises SourceError if there are no allocated hours."""
+        """Runs the queries. Adds a note for each failed query. Raises SourceError without allocated hours."""
         gpus = select(_GPU_NAMES, self._match)
-        length = round((self._end - self._start) * 1000) - 1  # without the start of the range
+        length = round((self._end - self._start) * 1000) - 1  # milliseconds; excludes the start of the range
         shares = select(("podgpu_allocation_share_ratio",), self._match)
         queries = {what: self._increase(name) for what, name in _COUNTERS.items()}
         queries["shares of GPUs"] = f"avg {by(*_HOLDER_KEYS)} (avg_over_time({shares}[{self._window}]))"
@@ -99,7 +99,7 @@ class _RangeReader:
         held = list(_divide(found, accounts, state.prices))
         usage = [one for _, one in held]
         usage += _find_rest(found, held, self._step, state.prices)
-        usage.sort()  # so that every process adds up in the same order
+        usage.sort()  # makes rounding independent of the order of query results
         notes = dict.fromkeys((*self._notes, *self._client.notes))
         return make_range(self._query, state, self._start, self._end, usage, tuple(notes))
 
@@ -113,7 +113,7 @@ class _RangeReader:
             return []
 
     def _increase(self, name: str) -> str:
-        """Two Prometheus servers of an HA pair count once; an exporter that moved to another address is added up."""
+        """Counts copies from an HA pair of Prometheus servers once. Adds up series of an exporter that moved."""
         grown = f"increase({select((name,), self._match)}[{self._window}])"
         return f"sum {by(*_HOLDER_KEYS)} (max {by(*_HOLDER_KEYS, *TARGET_LABELS)} ({grown}))"
 

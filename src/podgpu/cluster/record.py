@@ -26,7 +26,7 @@ from podgpu.cluster.waste import GroupBy, WasteAnswer, make_waste
 from podgpu.history.queries import read_range, read_usage, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
-    HOUR,
+    COARSE,
     Amounts,
     Figures,
     GpuSample,
@@ -79,16 +79,19 @@ class RoundReader:
     def _read_node(self, node: NodeEntry, state: ClusterState) -> Iterator[GpuSample]:
         """Skips GPUs without a UUID, because they cannot be distinguished from those of other nodes.
 
-        The holders of a node that is gone are not known any more.
+        A node that is gone has no holders.
         """
         held = {} if node.gone else node.held_by_slot()
         for gpu in node.gpus:
+            users_joules = 0.0
             for instance, slot_part in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
-                parts = [part for part in parts if part.holder.key]  # without reserved GPUs whose pods are unknown
+                parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
                 has_figures = self._with_figures and not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
                 holders = [self._read_holder(part, node, state, slot_part, own_figures) for part in parts]
+                users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
+                users_joules += sum(sample.amounts.energy_joules for sample in users)
                 price = state.prices.of(slot_model(gpu, instance)).gpu_hour if state.prices.currency else None
                 yield GpuSample(
                     uuid=gpu.uuid,
@@ -98,7 +101,7 @@ class RoundReader:
                     figures=_figures(gpu, instance) if has_figures else None,
                     holders=holders,
                     conditions=[(condition.name, describe_condition(condition)[0]) for condition in gpu.conditions],
-                    unallocated=self._read_rest(gpu, instance, node, slot_part, price, holders),
+                    unallocated=self._read_rest(gpu, instance, node, slot_part, price, holders, users_joules),
                     currency="" if price is None else state.prices.currency,
                 )
 
@@ -146,8 +149,12 @@ class RoundReader:
         slot_part: float,
         price: float | None,
         holders: Iterable[HolderSample],
+        users_joules: float,
     ) -> Amounts:
-        """Returns the time and energy of a GPU or MIG instance that are not charged to its holders."""
+        """Returns the time and energy of a GPU or MIG instance that are not charged to its holders.
+
+        The exporter's unattributed energy includes `users_joules`, which are charged to users.
+        """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         key = (gpu.uuid, None if instance is None else instance.id), ()
         seconds, _, joules = self._grow(key, _Read(node.read_at, node.state.exporter_id, None, counted))
@@ -156,7 +163,9 @@ class RoundReader:
             joules = (gpu.power_mw or 0) / 1000 * rest
         # The price of a MIG instance is that of the whole instance.
         charged = rest if instance is None else rest / slot_part if slot_part else 0.0
-        return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=joules or 0.0)
+        return Amounts(
+            rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, (joules or 0.0) - users_joules)
+        )
 
     def _grow(self, key: _PartKey, now: _Read) -> tuple[float, float | None, float | None]:
         """Returns the seconds, busy seconds and joules since the last round. None if the exporter does not count them.
@@ -207,7 +216,7 @@ def _account(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]]) -> Usa
     return UsageAccount(
         namespace=holder.namespace,
         pod=holder.pod,
-        job=holder.job,
+        job=holder.job_or_user,
         uid="" if holder.pod else holder.uid,
         container_id="" if holder.pod else holder.container_id,
         owner_kind=owner.kind if owner else "",
@@ -262,7 +271,7 @@ class UsageAnswers:
             start, end, sums = read_range(db, *query.bounds(now))
             since = read_usage_start(db)
         notes = []
-        if since is None or start + HOUR < since:
+        if since is None or start + COARSE < since:
             notes.append(f"there is no record before {utc_text(now if since is None else since)}")
         return make_range(query, self._read_state(), start, min(end, now), sums, notes)
 

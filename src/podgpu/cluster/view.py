@@ -50,10 +50,12 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     NodeState,
+    RunningProcess,
     Slot,
     SlotUsage,
     SourceStatus,
     Value,
+    WaitPart,
     Workload,
     WorkloadOwner,
     parts_of,
@@ -83,6 +85,9 @@ class HolderView(Workload, frozen=True, kw_only=True):
     processes: int | None = None
     busy_seconds: float | None = None
     idle_seconds: float | None = None
+    wait_seconds: float | None = None
+    wait_ratio: float | None = None
+    waits_for: tuple[WaitPart, ...] = ()
     energy_joules: float | None = None
     idle_since: float | None = None
     owner: WorkloadOwner | None = None
@@ -90,6 +95,7 @@ class HolderView(Workload, frozen=True, kw_only=True):
     part: float | None = None  # fraction of a physical GPU
     use: Use | None = None
     unknown_because: str = ""  # reason, if `use` is unknown
+    running: tuple[RunningProcess, ...] = ()  # only on a node without Kubernetes
 
 
 class SlotView(_JsonStruct, kw_only=True):
@@ -378,6 +384,9 @@ def _make_holder(part: HeldPart) -> HolderView:
         processes=usage.processes,
         busy_seconds=_divided(usage.busy_ns, NS),
         idle_seconds=_divided(usage.idle_ns, NS),
+        wait_seconds=_divided(usage.wait_ns, NS),
+        wait_ratio=_rounded(usage.wait_ratio),
+        waits_for=tuple(replace(part, ratio=round(part.ratio, 4)) for part in usage.waits_for),
         energy_joules=_divided(usage.energy_mj, MJ),
         idle_since=_rounded(part.idle_since, 0),
         owner=part.owner,
@@ -385,6 +394,7 @@ def _make_holder(part: HeldPart) -> HolderView:
         part=round(part.part, 6),
         use=part.use,
         unknown_because=part.unknown_because,
+        running=holder.running,
     )
 
 
@@ -439,7 +449,7 @@ def _part_held_by(gpu: GpuView, namespace: str, pod: str) -> GpuView | None:
 
 
 def make_gpu_answer(view: View, uuid: str) -> GpuResponse | None:
-    """Returns the GPU as in the view."""
+    """Returns the GPU in the format of the view."""
     for node in view.nodes:
         for gpu in node.gpus:
             if gpu.uuid == uuid:

@@ -84,7 +84,7 @@ def make_waste(
 ) -> WasteAnswer:
     """Computes the rows, sorted by wasted cost, then by idle hours, largest first."""
     parts = (part for node in state.nodes for part in node.held)
-    held = group_held((part for part in parts if part.holder.key), _pod_id)  # not GPUs reserved for unknown pods
+    held = group_held((part for part in parts if part.holder.key), _pod_id)  # excludes reservations for unknown pods
     used = {PodId(*row[:5]): row for row in usage}
     groups: dict[tuple[PodId, WorkloadOwner | None], list[_PodWaste]] = defaultdict(list)
     for name in (*held, *(name for name in used if name not in held)):
@@ -111,7 +111,7 @@ def _pod_id(part: HeldPart) -> PodId:
     holder = part.holder
     if holder.pod:
         return PodId(holder.namespace, holder.pod)
-    return PodId(holder.namespace, "", holder.job, holder.uid, holder.container_id)
+    return PodId(holder.namespace, "", holder.job_or_user, holder.uid, holder.container_id)
 
 
 def _group(pod: PodId, owner: WorkloadOwner | None, by: GroupBy) -> tuple[PodId, WorkloadOwner | None]:

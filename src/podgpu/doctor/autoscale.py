@@ -149,15 +149,15 @@ async def _check_scaled_objects(client: ApiClient) -> AsyncIterator[Finding]:
 
 def _check_trigger(subject: str, namespace: str, keys: Mapping[str, str], metric_type: str | None) -> Finding:
     try:
-        trigger = parse_trigger(namespace, keys, _MAX_WINDOW)
+        query, target = parse_trigger(namespace, keys, _MAX_WINDOW)
     except Refusal as error:
         return wrong(subject, str(error), f"valid keys of a trigger are {', '.join(TRIGGER_KEYS)}")
-    aggregate = trigger.aggregation.aggregate.name
-    text = f"{trigger.metric.name} of {trigger.pods.text}, {aggregate} over {trigger.aggregation.window:g} s"
+    aggregate = query.aggregate.name
+    text = f"{query.metric.name} of {query.pods.text}, {aggregate} over {query.window:g} s"
     if metric_type != "Value" and aggregate != "sum":
         return wrong(
             subject,
             f"{text}: metricType is {metric_type or 'AverageValue'}, which divides by the number of replicas again",
             "set metricType: Value, or aggregate: sum",
         )
-    return ok(subject, f"{text}, target {trigger.target:g}")
+    return ok(subject, f"{text}, target {target:g}")

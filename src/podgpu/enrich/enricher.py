@@ -187,7 +187,7 @@ class Enricher:
         _log.warning("%s: removed, because its values are stale and it cannot be written", self._file.path)
 
     def _expire(self, failure: SourceStatus) -> None:
-        """Replaces stale values by podgpu's own metrics."""
+        """Removes stale values from the file. It then contains only podgpu's self-metrics."""
         if not self._is_stale():
             return
         had_values = self._written_at is not None

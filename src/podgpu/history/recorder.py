@@ -25,6 +25,7 @@ from podgpu.history.queries import read_gpu, read_pod, read_utilization
 from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
 
 FILE_NAME = "history.db"
+_OLD_FILES = ("*.history", "waste.json")
 _REOPEN_SECONDS = 60.0
 _EMPTY_RETRY_SECONDS = 2.0  # interval until the first figures are available
 _STOP_SECONDS = 2.0
@@ -94,6 +95,10 @@ class HistoryRecorder:
         self._store.close()
         self._store = store
         self._report("")
+        if old := [path for pattern in _OLD_FILES for path in self._path.parent.glob(pattern)]:
+            _log.warning(
+                "%s and other history files of podgpu 0.1 or 0.2 are not read; a new history is started", old[0]
+            )
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:

@@ -67,7 +67,7 @@ def _find_podlist(paths: Sequence[str]) -> str:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            pass  # reading it reports the reason
+            pass  # the file exists; the caller's read raises the error
         return path
     raise SourceError(
         "file_missing",

@@ -205,7 +205,7 @@ class Session:
         self._counters.error(reason)
         level = logging.DEBUG if reason in self._logged else logging.WARNING
         self._logged.add(reason)
-        _log.log(level, "%s is answered without an adjustment: %s", method, problem)
+        _log.log(level, "%s failed, so the container is not changed: %s", method, problem)
 
     def _send(self, message: Message) -> None:
         self._connection.sendall(encode(message))

@@ -77,7 +77,9 @@ class Sandboxes:
         pod_by_id = {pod.id: pod for pod in pods}
         for pod in pod_by_id.values():
             self.add(pod)
-        for container in sorted(containers, key=lambda c: c.created_at):  # of two with one name, the later one runs
+        for container in sorted(
+            containers, key=lambda c: c.created_at
+        ):  # if two have the same name, the newer one is running
             if container.pod_sandbox_id in pod_by_id:
                 self.put_container(pod_by_id[container.pod_sandbox_id], container)
 

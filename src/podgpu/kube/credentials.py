@@ -179,7 +179,7 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
     status = answer.status
     token, certificate, key = status.token or "", status.client_certificate_data or "", status.client_key_data or ""
     if answer.api_version != plugin.api_version or bool(certificate) != bool(key) or not (token or certificate):
-        problem = f"must be of {plugin.api_version}, the version in the kubeconfig, and have a token or a certificate"
+        problem = f"must have the API version {plugin.api_version} of the kubeconfig, and a token or a certificate"
         raise SourceError("exec_plugin", f"{name} {problem} with its key: update the plugin")
     if token:
         _check_token(token, name, "exec_plugin")

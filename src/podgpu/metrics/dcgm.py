@@ -204,9 +204,9 @@ def _attributed_values(device: Values, usage: HolderUsage | None) -> dict[str, V
 
 
 def _divided_activity(values: Values, device: Values, usage: HolderUsage | None) -> dict[str, Value]:
-    """Removes the activity of a shared device. The holder's own GR_ENGINE_ACTIVE, and DEC_UTIL while it is 0, remain.
+    """Removes the activity of a shared device, except the holder's own GR_ENGINE_ACTIVE, and DEC_UTIL while it is 0.
 
-    OpenCost finds the usage of a container by the first, and its device by the second.
+    OpenCost reads a container's usage from GR_ENGINE_ACTIVE and its device from DEC_UTIL.
     """
     kept = {
         name: value

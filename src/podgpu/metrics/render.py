@@ -22,8 +22,6 @@ from podgpu.metrics.labels import (
 from podgpu.metrics.mig import billed_name
 from podgpu.model import NS, DeviceState, Document, NodeState
 
-__all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
-
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. The sample has those labels that families.csv lists for the family."""
 
@@ -97,7 +95,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
     for gpu, slot in visible_slots(state):
         names = device_names(gpu, slot, policy)
         for holder in slot.holders:
-            if holder.usage is not None:
+            if holder.usage is not None and holder.has_labels:
                 holders.append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
         if slot.usage is not None:
             labels = dcgm_labels(names, policy)

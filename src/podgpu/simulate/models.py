@@ -22,7 +22,7 @@ MIB = 1024**2
 AMPERE, HOPPER = 7, 9
 """NVML's architecture numbers. Later architectures have larger numbers."""
 _GEFORCE = 5
-MAX_GPUS = 64  # each GPU has its own PCI bus below 0x84
+MAX_GPUS = 64  # limited by the PCI bus numbers that simulated GPUs use
 _COUNTED = re.compile(r"(?:(\d{1,6})x)?(\S.*)", re.ASCII)
 
 

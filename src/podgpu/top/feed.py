@@ -100,7 +100,7 @@ class Feed:
         return Sparklines(points, self._interval * POINTS)
 
     def select(self, uuid: str) -> None:
-        """Reads the details of this GPU from now on. An empty UUID ends this."""
+        """Selects the GPU whose details are read. An empty UUID selects none."""
         if uuid != self._selected:
             self._selected, self._details_at = uuid, float("-inf")
             self._wake.set()

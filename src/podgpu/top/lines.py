@@ -10,12 +10,13 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from podgpu.agent.usage_turn import RunningProcess
+import msgspec
+
 from podgpu.cluster.parts import BLIND, Use
 from podgpu.cluster.view import ConditionView, GpuView, HolderView, InstanceView, NodeView, View
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
-from podgpu.model import Workload, WorkloadKey, device_key, parts_of
+from podgpu.model import RunningProcess, Workload, WorkloadKey, device_key, parts_of
 from podgpu.top.text import count_of, name_of
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
@@ -141,11 +142,13 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
             f"pid {process.pid}",
             holder=process.owner,
             remark=_describe_process(process, slot),
-            utilization=process.utilization,
-            memory=process.memory,
+            utilization=process.utilization_ratio,
+            memory=process.memory_used_bytes,
         )
 
     def make_holder(holder: HolderView) -> Line:
+        own = [p for p in running if p.owner is not None and p.owner.key == holder.key]
+        named = (msgspec.structs.replace(process, owner=holder) for process in holder.running)
         return make(
             "holder",
             holder.key,
@@ -156,7 +159,7 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
             processes=holder.processes,
             use=holder.use,
             idle=None if holder.idle_since is None else max(0.0, now - holder.idle_since),
-            beneath=tuple(make_process(p) for p in running if p.owner is not None and p.owner.key == holder.key),
+            beneath=tuple(map(make_process, own or named)),
         )
 
     key = device_key(gpu.uuid, int(instance) if instance else None) if processes else ""
@@ -179,13 +182,13 @@ def _make_slot_line(node: NodeView, gpu: GpuView, slot: SlotOfView, now: float, 
 
 
 def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
-    """Rounds the utilisation of several holders to whole per cents that do not exceed the rounded whole together."""
+    """Rounds the utilisation of several holders to whole per cents. Their sum does not exceed the rounded whole."""
     if len(holders) < 2 or whole is None:
         return holders
     exact = [(line, 100 * (line.utilization or 0.0)) for line in holders]
     excess = sum(round(ratio) for _, ratio in exact) - round(100 * whole)
     rounded = []
-    for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # the most rounded up first
+    for line, ratio in sorted(exact, key=lambda pair: pair[1] - round(pair[1])):  # largest rounding error first
         lower = excess > 0 and round(ratio) > ratio
         excess -= lower
         rounded.append(line if line.utilization is None else replace(line, utilization=(round(ratio) - lower) / 100))
@@ -208,14 +211,17 @@ def _merge_holder(line: Line, holder: Line, beneath: tuple[Line, ...]) -> Line:
 def _describe_free(slot: SlotOfView) -> str:
     if slot.last_holders:
         return f"last held by {few_of((name_of(holder) for holder in slot.last_holders), most=1)}"
-    return "missing" if slot.absent else "-"
+    if slot.absent:
+        return "missing"
+    return "holder unknown" if slot.utilization_ratio else "-"
 
 
 def _describe_process(process: RunningProcess, slot: SlotOfView) -> str:
+    name = f"pid {process.pid} {process.command}".rstrip()
     if process.owner is None:
-        return f"pid {process.pid}, in no known container"
+        return f"{name}, in no known container"
     is_beneath_owner = any(holder.key == process.owner.key for holder in slot.holders)
-    return f"pid {process.pid}" if is_beneath_owner else f"pid {process.pid}, {name_of(process.owner)}"
+    return name if is_beneath_owner else f"{name}, {name_of(process.owner)}"
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

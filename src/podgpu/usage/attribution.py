@@ -82,6 +82,12 @@ class Division:
     def unattributed(self) -> int | None:
         return None if self.total is None else self.total - sum((self.parts or {}).values())
 
+    @property
+    def without_series(self) -> int | None:
+        """The unattributed part and the parts of workloads without series, so that the series add up to the total."""
+        labelled = sum(part for workload, part in (self.parts or {}).items() if workload.has_labels)
+        return None if self.total is None else self.total - labelled
+
     def part(self, workload: Workload) -> int | None:
         return None if self.parts is None else self.parts.get(workload)
 
@@ -162,11 +168,13 @@ def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Own
     names = {key: min(workloads, key=parts_of) for key, workloads in users.items()}
     for key, (_, holder) in shares.items():
         same = names.get(key)
-        names[key] = structs.replace(holder, uid=same.uid) if same is not None and not holder.uid else holder
+        if same is not None:
+            holder = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
+        names[key] = holder
 
     def find_owner(pid: int) -> Owner:
         user = owners.workloads.get(pid)
-        if user is None or not user.key:
+        if user is None or not user.key or (user.user and shares and user.key not in shares):
             return "unknown" if pid in owners.unknown else "host"
         name = names[user.key]
         return "host" if user.uid and name.uid and user.uid != name.uid else name
@@ -270,7 +278,7 @@ def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int |
         return {}
     owners = {process.pid: process.owner for process in device.processes or ()}
     bounds: dict[Workload, tuple[int, int]] = {}
-    if usage.resident_ns is None:  # samples: exact only if one workload uses the device
+    if usage.resident_ns is None:  # samples: the time is certain only if one workload uses the device
         users = set(owners.values())
         for workload, part in parts.items():
             bounds[workload] = (part, part) if users == {workload} else (0, busy.total if workload in users else part)
@@ -285,6 +293,46 @@ def bound_busy(device: DeviceTurn, busy: Division) -> dict[Workload, tuple[int |
     return {
         workload: (min(low, parts[workload]), max(high, parts[workload])) for workload, (low, high) in bounds.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long the workloads of a device waited for it in one turn."""
+
+    workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
+    pairs: Mapping[Workload, Mapping[Owner, int]]  # waiting workload -> running workload -> part of the estimate
+    pressure_ns: int  # time in which at least one workload waited
+
+
+def attribute_waits(device: DeviceTurn, busy: Division) -> Waiting | None:
+    """Adds up the waiting times of the processes of each workload. Returns None if they are unknown.
+
+    A process does not wait for its own workload. Waiting and busy time of a workload do not exceed the window.
+    """
+    waits, window_ns = device.usage.waits, device.usage.window_ns
+    if waits is None:
+        return None
+    owners = {process.pid: process.owner for process in device.processes or ()}
+    pairs: defaultdict[Workload, defaultdict[Owner, int]] = defaultdict(lambda: defaultdict(int))
+    others: defaultdict[int, int] = defaultdict(int)
+    for (pid, runner), ns in waits.pairs.items():
+        owner, other = owners.get(pid), owners.get(runner, "host")
+        if isinstance(owner, Workload) and other != owner:
+            pairs[owner][other] += ns
+            others[pid] += ns
+    sums: dict[Workload, tuple[int, int, int]] = {}
+    for pid, figures in waits.processes.items():
+        owner = owners.get(pid)
+        if isinstance(owner, Workload):
+            part = min(1.0, others[pid] / figures[0]) if figures[0] else 0.0
+            limit = window_ns - min(window_ns, busy.part(owner) or 0)
+            estimate, least, most = (
+                min(limit, total + int(ns * part))
+                for total, ns in zip(sums.get(owner, (0, 0, 0)), figures, strict=True)
+            )
+            sums[owner] = estimate, least, most
+    pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
+    return Waiting(sums, pairs, pressure)
 
 
 def divide_by_share(device: DeviceTurn, total: int) -> dict[Workload, int]:

@@ -1,13 +1,15 @@
-"""Finds the container of a process in /proc."""
+"""Finds the container of a process in /proc and, on a node without Kubernetes, its Slurm job and user."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from podgpu.errors import SourceError
@@ -19,6 +21,11 @@ _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID nam
 _STARTED = 22  # number of the start time field in /proc/<pid>/stat (clock ticks since boot)
 _MPS_SERVER = b"(nvidia-cuda-mps)"  # nvidia-cuda-mps-server, truncated to 15 characters by the kernel
 _MAX_BYTES = 64 * 1024
+_MAX_COMMAND = 64
+_UID_LINE = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
+_SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")  # /system.slice/slurmstepd.scope/job_1/…, /slurm/uid_0/job_1/…
+_SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
+_SLURM_USER = re.compile(rb"(?:\A|\0)SLURM_JOB_USER=([\w.-]{1,64})")
 
 LookupOutcome = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
 FAILED_LOOKUPS: frozenset[LookupOutcome] = frozenset({"not_permitted", "unreadable"})  # the process exists
@@ -31,6 +38,7 @@ class ContainerLookup:
     outcome: LookupOutcome
     workload: Workload = field(default_factory=Workload)
     is_mps_server: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +51,15 @@ class _CachedLookup:
 class ContainerFinder:
     """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
 
-    Pids are reused, so a cached entry is valid only for a process with the same start time.
+    Pids are reused, so a cached entry is valid only for a process with the same start time. With `finds_users`, the
+    job, user and command of processes outside pods are found too.
     """
 
-    def __init__(self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic, finds_users: bool = False
+    ) -> None:
         self.proc = proc
+        self.finds_users = finds_users
         self._clock = clock
         self._cache: dict[int, _CachedLookup] = {}
 
@@ -72,9 +84,13 @@ class ContainerFinder:
         started, cached = parse_started(stat), self._cache.get(pid)
         if cached is not None and cached.started == started and now - cached.read_at < CACHE_SECONDS:
             return cached.lookup
-        workload = parse_cgroup(_read(folder, "cgroup").decode(errors="replace"))
-        outcome: LookupOutcome = "not_in_container" if workload is None else "found"
-        lookup = ContainerLookup(outcome, workload or Workload(), _MPS_SERVER in stat)
+        cgroup = _read(folder, "cgroup").decode(errors="replace")
+        container = parse_cgroup(cgroup)
+        outcome: LookupOutcome = "not_in_container" if container is None else "found"
+        workload, command = container or Workload(), ""
+        if self.finds_users and not workload.uid:
+            workload, command = _find_user(folder, cgroup, workload.container_id), _find_command(folder, stat)
+        lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command)
         self._cache[pid] = _CachedLookup(started, now, lookup)
         return lookup
 
@@ -162,6 +178,41 @@ def _read(folder: int, name: str) -> bytes:
         return os.read(file, _MAX_BYTES)
     finally:
         os.close(file)
+
+
+# -- users ---------------------------------------------------------------------------------------------------------
+
+
+def _find_user(folder: int, cgroup: str, container_id: str) -> Workload:
+    """Returns the Slurm job and the user of a process. The environment is readable for its user and root only."""
+    environment, uid = b"", _UID_LINE.search(_read(folder, "status"))
+    with suppress(OSError):
+        environment = _read(folder, "environ")
+    job = _SLURM_CGROUP.search(cgroup)
+    variable, job_user = _SLURM_JOB.search(environment), _SLURM_USER.search(environment)
+    number = job[1] if job else variable[1].decode() if variable else ""
+    user = _find_user_name(int(uid[1])) if uid else "unknown"
+    if job_user and user.isdigit():  # podgpu in a container does not know the users of the host
+        user = job_user[1].decode(errors="replace")
+    return Workload(container_id="" if number else container_id, job=number, user=user)
+
+
+@lru_cache(maxsize=1024)
+def _find_user_name(uid: int) -> str:
+    """Returns the number of a user without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _find_command(folder: int, stat: bytes) -> str:
+    """Returns the name of the program, never its arguments. Some programs write those into argv[0]."""
+    words: list[bytes] = []
+    with suppress(OSError):
+        words = _read(folder, "cmdline").partition(b"\0")[0].split()
+    name = os.path.basename(words[0]) if words else stat.partition(b"(")[2].rpartition(b")")[0]
+    return name.decode(errors="replace")[:_MAX_COMMAND]
 
 
 # -- cgroups -------------------------------------------------------------------------------------------------------

@@ -11,15 +11,27 @@ from dataclasses import dataclass, field, fields
 
 from msgspec import structs
 
-from podgpu.model import NS, HolderUsage, NamespaceUsage, SlotUsage, UsageMethod, Workload, WorkloadKey
+from podgpu.model import (
+    NS,
+    HolderUsage,
+    NamespaceUsage,
+    SlotUsage,
+    UsageMethod,
+    WaitPart,
+    Workload,
+    WorkloadKey,
+    parts_of,
+)
 from podgpu.usage.attribution import (
     SHARE_UNITS,
     DeviceTurn,
     Division,
     GpuTurn,
     Owner,
+    Waiting,
     attribute_busy,
     attribute_memory,
+    attribute_waits,
     bound_busy,
     compute_idle,
     count_processes,
@@ -41,6 +53,9 @@ class UsageCounters:
     energy_mj: int | None = None
     busy_min_ns: int | None = None
     busy_max_ns: int | None = None
+    wait_ns: int | None = None
+    wait_min_ns: int | None = None
+    wait_max_ns: int | None = None
 
     def add(self, increment: UsageCounters) -> None:
         for name in _COUNTERS:
@@ -66,6 +81,8 @@ class Account:
     power_ratio: float | None = None  # fraction of the GPU's energy between the last two readings
     idle_streak_ns: int | None = None  # idle time since it was last busy
     is_mps_client: bool = False  # its busy time is not known, only that of the MPS server
+    wait_ratio: float | None = None  # part of the last turn in which it waited; None if unknown
+    waits_for: tuple[WaitPart, ...] = ()
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
 
     def charge(self, increment: UsageCounters) -> None:
@@ -76,12 +93,34 @@ class Account:
         self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
-        """Returns the increments of the bounds. A bound that exists stays one in turns without bounds."""
+        """Returns the increments of the bounds. Without new bounds, existing ones increase by the attributed time."""
         if bounds is not None and bounds[0] is None and self.counters.busy_max_ns is None:
             return None, bounds[1] + (self.counters.busy_ns or 0)
         if bounds is None and self.counters.busy_max_ns is not None:
             return part if self.counters.busy_min_ns is not None else None, part
         return bounds or (None, None)
+
+    def update_waits(
+        self, turn: DeviceTurn, workload: Workload, waiting: Waiting | None
+    ) -> tuple[int | None, int | None, int | None]:
+        """Sets the waiting times of the last turn and returns the increments of the counters.
+
+        Without context switches the waiting time is unknown, except that a workload does not wait if it is alone on the
+        device.
+        """
+        window_ns = turn.usage.window_ns
+        self.waits_for, self.wait_ratio = (), None
+        if waiting is None or not window_ns:
+            is_alone = turn.processes is not None and {process.owner for process in turn.processes} <= {workload}
+            if self.counters.wait_ns is None or not is_alone:
+                return None, None, None
+            self.wait_ratio = 0.0
+            return 0, 0, 0
+        figures = waiting.workloads.get(workload, (0, 0, 0))
+        self.wait_ratio = figures[0] / window_ns
+        runners = sorted(waiting.pairs.get(workload, {}).items(), key=lambda pair: -pair[1])
+        self.waits_for = tuple(_make_wait_part(owner, ns / window_ns) for owner, ns in runners if ns)
+        return figures
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
         """Omits counters that are not being updated while the workload may be running."""
@@ -90,6 +129,7 @@ class Account:
             busy_max_ns = counters.busy_max_ns if self.is_mps_client else None
             counters = UsageCounters(counters.allocated_ns, busy_max_ns=busy_max_ns)
         streak_ns = self.idle_streak_ns if self.is_measured else None
+        has_waits = self.wait_ratio is not None
         return HolderUsage(
             utilization_ratio=self.utilization,
             memory_used_bytes=self.memory,
@@ -99,6 +139,11 @@ class Account:
             busy_min_ns=counters.busy_min_ns,
             busy_max_ns=counters.busy_max_ns,
             idle_ns=counters.idle_ns,
+            wait_ns=counters.wait_ns if has_waits else None,
+            wait_min_ns=counters.wait_min_ns if has_waits else None,
+            wait_max_ns=counters.wait_max_ns if has_waits else None,
+            wait_ratio=self.wait_ratio,
+            waits_for=self.waits_for,
             energy_mj=counters.energy_mj,
             power_ratio=self.power_ratio,
             idle_since=at - streak_ns / NS if streak_ns else None,
@@ -108,7 +153,7 @@ class Account:
 
 @dataclass(slots=True)
 class DeviceAccount:
-    """Usage of one device, and the unattributed part of it."""
+    """Usage of one device, and the part of it that no workload with series has."""
 
     busy_ns: int | None = None
     unattributed_busy_ns: int | None = None
@@ -117,6 +162,7 @@ class DeviceAccount:
     memory: Division = field(default_factory=Division)
     utilization: float | None = None  # busy fraction of the last turn
     method: UsageMethod | None = None
+    pressure_ratio: float | None = None
     has_seen_processes: bool = False  # until then, unattributed figures are not reported
 
     def to_usage(self) -> SlotUsage:
@@ -125,10 +171,11 @@ class DeviceAccount:
             memory_used_bytes=self.memory.total,
             busy_ns=self.busy_ns,
             energy_mj=self.energy_mj,
-            unattributed_memory_bytes=None if self.memory.parts is None else self.memory.unattributed,
+            unattributed_memory_bytes=None if self.memory.parts is None else self.memory.without_series,
             unattributed_busy_ns=self.unattributed_busy_ns if self.has_seen_processes else None,
             unattributed_energy_mj=self.unattributed_energy_mj if self.has_seen_processes else None,
             method=self.method or "",
+            pressure_ratio=self.pressure_ratio,
         )
 
 
@@ -244,14 +291,15 @@ class Ledger:
         accounts = self._update_accounts(turn)
         busy = attribute_busy(turn, self._find_ended_owner(turn))
         memory, processes, bounds = attribute_memory(turn), count_processes(turn), bound_busy(turn, busy)
+        waiting = attribute_waits(turn, busy)
         for workload, account in accounts.items():
             share, part = turn.holders.get(workload), busy.part(workload)
             allocated = None if share is None else round(share * elapsed_ns)
             idle = compute_idle(turn, workload, busy, elapsed_ns)
             account.is_mps_client = workload in bounds and turn.mps_busy_ns is not None
-            account.charge(
-                UsageCounters(allocated, part, idle, None, *account.extend_bounds(bounds.get(workload), part))
-            )
+            busy_bounds = account.extend_bounds(bounds.get(workload), part)
+            waits = account.update_waits(turn, workload, waiting)
+            account.charge(UsageCounters(allocated, part, idle, None, *busy_bounds, *waits))
             account.utilization = part / window_ns if part is not None and window_ns else None
             account.memory = None if memory.parts is None else memory.parts.get(workload)
             account.processes = processes.get(workload)
@@ -259,9 +307,10 @@ class Ledger:
                 account.is_measured = part is not None or (account.is_measured and not account.has_process)
         device = self._devices.setdefault(key, DeviceAccount())
         device.busy_ns = _plus(device.busy_ns, busy.total)
-        device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.unattributed)
+        device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.without_series)
         device.utilization = busy.total / window_ns if busy.total is not None and window_ns else None
         device.memory = memory
+        device.pressure_ratio = waiting.pressure_ns / window_ns if waiting is not None and window_ns else None
         device.method = None if busy.parts is None else turn.usage.method
         if turn.mps_busy_ns is not None:
             device.method = "mps"
@@ -282,7 +331,7 @@ class Ledger:
             for account in (account for one in charged for account in one.accounts.values()):
                 account.power_ratio = parts[account] / gpu.energy_mj if gpu.energy_mj and account in parts else None
             device.energy_mj = _plus(device.energy_mj, gpu.energy_mj)
-            rest = gpu.energy_mj - sum(parts.values())
+            rest = gpu.energy_mj - sum(part for account, part in parts.items() if account.workload.has_labels)
             device.unattributed_energy_mj = _plus(device.unattributed_energy_mj, rest)
         if device.energy_mj is not None:
             for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):
@@ -347,6 +396,10 @@ class Ledger:
 
 def _key(owner: Owner | None) -> WorkloadKey | str | None:
     return owner.key if isinstance(owner, Workload) else owner
+
+
+def _make_wait_part(owner: Owner, ratio: float) -> WaitPart:
+    return WaitPart(*parts_of(owner), ratio=ratio) if isinstance(owner, Workload) else WaitPart(ratio=ratio)
 
 
 def _plus(counter: int | None, increment: int | None) -> int | None:

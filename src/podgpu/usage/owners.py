@@ -21,6 +21,7 @@ from podgpu.usage.containers import (
 )
 
 NO_NAME = "no_pod_name"
+UNKNOWN_USER = Workload(user="unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Owners:
     unknown: Mapping[int, str] = field(default_factory=dict)  # reason, if the owner cannot be determined
     mps_servers: frozenset[int] = frozenset()
     nameless: Mapping[int, Workload] = field(default_factory=dict)  # containers whose pod is unknown
+    commands: Mapping[int, str] = field(default_factory=dict)  # only on a node without Kubernetes
 
 
 class NameSource(Protocol):
@@ -50,9 +52,15 @@ class ProcessOwners:
         self._nameless: frozenset[Workload] = frozenset()
 
     def find(self, pids: Collection[int]) -> Owners:
-        self._lookups = self._finder.find_all(pids)
+        before, self._lookups = self._lookups, self._finder.find_all(pids)
         lookups = {pid: self._correct(pid, lookup) for pid, lookup in self._lookups.items()}
-        inside = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.outcome == "found"}
+        users = {pid: lookup.workload for pid, lookup in lookups.items() if lookup.workload.user}
+        if self._finder.finds_users:
+            # /proc with hidepid=invisible hides running processes of other users.
+            hidden = {pid for pid, one in lookups.items() if one.outcome == "gone" and before.get(pid) == one}
+            failed = {pid for pid, one in lookups.items() if one.outcome in FAILED_LOOKUPS}
+            users |= dict.fromkeys(hidden | failed, UNKNOWN_USER)
+        inside = {pid: one.workload for pid, one in lookups.items() if one.outcome == "found" and pid not in users}
         named, unknown, nameless = self._name(inside)
         if not self._nameless.issuperset(nameless.values()):  # a short job could end before the next regular reading
             self._names.read_identities()
@@ -62,7 +70,8 @@ class ProcessOwners:
         unknown |= {pid: lookup.outcome for pid, lookup in lookups.items() if lookup.outcome in FAILED_LOOKUPS}
         unknown |= {pid: NO_NAME for pid, workload in nameless.items() if workload.uid}  # no UID: not in a pod
         servers = frozenset(pid for pid, lookup in self._lookups.items() if lookup.is_mps_server)
-        self._last = Owners(named, unknown, servers, nameless)
+        commands = {pid: lookup.command for pid, lookup in self._lookups.items() if lookup.command}
+        self._last = Owners(named | users, unknown, servers, nameless, commands)
         return self._last
 
     def require_permission(self) -> None:
@@ -79,7 +88,7 @@ class ProcessOwners:
     def _correct(self, pid: int, lookup: ContainerLookup) -> ContainerLookup:
         """Returns the previous owner if the process has just ended, or if its pod's names were already removed."""
         before = self._last.workloads.get(pid)
-        same = before is not None and before.container_id == lookup.workload.container_id
+        same = before is not None and before.container_id == lookup.workload.container_id != ""
         return ContainerLookup("found", before) if before is not None and (same or lookup.outcome == "gone") else lookup
 
     def _name(

@@ -96,7 +96,7 @@ async def _file_response(request: web.Request, read: Callable[[], bytes], conten
 
 
 async def _json_response(request: web.Request, answer: msgspec.Struct | JsonObject | str) -> web.Response:
-    """A text is the reason why there is no answer."""
+    """Encodes the answer. If `answer` is a string, returns it as the error message of a 404."""
     if isinstance(answer, str):
         return json_error(404, answer)
     return await _response(request, lambda: msgspec.json.encode(answer), JSON_HEADERS)

@@ -1,4 +1,4 @@
-{{/* Values of dcgm-exporter's chart, at the top level as there. Three are taken; of the others is said what they are here. */}}
+{{/* Values of dcgm-exporter's chart at the top level. Three are accepted; the others fail with the name of podgpu's value. */}}
 
 {{- define "podgpu.exporter.arguments" -}}
 {{- include "podgpu.words" (concat (.Values.arguments | default list) .Values.exporter.arguments) -}}
@@ -12,7 +12,7 @@
 {{- toYaml (concat (.Values.extraConfigMapVolumes | default list) .Values.exporter.extraConfigMapVolumes) -}}
 {{- end -}}
 
-{{/* Theirs -> ours. The schema lets these names through, so that it is said here what to write instead. */}}
+{{/* Name in dcgm-exporter's chart -> name in this chart. The schema allows these names, so that this message is shown. */}}
 {{- define "podgpu.dcgmChart" -}}
 affinity: gpuNodes.affinity
 basicAuth: exporter.webConfig, a Secret with a web config file
@@ -47,7 +47,7 @@ tolerations: gpuNodes.tolerations
 {{- end -}}
 {{- end -}}
 
-{{/* Flag or variable -> the value that stands for it, and that brings the port, the mount or the rights it needs. */}}
+{{/* Flag or variable -> the value to use instead, which also adds the port, mount or permission that it needs. */}}
 {{- define "podgpu.exporter.standsFor" -}}
 - {flags: [a, address], env: DCGM_EXPORTER_LISTEN, value: exporter.port}
 - {flags: [k, kubernetes], env: DCGM_EXPORTER_KUBERNETES, value: exporter.kubernetes.enabled}

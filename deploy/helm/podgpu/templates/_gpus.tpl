@@ -1,6 +1,6 @@
-{{/* Which nodes have GPUs, and how a container on them sees them. */}}
+{{/* Selects the GPU nodes and gives containers access to the GPUs. */}}
 
-{{/* Labels that GPU nodes usually have; one is enough. */}}
+{{/* Common labels of GPU nodes. A node needs one of them. */}}
 {{- define "podgpu.knownGpuNodes" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
@@ -14,7 +14,7 @@ nodeAffinity:
       - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
 {{- end -}}
 
-{{/* Where the pods of a DaemonSet go. */}}
+{{/* Scheduling of a DaemonSet's pods. */}}
 {{- define "podgpu.gpuNodes" -}}
 {{- $nodes := .Values.gpuNodes -}}
 {{- $selector := dict "kubernetes.io/os" "linux" -}}
@@ -38,14 +38,14 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Variables of a container that shall see the GPUs. */}}
+{{/* Environment variables of a container with access to the GPUs. */}}
 {{- define "podgpu.gpuEnv" -}}
 {{- $gpus := .Values.gpus -}}
 {{- if eq $gpus.access "runtime" }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: all}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
 {{- else if eq $gpus.access "volume-mounts" }}
-# The image says all; the mount below says which, and the runtime must not be asked twice.
+# Overrides `all` in the image, because the mount below selects the devices.
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
 {{- else if eq $gpus.access "cdi" }}

@@ -1,4 +1,4 @@
-{{/* Which Pod Security level the namespace must allow, and what for: empty where the strictest will do. */}}
+{{/* The Pod Security level that the namespace must allow, and the reason. Empty if `restricted` is enough. */}}
 {{- define "podgpu.privilegedFor" -}}
 {{- $reasons := list -}}
 {{- $exporter := .Values.exporter -}}

@@ -4,7 +4,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Leaves room for -exporter, -counters and the like within 63 letters. */}}
+{{/* Leaves room for suffixes such as -exporter within 63 characters. */}}
 {{- define "podgpu.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
@@ -15,12 +15,12 @@
 {{- end -}}
 {{- end -}}
 
-{{/* (list root component) */}}
+{{/* Name of a component's objects: (list root component) */}}
 {{- define "podgpu.component" -}}
 {{- printf "%s-%s" (include "podgpu.fullname" (index . 0)) (index . 1) -}}
 {{- end -}}
 
-{{/* Of what has no namespace: two releases of one name in two namespaces must not meet. */}}
+{{/* Name of a cluster-scoped object. Contains the namespace, so that releases with the same name do not conflict. */}}
 {{- define "podgpu.clusterWide" -}}
 {{- printf "%s-%s" (index . 0).Release.Namespace (include "podgpu.component" .) -}}
 {{- end -}}
@@ -43,7 +43,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* Without the version: pods are not replaced because the chart has a new one. */}}
+{{/* Labels of pods. They exclude the chart's version, because a new version would restart the pods. */}}
 {{- define "podgpu.podLabels" -}}
 {{ include "podgpu.selectorLabels" . }}
 {{- with merge (deepCopy (index . 0).Values.podLabels) (index . 0).Values.commonLabels }}
@@ -58,7 +58,7 @@ labels:
   {{- include "podgpu.labels" . | nindent 2 }}
 {{- end -}}
 
-{{/* Mounts no token: pods that need one say so. */}}
+{{/* Does not mount a token. Pods that need one mount it themselves. */}}
 {{- define "podgpu.serviceAccount" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -88,7 +88,7 @@ automountServiceAccountToken: false
 {{- end -}}
 {{- end -}}
 
-{{/* (list root switch): "true" or "". auto: where the Prometheus operator is. */}}
+{{/* (list root switch): returns "true" or "". `auto` is true if the cluster has the Prometheus operator. */}}
 {{- define "podgpu.on" -}}
 {{- $switch := index . 1 | toString -}}
 {{- if or (eq $switch "true") (and (eq $switch "auto") ((index . 0).Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}

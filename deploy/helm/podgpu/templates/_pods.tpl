@@ -1,7 +1,7 @@
-{{/* What pods have in common: rights, probes, scrapes. */}}
+{{/* Parts of pods that components share: security contexts, probes, scrapes, network policies. */}}
 
-{{/* (dict "capabilities" list "privileged" bool): all a container may not do.
-Kubernetes holds that SYS_ADMIN and "no escalation" contradict each other. */}}
+{{/* A container's security context: (dict "capabilities" list "privileged" bool).
+Kubernetes rejects SYS_ADMIN together with allowPrivilegeEscalation: false. */}}
 {{- define "podgpu.containerSecurity" -}}
 {{- if .privileged }}
 privileged: true
@@ -18,7 +18,7 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* The uid: of a pod that reads what is root's, and of one that does not. */}}
+{{/* A pod's security context. The argument is the uid: 0 to read files of root, otherwise 65534. */}}
 {{- define "podgpu.podSecurity" -}}
 {{- $uid := . | toString -}}
 runAsUser: {{ $uid }}
@@ -27,10 +27,10 @@ runAsNonRoot: {{ ne $uid "0" }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* Of the exporter and of the cluster view, where they have a web config: the kubelet has no credentials. */}}
+{{/* Port of the probes for components with a web config, because the kubelet has no credentials. */}}
 {{- define "podgpu.probePort" -}} 9402 {{- end -}}
 
-{{/* https where a web config is said to have TLS; else empty. */}}
+{{/* Returns https if the web config enables TLS, otherwise an empty string. */}}
 {{- define "podgpu.scheme" -}}
 {{- if dig "webConfig" "secretName" "" . -}}{{- if .webConfig.tls -}} https {{- end -}}{{- end -}}
 {{- end -}}
@@ -42,7 +42,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end -}}
 
-{{/* The name of the port that answers the kubelet. */}}
+{{/* Probes. The argument is the name of their port. */}}
 {{- define "podgpu.probes" -}}
 livenessProbe:
   httpGet: {path: /livez, port: {{ . }}}
@@ -58,7 +58,7 @@ readinessProbe:
   failureThreshold: 3
 {{- end -}}
 
-{{/* (list root component): lines of a pod's spec that all components have. */}}
+{{/* The part of the pod spec that all components share: (list root component). */}}
 {{- define "podgpu.podSettings" -}}
 {{- $values := (index . 0).Values -}}
 serviceAccountName: {{ include "podgpu.component" . }}
@@ -72,7 +72,7 @@ priorityClassName: {{ . }}
 enableServiceLinks: false
 {{- end -}}
 
-{{/* (list root component): where the pods of a Deployment go. */}}
+{{/* Scheduling of a Deployment's pods: (list root component). */}}
 {{- define "podgpu.placement" -}}
 {{- $component := index (index . 0).Values (index . 1) -}}
 nodeSelector:
@@ -94,7 +94,7 @@ kubectl.kubernetes.io/default-container: podgpu
 {{- end }}
 {{- end -}}
 
-{{/* Arguments as text: --set makes a number of 1000, and a file's 3600000 would be written 3.6e+06. */}}
+{{/* Converts arguments to text. --set turns 1000 into a number, and Helm would write 3600000 as 3.6e+06. */}}
 {{- define "podgpu.words" -}}
 {{- $words := list -}}
 {{- range . -}}
@@ -104,7 +104,7 @@ kubectl.kubernetes.io/default-container: podgpu
 {{- toYaml $words -}}
 {{- end -}}
 
-{{/* (list path-of-the-value taken given): the chart's variables and the user's, which may not be the same ones. */}}
+{{/* The variables of the chart and of the user: (list path-of-the-value chart-variables user-variables). Fails if both set the same variable. */}}
 {{- define "podgpu.env" -}}
 {{- $path := index . 0 -}}
 {{- $ours := index . 1 -}}
@@ -118,12 +118,12 @@ kubectl.kubernetes.io/default-container: podgpu
 {{- toYaml (concat $ours (index . 2)) -}}
 {{- end -}}
 
-{{/* How metrics whose series name workloads are scraped.
+{{/* Relabelings for metrics with pod labels.
 
-Series carry pod, namespace and container of the *workload*. The operator puts labels of the same names on the target,
-with the *exporter's* pod in them. honorLabels lets the series' own win; a series without them, such as that of a GPU
-nobody holds, would still get the target's, and an idle GPU would seem to belong to the exporter. So the target's are moved
-to exporter_*. These rules come after the operator's own, which set the labels. */}}
+The labels pod, namespace and container of a series name the *workload*. The operator adds labels of the same names for
+the *exporter's* pod. With honorLabels, the labels of the series take precedence. Series without these labels, such as
+those of unallocated GPUs, would still get the exporter's. So the labels of the exporter are renamed to exporter_*.
+These rules come after the operator's own, which set the labels. */}}
 {{- define "podgpu.endpoint" -}}
 port: metrics
 path: /metrics
@@ -147,7 +147,7 @@ relabelings:
   - {sourceLabels: [__meta_kubernetes_pod_container_name], targetLabel: exporter_container}
   {{- if ne .component "cluster" }}
   - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
-  {{- else }}{{/* its series are of every node: a pod that moves must not fork those that name none */}}
+  {{- else }}{{/* series about all nodes: the labels of podgpu's pod are dropped, because they would change when the pod moves */}}
   {{- end }}
   - {action: labeldrop, regex: pod|namespace|container}
   {{- with .monitor.relabelings }}
@@ -159,7 +159,7 @@ metricRelabelings:
 {{- end }}
 {{- end -}}
 
-{{/* (list root component): a ServiceMonitor, or a PodMonitor, which components without a Service always have. */}}
+{{/* A ServiceMonitor or PodMonitor: (list root component). Components without a Service always have a PodMonitor. */}}
 {{- define "podgpu.monitor" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
@@ -187,8 +187,8 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* Egress to the API server, whose address a policy cannot name. Most network plugins judge a packet after the Service has
-been translated, so these are the ports it listens on itself: managed clusters, kubeadm and k3s, minikube, microk8s. */}}
+{{/* Egress to the API server. A policy cannot select its address. Most network plugins check packets after the Service's
+address is translated, so these are the API server's own ports in managed clusters, kubeadm and k3s, minikube, microk8s. */}}
 {{- define "podgpu.apiServerEgress" -}}
 - ports:
     {{- range list 443 6443 8443 16443 }}
@@ -196,7 +196,7 @@ been translated, so these are the ports it listens on itself: managed clusters, 
     {{- end }}
 {{- end -}}
 
-{{/* 5353: where OpenShift's own listen behind their Service. */}}
+{{/* Egress to DNS. OpenShift's DNS pods listen on 5353. */}}
 {{- define "podgpu.dnsEgress" -}}
 - ports:
     {{- range list 53 5353 }}
@@ -205,8 +205,8 @@ been translated, so these are the ports it listens on itself: managed clusters, 
     {{- end }}
 {{- end -}}
 
-{{/* (list root url): egress to whom the URL names. The port of a Service need not be that of its pods, and the latter is
-judged: to a Service of the cluster every port of its namespace is open, elsewhere the URL's alone. */}}
+{{/* Egress to the host of a URL: (list root url). Policies check the port of the pods, which can differ from the port of
+their Service. So for a Service in the cluster all ports of its namespace are allowed, otherwise only the URL's port. */}}
 {{- define "podgpu.urlEgress" -}}
 {{- $url := urlParse (index . 1) -}}
 {{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}

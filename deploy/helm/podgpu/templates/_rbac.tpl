@@ -1,6 +1,6 @@
-{{/* Roles, for what is switched on and for nothing else. */}}
+{{/* Roles with the permissions that the enabled features need. */}}
 
-{{/* (list root component api): reading pods and DRA devices anywhere, one ConfigMap where it is. */}}
+{{/* (list root component api): read pods and DRA devices in the cluster, and one ConfigMap in its namespace. */}}
 {{- define "podgpu.nodeAgentRoles" -}}
 {{- $root := index . 0 -}}
 {{- $place := list $root (index . 1) -}}
@@ -14,12 +14,12 @@ metadata:
     {{- include "podgpu.labels" $place | nindent 4 }}
 rules:
   {{- if $api.pods }}
-  # Of this node only, which it asks for itself: RBAC cannot.
+  # podgpu requests only the pods of its node. RBAC cannot restrict this.
   - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
   {{- end }}
   {{- if $api.slices }}
   - {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [list, watch]}
-  # Those that containers of this node use, each once: which of them have adminAccess.
+  # podgpu gets each claim that containers of its node use, to find claims with adminAccess and shares.
   - {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
   - {nonResourceURLs: [/apis/resource.k8s.io], verbs: [get]}
   {{- end }}

@@ -1,4 +1,4 @@
-{{/* Refuses names of alerts that do not exist. */}}
+{{/* Fails for names of alerts that do not exist. */}}
 
 {{- define "podgpu.rules.check" -}}
 {{- $alerts := list -}}

@@ -1,11 +1,11 @@
-{{/* Where `podgpu cluster` and `podgpu autoscale` read the figures. */}}
+{{/* The source of metrics for `podgpu cluster` and `podgpu autoscale`. */}}
 
-{{/* Whether the exporters are found through the API server. */}}
+{{/* True if exporters are discovered through the API server. */}}
 {{- define "podgpu.source.discovers" -}}
 {{- if not .Values.source.prometheus.url -}} true {{- end -}}
 {{- end -}}
 
-{{/* An EndpointSlice has the labels of its Service. */}}
+{{/* The label selector of the exporters. EndpointSlices have the labels of their Service. */}}
 {{- define "podgpu.source.selector" -}}
 {{- $discover := .Values.source.discover -}}
 {{- $ours := printf "app.kubernetes.io/name=%s,app.kubernetes.io/instance=%s,app.kubernetes.io/component=exporter" (include "podgpu.name" .) .Release.Name -}}
@@ -14,7 +14,7 @@
 {{- else -}}{{ printf "%s/%s" (default .Release.Namespace $discover.namespace) $selector }}{{- end -}}
 {{- end -}}
 
-{{/* (list prefix directory access): flags of one kind of server. */}}
+{{/* Flags for TLS and credentials: (list prefix directory access). */}}
 {{- define "podgpu.source.access" -}}
 {{- $prefix := index . 0 -}}
 {{- $directory := index . 1 -}}
@@ -54,7 +54,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* {name, path, secret} of each Secret with credentials, as YAML. */}}
+{{/* A YAML list with {name, path, secret} of each Secret with credentials. */}}
 {{- define "podgpu.source.secrets" -}}
 {{- with .Values.source.prometheus.secret.name }}
 - {name: prometheus-access, path: /etc/podgpu/prometheus, secret: {{ . }}}
@@ -64,7 +64,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "podgpu.source.check" -}}
 {{- $source := .Values.source -}}
 {{- range $name, $access := dict "prometheus" $source.prometheus "exporterAccess" $source.exporterAccess -}}

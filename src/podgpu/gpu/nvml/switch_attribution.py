@@ -105,6 +105,7 @@ class Residency:
     unknown: int = 0
     """Time without a known resident: before the first switch, or after a context was destroyed."""
     slice_work: int = 0
+    lead: int = 0
     """See `SwitchCosts`."""
 
     @property
@@ -184,7 +185,7 @@ class Timeline:
             unknown += until - position
         del self._times[:count], self._pids[:count]
         self._resident, self._saved_at, self.now = resident, saved_at, until
-        return Residency(since, until, stays, switching, unknown, self.costs.slice_work)
+        return Residency(since, until, stays, switching, unknown, self.costs.slice_work, lead)
 
 
 # Attribution
@@ -197,7 +198,7 @@ _CLASSES = len(AGE_EDGES)
 _LONG_NS = 2_400_000
 """A stay longer than a time slice (2.1 ms on an H200) plus the save. It lasted so long because no other context had
 work."""
-_MAX_SAVE_NS = 110_000
+MAX_SAVE_NS = 110_000
 """Upper bound: saving a context that was preempted takes 49 to 102 µs longer than saving an idle one (H200)."""
 _MEAN_SAVE_NS = 37_000
 """Half of the mean extra time, for stays beyond their slice, where it is unknown whether the context was preempted or
@@ -376,7 +377,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
 
 def compute_max_saving(residency: Residency) -> dict[int, int]:
     """Returns the time spent on saving contexts if every process worked until the end of its slice."""
-    return _compute_saving(residency, lambda _pid, _age: 1.0, _MAX_SAVE_NS)
+    return _compute_saving(residency, lambda _pid, _age: 1.0, MAX_SAVE_NS)
 
 
 def _compute_saving(
@@ -393,7 +394,7 @@ def _compute_saving(
         for pid, began, since, until in residency.stays:
             past = until - began - residency.slice_work
             if past > 0:
-                saving = min(past if past <= _MAX_SAVE_NS else past_slice, until - since)
+                saving = min(past if past <= MAX_SAVE_NS else past_slice, until - since)
                 result[pid] = result.get(pid, 0) + int(saving * share_at(pid, until - began))
     return result
 

@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,7 @@ from podgpu.gpu.nvml.switch_attribution import (
     estimate_without_samples,
 )
 from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
+from podgpu.gpu.nvml.switch_waiting import WaitEstimator
 from podgpu.gpu.source import SwitchStatus
 from podgpu.model import Device, DeviceUsage, ProcessUsage, UsageMethod
 
@@ -51,7 +53,7 @@ _SAMPLE_SECONDS = 0.06
 """Mean interval of busy samples. A sample costs 0.5 ms of CPU in the driver. Over half a minute, 17 samples per second
 are as accurate as 20."""
 _DRAIN_SECONDS = 2.0
-"""Interval of reading the log. It is full after 3 seconds at 5,000 switches per second."""
+"""Interval of reading the log. At 5,000 switches per second, the log is full after 3 seconds."""
 _TICK_SECONDS = 0.001
 """A drain that is due within this time is done immediately."""
 _MAX_UNREAD_SECONDS = 90.0
@@ -310,6 +312,8 @@ class BusyTimeSplitter:
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
+        self._waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)
+        """By device key."""
         self._shared: frozenset[str] = frozenset()
         self._previous_pids: frozenset[int] = frozenset()
         self._pids: frozenset[int] = frozenset()
@@ -370,6 +374,7 @@ class BusyTimeSplitter:
         if self._listener is not None:
             self._listener.close()
             self._listener, self._model = None, BusyShareModel()
+            self._waits.clear()
             _log.info("%s: the context-switch log is closed", self._name)
 
     def _open(self, gpu: Device) -> None:
@@ -420,6 +425,7 @@ class BusyTimeSplitter:
             resident_ns=resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
+            waits=self._waits[usage.device.key].add(residency, figures),
         )
 
 

@@ -151,7 +151,7 @@ class NvmlTelemetry:
                 self._add_gpu(lookup.handle, lookup.device)
 
     def _raise_common_error(self) -> None:
-        """Raises StartError, and DriverGone if all GPUs failed with it."""
+        """Raises a StartError of any GPU. Raises DriverGone if all GPUs failed with it."""
         for error in self._errors.values():
             if isinstance(error, StartError):
                 raise error

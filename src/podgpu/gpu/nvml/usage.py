@@ -304,9 +304,9 @@ class UsageReader:
         return power if 0 < power <= _MAX_WATTS * 1000 else None
 
     def _read_energy(self, pids: Collection[int] | None, power: int | None) -> int | None:
-        """Returns the energy since the last reading of the counter, None if it is not read in this turn or unknown.
+        """Returns the energy since the last reading of the counter. None if unknown or not read in this turn.
 
-        The counter is read every 5 s and when processes change. The first result is not delayed. Without power
+        The counter is read every 5 s and when processes change. Without power
         readings it is read in every turn, because its energy cannot be divided among turns.
         """
         changed, self._pids = pids != self._pids, pids

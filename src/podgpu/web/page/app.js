@@ -2,6 +2,7 @@
 
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
+import { Cost } from "./cost.js";
 import { isFiltered, isList, matching, readHash, sorted, without, writeHash } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
@@ -25,7 +26,7 @@ const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
-const TABLES = ["namespaces", "waste"];
+const TABLES = ["namespaces", "waste", "cost"];
 
 class Page {
   constructor() {
@@ -55,6 +56,7 @@ class Page {
     this.gpu = new GpuView(context, again);
     this.namespaces = new Namespaces(order);
     this.waste = new Waste(context, order, again);
+    this.cost = new Cost(order, again);
     this.main = byId("main");
     this.message = h("p", { class: "message" });
     this.keys = new Keys(this.main, byId("q"), byId("help"), () => this.escape(), (last) => this.map.reach(last));
@@ -192,7 +194,7 @@ class Page {
     const view = this.viewOf(criteria, picture);
     if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };
     const at = this.main.getBoundingClientRect();
-    for (const [name, other] of [["gpu", this.gpu], ["pod", this.pod], ["waste", this.waste]]) {
+    for (const [name, other] of [["gpu", this.gpu], ["pod", this.pod], ["waste", this.waste], ["cost", this.cost]]) {
       if (name !== view && this.view === name) other.leave();
     }
     this.view = view;
@@ -203,7 +205,7 @@ class Page {
     byId("shown").hidden = true;
     byId("tab-namespaces").hidden = !(picture.namespaces ?? []).length;
     setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
-    for (const [id, name] of [["tab-gpus", ""], ["tab-waste", "waste"], ["tab-namespaces", "namespaces"]]) {
+    for (const [id, name] of [["tab-gpus", ""], ["tab-waste", "waste"], ["tab-cost", "cost"], ["tab-namespaces", "namespaces"]]) {
       setAttribute(byId(id), "aria-current", name === view ? "page" : undefined);
     }
     this.showView(view, picture, anew, at);
@@ -217,7 +219,7 @@ class Page {
     if (view === "gpu") this.gpu.show(devices, criteria, back);
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "namespaces") this.namespaces.show(picture, devices, criteria);
-    else if (view === "waste") this.waste.show(criteria);
+    else if (view === "waste" || view === "cost") this[view].show(criteria);
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }

@@ -91,10 +91,13 @@ function holdersOf(of, part) {
     utilization: holder.utilization_ratio,
     memory: holder.memory_used_bytes,
     processes: holder.processes,
+    running: holder.running ?? [],
     busySeconds: holder.busy_seconds,
     idleSeconds: holder.idle_seconds,
     energy: holder.energy_joules,
     idleSince: holder.idle_since,
+    waited: holder.wait_ratio,
+    waitsFor: (holder.waits_for ?? []).map((part) => ({ ratio: part.ratio, name: part.pod || part.job || part.uid ? nameOf(part) : "processes outside pods" })),
     cost: holder.cost_per_hour,
     amount: holder.part ?? 0, // of the physical GPU
     use: holder.use ?? "unknown",
@@ -127,11 +130,17 @@ function lastHoldersOf(gpu) {
 }
 
 function nameOf(holder) {
-  if (holder.job) return `job ${holder.job}`;
+  if (holder.job) return holder.user ? `job ${holder.job} (${holder.user})` : `job ${holder.job}`;
   if (holder.pod) return [holder.namespace, holder.pod].filter(Boolean).join("/");
   const id = holder.container_id?.slice(0, 12);
   if (holder.uid) return id && !holder.container ? `pod ${holder.uid}/${id}` : `pod ${holder.uid}`;
-  return id ? `container ${id}` : "unknown holder";
+  if (id) return `container ${id}`;
+  return holder.user ? `user ${holder.user}` : "unknown holder";
+}
+
+// The programs of a holder on a node without Kubernetes.
+export function commandsOf(holder) {
+  return [...new Set(holder.running.map((process) => process.command))].filter(Boolean).join(", ");
 }
 
 // Returns undefined if the start is unknown.
@@ -177,7 +186,7 @@ export function textOf(device) {
 function haystack(device) {
   const words = [device.node, device.model, device.uuid, device.name];
   for (const part of device.parts) words.push(part.profile);
-  for (const holder of device.holders) words.push(`${holder.name}/${holder.container}`, holder.owner);
+  for (const holder of device.holders) words.push(`${holder.name}/${holder.container}`, holder.owner, commandsOf(holder));
   for (const holder of device.lastHolders) words.push(`${holder.name}/${holder.container}`);
   for (const condition of device.conditions) words.push(condition.name, condition.says);
   return words.join("\n").toLowerCase();

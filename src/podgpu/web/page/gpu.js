@@ -4,7 +4,7 @@ import { noneText, Question } from "./ask.js";
 import { gpuHash, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { fieldSections, sourceRows, xidRows } from "./fields.js";
-import { celsius, energy, memoryOf, percent, perHour, watts } from "./format.js";
+import { celsius, energy, memory, memoryOf, percent, perHour, watts } from "./format.js";
 import { Rows, showText } from "./rows.js";
 import { brokenText, idleText, Troubles } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
@@ -29,7 +29,9 @@ export class GpuView {
     this.facts = h("dl", { class: "facts" });
     this.rows = new Rows();
     this.parts = h("nav", { class: "tabs", "aria-label": "Instances" });
+    this.running = h("ul", { class: "marks" });
     this.holding = h("section", {}, h("h3", {}, "Holders"), this.rows.element);
+    this.runningSection = h("section", {}, h("h3", {}, "Processes"), this.running);
     this.timeline = new Timeline((criteria) => ({ gpu: criteria.gpu }));
     this.xids = h("ul", { class: "marks" });
     this.xidSection = h("section", {}, h("h3", {}, "XID errors"), this.xids);
@@ -39,7 +41,7 @@ export class GpuView {
     this.method = h("p", { class: "about" });
     this.about = h("p", { class: "about" });
     const more = h("section", { class: "known" }, h("h2", {}, "All fields"), this.about, this.xidSection, this.fields, this.sourceSection, this.method);
-    this.element = h("div", { class: "pod gpu" }, this.back, title, this.uuid, this.troubles.element, this.facts, this.holding, this.parts, this.timeline.element, more);
+    this.element = h("div", { class: "pod gpu" }, this.back, title, this.uuid, this.troubles.element, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, more);
   }
 
   leave() {
@@ -71,9 +73,12 @@ export class GpuView {
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
     this.troubles.element.hidden = !device;
     this.facts.hidden = this.holding.hidden = !device;
+    const processes = device ? processRows(device) : [];
+    place(this.running, processes);
+    this.runningSection.hidden = !processes.length;
     if (!device) return;
     this.troubles.show(device, now);
-    this.rows.show(device, { now, cost: this.context.prices() });
+    this.rows.show(device, { now, cost: this.context.prices(), waits: true });
     place(this.facts, factsOf(device, this.context.prices()));
     this.facts.hidden = device.absent || device.gone;
   }
@@ -122,6 +127,14 @@ function splitGpu(path) {
 
 function nameOf(gpu) {
   return gpu?.index === undefined ? "GPU" : `GPU ${gpu.index}`;
+}
+
+// The processes on a node without Kubernetes.
+function processRows(device) {
+  return device.holders.flatMap((holder) => holder.running.map((process) => {
+    const figures = [percent(process.utilization_ratio), memory(process.memory_used_bytes)].filter(Boolean);
+    return h("li", {}, plain([`${process.command} (pid ${process.pid})`, holder.name, ...figures].join(" · ")));
+  }));
 }
 
 function factsOf(device, currency) {

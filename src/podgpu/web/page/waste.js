@@ -7,7 +7,7 @@ import { amount, duration, money, moment, parts, percent, perHour, plural } from
 import { Table } from "./table.js";
 
 const EVERY_SECONDS = 15;
-const TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
+export const TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const MISSING = "This server keeps no account of waste: its podgpu is older than this page.";
 
 export class Waste {
@@ -83,7 +83,7 @@ function matching(rows, { q, ns }) {
   });
 }
 
-function ownerText(row) {
+export function ownerText(row) {
   if (typeof row.owner === "string") return row.owner;
   return row.owner?.name ? `${row.owner.kind ?? ""}/${row.owner.name}` : undefined;
 }
@@ -149,9 +149,9 @@ function nameColumn(by) {
 }
 
 // A pod without an owner, or a holder that is not a pod, is its own group.
-function podText(row) {
+export function podText(row) {
   if (row.pod) return row.pod;
-  if (row.job) return `job ${row.job}`;
+  if (row.job) return row.job.startsWith("user ") ? row.job : `job ${row.job}`;
   if (row.container_id) return `container ${row.container_id.slice(0, 12)}`;
   return row.uid ? `pod ${row.uid}` : undefined;
 }

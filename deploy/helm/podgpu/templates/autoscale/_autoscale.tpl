@@ -1,6 +1,6 @@
-{{/* What `podgpu autoscale` is started with. */}}
+{{/* Arguments and Secrets of `podgpu autoscale`. */}}
 
-{{/* The names of the APIServices that lead here, in a YAML list. */}}
+{{/* A YAML list of the names of podgpu's APIServices. */}}
 {{- define "podgpu.autoscale.apiServices" -}}
 {{- if .Values.autoscale.customMetrics.enabled }}
 - v1beta2.custom.metrics.k8s.io
@@ -8,7 +8,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* The Secret with the metrics API's certificate; empty: podgpu makes its own. */}}
+{{/* The Secret with the certificate of the metrics API. Empty if podgpu creates the certificate. */}}
 {{- define "podgpu.autoscale.apiSecret" -}}
 {{- $tls := .Values.autoscale.customMetrics.certificate -}}
 {{- if eq $tls.from "secret" -}}{{ $tls.secretName }}
@@ -45,7 +45,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* (list name path secret) of each Secret that is mounted, as YAML. */}}
+{{/* A YAML list with (list name path secret) of each mounted Secret. */}}
 {{- define "podgpu.autoscale.secrets" -}}
 {{- $autoscale := .Values.autoscale -}}
 {{- with $autoscale.keda.secretName }}
@@ -57,7 +57,7 @@
 {{- include "podgpu.source.secrets" . }}
 {{- end -}}
 
-{{/* What the schema cannot say, and whether an APIService is somebody else's. */}}
+{{/* Checks that the schema cannot express. Fails if another Service owns one of the APIServices. */}}
 {{- define "podgpu.autoscale.check" -}}
 {{- $root := . -}}
 {{- $autoscale := .Values.autoscale -}}

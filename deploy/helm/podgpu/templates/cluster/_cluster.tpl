@@ -1,4 +1,4 @@
-{{/* What `podgpu cluster` is started with. */}}
+{{/* Arguments of `podgpu cluster`. */}}
 
 {{- define "podgpu.cluster.token" -}}
 {{- if or (include "podgpu.source.discovers" .) .Values.cluster.podOwners -}} true {{- end -}}
@@ -62,7 +62,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "podgpu.cluster.check" -}}
 {{- $cluster := .Values.cluster -}}
 {{- include "podgpu.source.check" . -}}

@@ -1,4 +1,4 @@
-{{/* What `podgpu enrich` is started with, and the two it works beside. */}}
+{{/* Arguments of `podgpu enrich`, dcgm-exporter and node_exporter. */}}
 
 {{- define "podgpu.enrich.api" -}}
 pods: {{ .Values.enrich.kubernetes.annotations }}
@@ -43,7 +43,7 @@ configMap: ""
 {{- end }}
 {{- end -}}
 
-{{/* Capabilities of whoever sees the GPUs with MIG monitoring. */}}
+{{/* Capabilities of a container with access to the GPUs. MIG monitoring needs SYS_ADMIN. */}}
 {{- define "podgpu.enrich.capabilities" -}}
 {{- if and .Values.enrich.seesGpus .Values.gpus.migMonitoring -}} [SYS_ADMIN] {{- else -}} [] {{- end -}}
 {{- end -}}

@@ -1,6 +1,6 @@
-{{/* What the exporter's values ask for, and what each of them needs. */}}
+{{/* Arguments, mounts and permissions of the exporter. */}}
 
-{{/* NAMESPACE:NAME of counters in a ConfigMap: by value, or by dcgm-exporter's variable. */}}
+{{/* NAMESPACE:NAME of the ConfigMap with counters, from the value or from dcgm-exporter's variable. */}}
 {{- define "podgpu.exporter.configMapData" -}}
 {{- if .Values.exporter.counters.configMap -}}
 {{- .Values.exporter.counters.configMap -}}
@@ -16,7 +16,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* API server access, as YAML: {pods, slices, configMap}. Nothing on: no token and no role. */}}
+{{/* The needed API server access as YAML: {pods, slices, configMap}. If all are off, there is no token and no role. */}}
 {{- define "podgpu.exporter.api" -}}
 {{- $kubernetes := .Values.exporter.kubernetes -}}
 pods: {{ or $kubernetes.annotations $kubernetes.podLabels.enabled }}
@@ -29,8 +29,8 @@ configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
 {{- if or $api.pods $api.slices $api.configMap -}} true {{- end -}}
 {{- end -}}
 
-{{/* Whom to ask for holders; empty: the exporter finds out. With a token at hand it would take the annotations too, and be
-refused where they are not switched on; and it does not know where podlist.json was mounted. */}}
+{{/* The value of --allocation. Empty if the exporter's `auto` is correct. With a token, `auto` would also read annotations,
+which the role may not allow, and it does not know where podlist.json is mounted. */}}
 {{- define "podgpu.exporter.allocation" -}}
 {{- $kubernetes := .Values.exporter.kubernetes -}}
 {{- $tokenForElse := and (include "podgpu.exporter.token" .) (not $kubernetes.annotations) -}}
@@ -60,7 +60,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- toYaml (uniq $add) -}}
 {{- end -}}
 
-{{/* Names of host directories are read by both. */}}
+{{/* True if the exporter needs the file names in /var/log, for usage or for pod UIDs. */}}
 {{- define "podgpu.exporter.readsLogNames" -}}
 {{- if or (ne .Values.exporter.usage.from "none") .Values.exporter.kubernetes.podUid -}} true {{- end -}}
 {{- end -}}
@@ -156,11 +156,11 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- define "podgpu.exporter.volumes" -}}
 {{- $exporter := .Values.exporter -}}
 {{- if $exporter.kubernetes.enabled }}
-# The directory: a kubelet that restarts makes a new socket in it.
+# Mounts the directory, because a restarted kubelet creates a new socket.
 - {name: pod-resources, hostPath: {path: {{ .Values.kubeletRoot }}/pod-resources, type: Directory}}
 {{- end }}
 {{- if and $exporter.kubernetes.enabled $exporter.kubernetes.dra }}
-# Its checkpoint: which MIG device each claim was given. Made where the driver does not run.
+# The DRA driver's checkpoint, with the MIG device of each claim. Created if the driver does not run here.
 - {name: dra-driver, hostPath: {path: {{ .Values.kubeletRoot }}/plugins/gpu.nvidia.com, type: DirectoryOrCreate}}
 {{- end }}
 {{- with $exporter.kubernetes.podlistDirectory }}
@@ -192,7 +192,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- end }}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "podgpu.exporter.check" -}}
 {{- $exporter := .Values.exporter -}}
 {{- $kubernetes := $exporter.kubernetes -}}

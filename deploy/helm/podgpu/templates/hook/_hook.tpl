@@ -1,10 +1,10 @@
-{{/* What `podgpu hook` is started with, and where its two directories are on the host. */}}
+{{/* Arguments of `podgpu hook`, and its two directories on the host. */}}
 
 {{- define "podgpu.hook.podlistDirectory" -}}
 {{- .Values.hook.podlistDirectory | default (printf "%s/pod-resources" .Values.kubeletRoot) -}}
 {{- end -}}
 
-{{/* It needs no GPU: NVIDIA's runtime must neither give it one nor hide /proc/driver/nvidia, which tells their numbers. */}}
+{{/* Needs no GPU, but reads the numbers of GPUs in /proc/driver/nvidia. `void` keeps NVIDIA's runtime from hiding that directory. */}}
 {{- define "podgpu.hook.env" -}}
 {{- $hook := .Values.hook -}}
 - {name: PODGPU_NRI_SOCKET, value: {{ printf "/var/run/nri/%s" (base $hook.nriSocket) | quote }}}
@@ -13,7 +13,7 @@
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "podgpu.hook.check" -}}
 {{- $hook := .Values.hook -}}
 {{- range $flag, $value := dict "--socket" "hook.nriSocket" "--podlist" "hook.podlistDirectory" "--address" "hook.port" "-a" "hook.port" "--inject" "hook.inject" -}}

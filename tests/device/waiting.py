@@ -1,0 +1,117 @@
+"""Compares podgpu's waiting times on a shared GPU with those that the loads recorded. Takes less than 150 seconds:
+
+    python tests/device/waiting.py [OUTPUT_DIRECTORY [WORD…]]
+
+With WORDs, runs only the scenarios that have one of them in their name. The context-switch log of each scenario is
+written to OUTPUT_DIRECTORY, for unit tests.
+
+Needs root, one Hopper GPU, cgroup v2 and PyTorch. Exits 1 if the mean error exceeds 3 points or the largest 6, if the
+bounds contain the truth in fewer than nine of ten loads, or if a container waits and works for more than 100 % of the
+time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pynvml
+from shared_gpu import BUSY, Burst, SharedGpu, cpu_seconds, exposition, method_of, value, wait_for
+
+from podgpu.gpu.nvml.switch_attribution import RECORD
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
+
+SECONDS = 22.0
+METHODS = ("switches", "exact")
+WAIT = "podgpu_container_gpu_wait_seconds_total"
+LEAST, MOST = "podgpu_container_gpu_wait_seconds_min_total", "podgpu_container_gpu_wait_seconds_max_total"
+PRESSURE = "podgpu_device_gpu_pressure_ratio"
+FAMILIES = (WAIT, LEAST, MOST, BUSY)
+SCENARIOS: dict[str, list[Burst]] = {
+    "25/70, 45/160, 9/45 ms, random, cool, deep": [(25, 70), (45, 160), (9, 45)],
+    "never rests, 16/75, 35/260, random, cool": [(1000, 1000), (16, 75), (35, 260)],
+    "22/50, 18/65, 40/400, random, cool": [(22, 50), (18, 65), (40, 400)],
+}
+
+
+def record_switches(bench: SharedGpu, seconds: float) -> bytes:
+    """Reads the context-switch log with a listener of its own."""
+    check_driver(pynvml.nvmlSystemGetDriverVersion())
+    records, until = bytearray(), time.monotonic() + seconds
+    with closing(ContextSwitchLog(pynvml.nvmlDeviceGetPciInfo(bench.gpu).busId, 0)) as log:
+        while time.monotonic() < until:
+            time.sleep(0.5)
+            records += log.drain()
+    return bytes(records)
+
+
+def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> list[dict[str, Any]]:
+    """Returns a row for each load and method, in % of the time."""
+    options = [word for word in ("random", "cool", "deep") if word in name]
+    with bench.loads(bursts, *options) as tenants, bench.exporters(tenants, METHODS) as pids:
+        for method in METHODS:
+            wait_for(lambda m=method: WAIT in exposition(m), 20, f"waiting times ({method})")
+        before, began = {method: exposition(method) for method in METHODS}, time.monotonic()
+        cpu = {method: cpu_seconds(pid) for method, pid in pids.items()}
+        switches = record_switches(bench, SECONDS)
+        after, ended = {method: exposition(method) for method in METHODS}, time.monotonic()
+        cpu = {method: 100 * (cpu_seconds(pid) - cpu[method]) / (ended - began) for method, pid in pids.items()}
+        time.sleep(1.2)  # the loads write twice a second
+    truth = [100 * one.waited(began, ended) / (ended - began) for one in tenants]
+    processes = [one.process.pid for one in tenants if one.process]
+    facts = {"scenario": name, "pids": processes, "waited_percent": truth}
+    record.with_suffix(".json").write_text(json.dumps(facts))
+    record.with_suffix(".bin.gz").write_bytes(gzip.compress(switches))
+    rate = len(switches) / RECORD.size / (ended - began)
+    print(f"\n{name}: {rate:.0f} switches per second")
+    rows = []
+    for method in METHODS:
+        pressure = 100 * value(after[method], PRESSURE)
+        print(f"  {method}: CPU {cpu[method]:.2f} %, method {method_of(after[method])}, last pressure {pressure:.0f} %")
+        for one, waited, burst in zip(tenants, truth, bursts, strict=True):
+            figures = [
+                100 * (value(after[method], family, one.pod) - value(before[method], family, one.pod)) / (ended - began)
+                for family in FAMILIES
+            ]
+            estimate, least, most, busy = figures
+            print(
+                f"    {burst[0]:g}/{burst[1]:g} ms: waited {waited:5.1f} -> {estimate:5.1f} ({least:.1f}, {most:.1f}),"
+                f" busy {busy:.1f}"
+            )
+            rows.append(
+                {**facts, "method": method, "cpu": cpu[method], "load": burst, "switches_per_second": rate}
+                | {"truth": waited, "estimate": estimate, "least": least, "most": most, "busy": busy}
+            )
+    return rows
+
+
+def main() -> int:
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "bench-out")
+    out.mkdir(parents=True, exist_ok=True)
+    words = sys.argv[2:] or [""]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = SharedGpu(Path(folder))
+        for number, (name, bursts) in enumerate(SCENARIOS.items(), 1):
+            if any(word in name for word in words):
+                rows += compare(bench, name, bursts, out / f"switches-{number}")
+                (out / "waiting.json").write_text(json.dumps(rows, indent=1))
+    errors = [abs(row["estimate"] - row["truth"]) for row in rows]
+    bench.check(f"mean error {mean(errors):.2f} points (at most 3)", mean(errors) <= 3)
+    bench.check(f"largest error {max(errors):.2f} points (at most 6)", max(errors) <= 6)
+    inside = sum(row["least"] <= row["truth"] <= row["most"] for row in rows)
+    bench.check(f"the bounds contain the truth in {inside} of {len(rows)} rows", inside >= 0.9 * len(rows))
+    largest = max(row["estimate"] + row["busy"] for row in rows)
+    bench.check(f"waiting and busy time are at most {largest:.1f} %", largest <= 101)  # scrapes are not readings
+    return bench.report()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

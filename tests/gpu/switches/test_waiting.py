@@ -1,0 +1,161 @@
+"""How long processes waited for the GPU and for which process, from the context-switch log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.gpu.nvml.switch_attribution import (
+    SWITCHED_IN,
+    Residency,
+    Stay,
+    SwitchCosts,
+    Timeline,
+    estimate_without_samples,
+)
+from podgpu.gpu.nvml.switch_waiting import DEFAULT_SLICE_NS, WaitEstimator
+from podgpu.model import ProcessWaits
+from tests.engine import Bursts, Engine
+
+MS = 1_000_000
+SECOND = 10**9
+LEAD = 64_000
+A, B, C = 1, 2, 3
+
+
+def follow(*stays: tuple[int, float], busy: float = 1.0) -> ProcessWaits:
+    """Takes one window of consecutive stays: pid, milliseconds. `busy`: busy part of each."""
+    at, made = 0, []
+    for pid, length in stays:
+        made.append(Stay(pid, at, at, at + int(length * MS)))
+        at = made[-1].until
+    residency = Residency(0, at, made)
+    return WaitEstimator().add(residency, {pid: int(busy * ns) for pid, ns in residency.sum_by_process().items()})
+
+
+def test_a_process_that_lost_the_gpu_at_the_end_of_its_slice_waited_until_it_returned() -> None:
+    waits = follow((A, 2.14), (B, 1.0), (C, 2.0), (A, 1.0))
+    assert waits.processes == {A: (3 * MS, 3 * MS, 3 * MS)}
+    assert waits.pairs == {(A, B): MS, (A, C): 2 * MS}
+    assert waits.pressure_ns == 3 * MS
+
+
+def test_a_process_that_left_early_may_not_have_waited_at_all() -> None:
+    assert follow((A, 1.0), (B, 2.0), (A, 1.0)).processes == {A: (2 * MS, 0, 2 * MS)}
+
+
+def test_a_process_waited_at_most_for_one_stay_of_each_other_process() -> None:
+    waits = follow((A, 1.0), (B, 2.0), (C, 2.0), (B, 2.0), (A, 1.0))
+    assert waits.processes[A] == (3 * MS, 0, 4 * MS)
+    assert waits.pairs[A, B] + waits.pairs[A, C] == 3 * MS
+
+
+@pytest.mark.parametrize(("busy", "estimate"), [(1.0, 1.07), (0.0, 0.0)])
+def test_a_process_did_not_wait_before_the_last_slice_of_a_long_stay(busy: float, estimate: float) -> None:
+    waits = follow((A, 1.0), (B, 50.0), (A, 1.0), busy=busy)
+    assert waits.processes[A] == (estimate * MS, 0, 2.14 * MS)
+
+
+@pytest.mark.parametrize("slice_ns", [1_000_000, 2_100_000, 6_000_000])
+def test_the_length_of_a_slice_is_detected(slice_ns: int) -> None:
+    estimator, _ = run([(1000, 1000)] * 3, slice_ns=slice_ns)
+    assert estimator.slice == pytest.approx(slice_ns, rel=0.05)
+
+
+def test_periodic_loads_with_stays_of_equal_length_do_not_wait() -> None:
+    estimator, (truth, waited) = run([(12, 30), (12, 30, 15)])
+    assert estimator.slice == DEFAULT_SLICE_NS
+    assert truth[A] < 1
+    assert waited[A][0] < 5
+
+
+@pytest.mark.parametrize(
+    ("loads", "slice_ns"),
+    [
+        ([(1000, 1000), (1000, 1000)], 2_100_000),
+        ([(1000, 1000), (1000, 1000)], 6_000_000),
+        ([(1000, 1000), (20, 83), (8, 51)], 2_100_000),
+        ([(37, 97), (53, 211, 5), (11, 61, 9)], 2_100_000),
+        ([(31, 101), (29, 103), (30, 107), (28, 109)], 2_100_000),
+        ([(31, 101), (29, 103), (30, 107), (28, 109)], 6_000_000),
+        ([(5, 100), (7, 130), (11, 170)], 2_100_000),
+    ],
+)
+def test_the_estimate_is_near_the_truth(loads: Sequence[tuple[int, ...]], slice_ns: int) -> None:
+    _, (truth, waited) = run(loads, slice_ns=slice_ns)
+    for pid, (estimate, least, most) in waited.items():
+        assert estimate == pytest.approx(truth[pid], abs=5.0)
+        assert least <= estimate <= most
+        assert least - 1 < truth[pid] < most + 3
+
+
+def run(
+    loads: Sequence[tuple[int, ...]], seconds: int = 20, slice_ns: int = 2_100_000
+) -> tuple[WaitEstimator, tuple[dict[int, float], dict[int, list[float]]]]:
+    """Runs loads (milliseconds of work, period, delay). Returns truth and estimates in percent of the time, by pid."""
+    engine, estimator = Engine(slice_ns=slice_ns), WaitEstimator()
+    timeline = Timeline(0, SwitchCosts(LEAD))
+    for pid, (work, period, *late) in enumerate(loads, 1):
+        engine.start(Bursts(pid, work * MS, period * MS, sum(late) * MS))
+    waited: dict[int, list[float]] = {}
+    read = busy = 0
+    for second in range(1, seconds + 1):
+        engine.advance(second * SECOND)
+        for switch in engine.switches(read):
+            timeline.add(switch.tag == SWITCHED_IN, switch.pid, switch.at)
+        residency = timeline.take_window(second * SECOND)
+        worked = engine.busy_ns - busy - residency.switching
+        waits = estimator.add(residency, estimate_without_samples(residency, worked))
+        check(residency, waits)
+        for pid, figures in waits.processes.items():
+            sums = waited.setdefault(pid, [0.0, 0.0, 0.0])
+            waited[pid] = [one + ns * 100 / SECOND / seconds for one, ns in zip(sums, figures, strict=True)]
+        read, busy = engine.switched, engine.busy_ns
+    truth = {pid: ns * 100 / SECOND / seconds for pid, ns in engine.waited.items()}
+    return estimator, (truth, waited)
+
+
+def check(residency: Residency, waits: ProcessWaits) -> None:
+    resident = residency.sum_by_process()
+    for pid, (estimate, least, most) in waits.processes.items():
+        assert 0 <= least <= estimate <= most <= residency.window - resident[pid]
+    for waiter, runner in waits.pairs:
+        assert waiter != runner
+    rows = Counter[int]()
+    for (waiter, _), ns in waits.pairs.items():
+        assert ns >= 0
+        rows[waiter] += ns
+    for pid, (estimate, _, _) in waits.processes.items():
+        assert rows[pid] >= estimate
+    assert 0 <= waits.pressure_ns <= residency.window
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9 * MS), st.integers(0, MS)), min_size=1),
+    window=st.integers(MS, 100 * MS),
+    busy=st.floats(0, 1),
+)
+def test_waiting_and_running_never_exceed_the_time_that_passed(
+    lengths: list[tuple[int, int, int]], window: int, busy: float
+) -> None:
+    timeline, estimator = Timeline(0, SwitchCosts(LEAD)), WaitEstimator()
+    at = 0
+    for pid, length, pause in lengths:
+        timeline.add(True, pid, at)
+        timeline.add(False, pid, at + length)
+        at += length + pause
+    for until in range(window, at + window, window):
+        residency = timeline.take_window(until)
+        check(residency, estimator.add(residency, estimate_without_samples(residency, int(busy * window))))
+
+
+def test_a_missing_window_is_not_counted_as_waiting() -> None:
+    estimator = WaitEstimator()
+    for since in (0, SECOND, 3 * SECOND):
+        stays = [Stay(A, since, since, since + 2 * MS), Stay(B, since + 2 * MS, since + 2 * MS, since + SECOND)]
+        waits = estimator.add(Residency(since, since + SECOND, stays), {A: 2 * MS, B: SECOND - 2 * MS})
+        assert bool(waits.processes) == (since == SECOND)
