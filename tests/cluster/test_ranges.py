@@ -202,6 +202,14 @@ def test_what_is_missing_is_said_and_the_rest_is_shown() -> None:
     assert "there are no prices" in answer.notes[-1]
 
 
+def test_idle_time_is_not_counted_as_unknown_too() -> None:
+    cluster = Cluster()
+    cluster.round(gpu(0, holder("a"), busy=0.0))  # for example while the driver is released
+    cluster.round(gpu(0, used("a", 36.0, busy=0.0), busy=0.0), seconds=36.0)
+    totals = cluster.range().totals
+    assert (totals.allocated_hours, totals.idle_hours, totals.unknown_hours) == (0.01, 0.01, 0.0)
+
+
 def test_csv_has_the_columns_of_focus() -> None:
     cluster = Cluster()
     an_hour(cluster)

@@ -133,7 +133,7 @@ class RoundReader:
                 idle_seconds=part.part * idle,
                 cost=hourly * seconds,
                 idle_cost=hourly * idle,
-                measured_seconds=0.0 if busy is None else allocated,
+                measured_seconds=part.part * idle if busy is None else allocated,
                 busy_seconds=(busy or 0.0) * slot_part,
                 energy_joules=joules or 0.0,
             )
