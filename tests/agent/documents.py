@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podgpu.agent.publish import NodeStateBuilder
+from podgpu.agent.health import HealthReport
+from podgpu.agent.publish import build_node_state
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.gpu.source import GpuAnswer
@@ -13,20 +14,22 @@ from podgpu.holders.reader import AllocationResult
 from podgpu.model import Allocation, Assignment, HolderUsage, NodeState, Reading, Workload
 
 
-def make_builder(
+def make_state(
     readings: Iterable[Reading],
     assignments: Iterable[Assignment] = (),
     usage: Mapping[str, Iterable[tuple[Workload, HolderUsage]]] | None = None,
     **more: Any,
-) -> NodeStateBuilder:
-    """A builder in which the devices of the readings are present and shown."""
+) -> NodeState:
+    """A document of the node `h`, in which the devices of the readings are present and shown."""
     answers = {reading.device.uuid: GpuAnswer((reading,)) for reading in readings}
     devices = tuple(reading.device for answer in answers.values() for reading in answer.readings)
     holders = {key: tuple(those) for key, those in (usage or {}).items()}
-    return NodeStateBuilder(
+    return build_node_state(
+        "h",
         TelemetryResult(devices, devices, answers, at=1.0),
         AllocationResult(Allocation(tuple(assignments))),
         UsageResult(holders),
+        HealthReport(),
         **more,
     )
 

@@ -11,7 +11,7 @@ from podgpu.agent.counter_feeds import counters_in_configmap, counters_in_file
 from podgpu.agent.loop import Settings
 from podgpu.errors import SourceError
 from podgpu.metrics.counters import parse_counters
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from tests.agent.simulated_node import SimulatedNode as Node
 
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP,gauge,t\n"

@@ -13,7 +13,7 @@ from podgpu.agent.health import XID_SECONDS
 from podgpu.agent.loop import Settings
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.conditions import conditions
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.simulated_node import SimulatedNode

@@ -12,7 +12,7 @@ from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
 from podgpu.agent.lanes import Collection
 from podgpu.agent.loop import Settings
 from podgpu.metrics.counters import CounterSpec, parse_counters
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.agent.simulated_node import SimulatedNode
 

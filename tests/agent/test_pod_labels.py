@@ -13,9 +13,10 @@ from podgpu.holders.api import LabelFilter, label_name
 from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.encode import encode
-from podgpu.metrics.render import Policy, render_node
+from podgpu.metrics.labels import Policy
+from podgpu.metrics.render import render_node
 from podgpu.model import Assignment, Device, Reading, Workload
-from tests.agent.documents import make_builder
+from tests.agent.documents import make_state
 
 KEYS = st.one_of(
     st.sampled_from(
@@ -49,12 +50,12 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     )
     device = Device(0, "GPU-1", "0000:1", "H100")
     record = PodRecord("ns", "p", "u", labels=tuple(labels.items()))
-    builder = make_builder(
+    state = make_state(
         [Reading(device, {150: 40, 1: "580"})],
         [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
         pod_labels=LabelFilter().select([record]),
     )
-    families = render_node(builder.build("h"), Policy(counters, "h", pod_uid=True))
+    families = render_node(state, Policy(counters, "h", pod_uid=True))
     for family in families:
         for sample in family.samples:
             names = [name for name, _ in sample.labels.pairs]

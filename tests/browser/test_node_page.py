@@ -15,7 +15,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited

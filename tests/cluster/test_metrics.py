@@ -1,4 +1,4 @@
-"""The families of `podgpu cluster`: pod map (seed 002), GPUs in use (seed 003), idle holders, counts and costs."""
+"""The families of `podgpu cluster`: pod map, GPUs in use, idle holders, counts and costs."""
 
 from __future__ import annotations
 

@@ -21,14 +21,15 @@ import yaml
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.metrics.fields import fields
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
-from podgpu.metrics.render import Policy
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address
@@ -114,8 +115,11 @@ class Node:
         # Throttling counters in the counter file are read as often as the others.
         throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
         counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
+        switch_logs = SwitchLogFactory(
+            "switches", lambda device, _: self.driver.switch_log(device.uuid), privileged=lambda: True
+        )
         return Agent(
-            NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
+            NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count, switch_logs=switch_logs),
             HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
             Settings(
                 interval=0.3,

@@ -8,8 +8,8 @@ import pytest
 
 from podgpu.enrich.enricher import relabel
 from podgpu.gpu.exposition import parse_exposition
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import encode_parsed
-from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Workload
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -13,8 +13,8 @@ from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Workload
 from tests.simulated import FaultyNvml
 

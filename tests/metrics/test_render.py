@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from podgpu.metrics.counters import parse_counters, shipped_counters
 from podgpu.metrics.encode import encode
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
-from podgpu.metrics.render import Policy, render_node
+from podgpu.metrics.render import render_node
 from podgpu.model import (
     DeviceState,
     Holder,

@@ -14,9 +14,9 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.metrics.parse import parse_text
-from podgpu.metrics.render import Policy
 from podgpu.migrate.rewrite import renamed_labels, rewrite_expression, rewrite_query
 from podgpu.simulate.gpu import SimulatedLoad
 from tests.cluster.real_servers import Point, needs, prometheus

@@ -13,7 +13,7 @@ from podgpu.agent.loop import Settings
 from podgpu.holders.identity import Identities
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.encode import CONTENT_TYPE
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedPod

@@ -13,7 +13,7 @@ from typing import Literal
 from podgpu.agent.counter_feeds import CounterWatch, ReadCounters
 from podgpu.agent.health import HealthWatch
 from podgpu.agent.lanes import WARM_UP_SECONDS, Collection, Schedule, make_lanes
-from podgpu.agent.publish import ChangeLog, NodeStateBuilder, Published, add_memory
+from podgpu.agent.publish import ChangeLog, Published, add_memory, build_node_state
 from podgpu.agent.telemetry_turn import TelemetryResult, TelemetryTurn
 from podgpu.agent.usage_turn import UsageResult, UsageTurn
 from podgpu.clock import Clock
@@ -23,7 +23,7 @@ from podgpu.gpu.source import Telemetry
 from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
 from podgpu.holders.unmapped import find_lost_gpus
 from podgpu.metrics.counters import CounterSpec
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import PodLabels, RunningProcess, SourceStatus, Value
 from podgpu.usage.containers import ContainerFinder
 from podgpu.workers import ErrorCounts, Workers
@@ -187,18 +187,20 @@ class Agent:
 
     def _make_published(self) -> Published:
         settings, policy, allocation = self.settings, self._policy, self._allocation_result
-        builder = NodeStateBuilder(
-            telemetry=self._telemetry_result,
-            allocation=allocation,
-            usage=self._usage_result,
-            health=self._health.report(allocation.allocation.assignments),
+        state = build_node_state(
+            settings.node_name or policy.hostname or "this node",
+            self._telemetry_result,
+            allocation,
+            self._usage_result,
+            self._health.report(allocation.allocation.assignments),
+            exporter_id=self._exporter_id,
+            interval=settings.interval,
             counter_sources=self._counter_watch.sources,
             errors=self._errors.copy(),
             pod_labels=self._pod_labels(),
-            configured=frozenset(counter.field.id for counter in policy.counters),
+            configured={counter.field.id for counter in policy.counters},
         )
-        node = settings.node_name or policy.hostname or "this node"
-        return Published(builder.build(node, self._exporter_id, settings.interval), policy, self._read_at)
+        return Published(state, policy, self._read_at)
 
     def warm_up(self) -> None:
         """Reads everything twice for --once, because rates need two readings."""

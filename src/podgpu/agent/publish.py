@@ -7,10 +7,9 @@ import os
 import resource
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +30,9 @@ from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
 from podgpu.metrics.families import THROTTLE_REASONS, families_in
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
+from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
-from podgpu.metrics.render import Policy, render_node, render_self
+from podgpu.metrics.render import render_node, render_self
 from podgpu.model import (
     RESERVATION,
     Condition,
@@ -68,171 +68,183 @@ _SAME_FAULT = {"hung": "deadline"}  # a slow call is reported as `deadline` in i
 # -- the document --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NodeStateBuilder:
-    """Builds the document from the latest results of the three loops."""
+def build_node_state(
+    node: str,
+    telemetry: TelemetryResult,
+    allocation: AllocationResult,
+    usage: UsageResult,
+    health: HealthReport,
+    *,
+    exporter_id: str = "",
+    interval: float | None = None,
+    counter_sources: Iterable[SourceStatus] = (),
+    errors: Mapping[tuple[str, str], int] | None = None,
+    pod_labels: PodLabels | None = None,
+    configured: Collection[int] = (),
+) -> NodeState:
+    """Builds the document from the latest results of the three loops.
 
-    telemetry: TelemetryResult = field(default_factory=TelemetryResult)
-    allocation: AllocationResult = field(default_factory=AllocationResult)
-    usage: UsageResult = field(default_factory=UsageResult)
-    health: HealthReport = field(default_factory=HealthReport)
-    counter_sources: tuple[SourceStatus, ...] = ()
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # failures since start, by source and reason
-    pod_labels: PodLabels = field(default_factory=dict)
-    configured: frozenset[int] = frozenset()  # ids of the fields in the counter file
+    `errors` are the failures since start, by source and reason. `configured` are the ids of the fields in the counter
+    file.
+    """
+    names = fields()
+    sources = (*telemetry.sources, *allocation.sources, *usage.sources, *counter_sources)
+    return NodeState(
+        producer="podgpu",
+        version=__version__,
+        node=node,
+        exporter_id=exporter_id,
+        interval_seconds=interval,
+        taken_at=telemetry.at,
+        holders_at=allocation.at,
+        usage_at=usage.at,
+        simulated=any(source.name == SIMULATED for source in telemetry.sources),
+        gpus_expected=telemetry.gpus_expected,
+        gpus_visible=telemetry.gpus_visible,
+        gpus_lost=telemetry.gpus_lost,
+        devices=tuple(_build_gpus(telemetry, _join_holders(allocation, usage), usage, health, configured)),
+        namespaces=usage.namespaces,
+        sources=tuple(source_statuses(sources, errors or {}, allocation.allocation.unmapped)),
+        entities=tuple(
+            EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
+            for o in telemetry.others
+        ),
+        vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
+        pod_labels={"/".join(pod): dict(labels) for pod, labels in (pod_labels or {}).items()},
+        dropped={names[i].name: count for i, count in telemetry.dropped.items()},
+    )
 
-    def build(self, node: str, exporter_id: str = "", interval: float | None = None) -> NodeState:
-        telemetry, allocation, usage, names = self.telemetry, self.allocation, self.usage, fields()
-        sources = (*telemetry.sources, *allocation.sources, *usage.sources, *self.counter_sources)
-        return NodeState(
-            producer="podgpu",
-            version=__version__,
-            node=node,
-            exporter_id=exporter_id,
-            interval_seconds=interval,
-            taken_at=telemetry.at,
-            holders_at=allocation.at,
-            usage_at=usage.at,
-            simulated=any(source.name == SIMULATED for source in telemetry.sources),
-            gpus_expected=telemetry.gpus_expected,
-            gpus_visible=telemetry.gpus_visible,
-            gpus_lost=telemetry.gpus_lost,
-            devices=tuple(self._build_gpus()),
-            namespaces=usage.namespaces,
-            sources=tuple(source_statuses(sources, self.errors, allocation.allocation.unmapped)),
-            entities=tuple(
-                EntityState(o.kind, dict(o.labels), {names[i].name: v for i, v in o.values.items()})
-                for o in telemetry.others
-            ),
-            vcuda=tuple(map(allocation.with_api_uid, allocation.allocation.vcuda)),
-            pod_labels={"/".join(pod): dict(labels) for pod, labels in self.pod_labels.items()},
-            dropped={names[i].name: count for i, count in telemetry.dropped.items()},
+
+def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, list[Holder]]:
+    """Joins assignments and usage by device key."""
+    allocation, holders = result.allocation, defaultdict[str, list[Holder]](list)
+    usages = {
+        key: {workload.key: (workload, used) for workload, used in entries}
+        for key, entries in sorted(usage.holders.items())
+    }
+    processes = usage.list_processes()
+
+    def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
+        own = [p for p in processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
+        return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
+
+    for a in allocation.assignments:
+        workload, used = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
+        holder = Holder(
+            **{**msgspec.structs.asdict(a.holder), "user": workload.user},
+            source=a.source,
+            share_ratio=a.share,
+            replica=a.replica,
+            labels=dict(a.attributes),
+            usage=used,
+            running=list_running(a.device, workload),
         )
+        holders[a.device].append(result.with_api_uid(holder))
+    for key, entries in usages.items():
+        for workload, used in entries.values():
+            running = list_running(key, workload)
+            user = Holder(**msgspec.structs.asdict(workload), usage=used, running=running)
+            holders[key].append(result.with_api_uid(user))
+    for key in find_reserved(allocation):
+        holders[key].append(Holder(source=RESERVATION))
+    return dict(holders)
 
-    @cached_property
-    def _readings(self) -> dict[str, Reading]:
-        return {reading.device.key: reading for reading in self.telemetry.readings}
 
-    @cached_property
-    def _shown(self) -> set[str]:
-        return {device.key for device in self.telemetry.selected}
+def _build_gpus(
+    telemetry: TelemetryResult,
+    holders: Mapping[str, Sequence[Holder]],
+    usage: UsageResult,
+    health: HealthReport,
+    configured: Collection[int],
+) -> Iterator[DeviceState]:
+    readings = {reading.device.key: reading for reading in telemetry.readings}
+    shown = {device.key for device in telemetry.selected}
+    unsupported: defaultdict[str, list[str]] = defaultdict(list)
+    for key, number in telemetry.unsupported:
+        if number in configured:
+            unsupported[key].append(fields()[number].name)
 
-    @cached_property
-    def _unsupported(self) -> dict[str, list[str]]:
-        names: dict[str, list[str]] = {}
-        for key, number in self.telemetry.unsupported:
-            if number in self.configured:
-                names.setdefault(key, []).append(fields()[number].name)
-        return names
-
-    @cached_property
-    def _holders(self) -> dict[str, list[Holder]]:
-        """Joins assignments and usage by device key."""
-        with_api_uid, allocation = self.allocation.with_api_uid, self.allocation.allocation
-        holders: dict[str, list[Holder]] = {}
-        usages = {
-            key: {workload.key: (workload, usage) for workload, usage in entries}
-            for key, entries in sorted(self.usage.holders.items())
-        }
-        processes = self.usage.list_processes()
-
-        def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
-            own = [p for p in processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
-            return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
-
-        for a in allocation.assignments:
-            workload, usage = usages.get(a.device, {}).pop(a.holder.key, (a.holder, None))
-            holder = Holder(
-                **{**msgspec.structs.asdict(a.holder), "user": workload.user},
-                source=a.source,
-                share_ratio=a.share,
-                replica=a.replica,
-                labels=dict(a.attributes),
-                usage=usage,
-                running=list_running(a.device, workload),
-            )
-            holders.setdefault(a.device, []).append(with_api_uid(holder))
-        for key, entries in usages.items():
-            for workload, usage in entries.values():
-                running = list_running(key, workload)
-                user = Holder(**msgspec.structs.asdict(workload), usage=usage, running=running)
-                holders.setdefault(key, []).append(with_api_uid(user))
-        for key in find_reserved(allocation):
-            holders.setdefault(key, []).append(Holder(source=RESERVATION))
-        return holders
-
-    def _build_gpus(self) -> Iterator[DeviceState]:
-        instances: dict[str, list[MigInstance]] = {}
-        devices = self._find_devices()
-        for device in devices.values():
-            if device.gi_id is not None:
-                instance = MigInstance(
-                    id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **self._build_slot(device)
-                )
-                instances.setdefault(device.uuid, []).append(instance)
-        for device in devices.values():
-            if device.gi_id is None:
-                yield self._build_gpu(device, tuple(instances.get(device.uuid, ())))
-
-    def _find_devices(self) -> dict[str, Device]:
-        """Returns the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
-        known = {device.key: device for device in self.telemetry.devices}
-        devices = {device.key: device for device in self.telemetry.selected}
-        for health in self.health.gpus:
-            devices.setdefault(health.device.key, health.device)
-        for key in (*self._holders, *self.health.xids):
-            uuid, _, instance = key.partition("/gi")
-            gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
-            if instance and key not in devices:
-                devices[key] = known.get(key) or replace(gpu, gi_id=int(instance), profile="")
-        for device in list(devices.values()):
-            if device.gi_id is not None and device.uuid not in devices:
-                devices[device.uuid] = replace(device, gi_id=None, profile="", mig_uuids=())
-        return devices
-
-    def _build_gpu(self, device: Device, instances: tuple[MigInstance, ...]) -> DeviceState:
-        slot, reading = self._build_slot(device), self._readings.get(device.key)
-        health = next((gpu for gpu in self.health.gpus if gpu.device.uuid == device.uuid), GpuHealth(device))
-        values = {} if reading is None else reading.values
-        throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
-        held_instances = (holder for instance in instances for holder in instance.holders)
-        return DeviceState(
-            uuid=device.uuid,
-            index=device.index,
-            model=device.model,
-            pci_bus_id=device.pci_bus_id,
-            minor=device.minor,
-            maker=device.maker,
-            mig_enabled=device.mig_enabled,
-            throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
-            conditions=(*health.conditions, *_find_unallocated_use((*slot["holders"], *held_instances))),
-            healthy=health.healthy,
-            last_holders=health.last_holders,
-            instances=instances,
-            **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
-            **slot,
-        )
-
-    def _build_slot(self, device: Device) -> dict[str, Any]:
-        health, key, names = self.health, device.key, fields()
-        reading = self._readings.get(key)
+    def build_slot(device: Device) -> dict[str, Any]:
+        key, names = device.key, fields()
+        reading = readings.get(key)
         details = () if reading is None else reading.details
-        figures, usage = slot_figures(_read_figures(reading)), self.usage.devices.get(key)
-        if figures["memory_used_bytes"] is None and usage is not None:
-            figures["memory_used_bytes"] = usage.memory_used_bytes
+        figures, used = slot_figures(_read_figures(reading)), usage.devices.get(key)
+        if figures["memory_used_bytes"] is None and used is not None:
+            figures["memory_used_bytes"] = used.memory_used_bytes
         xids, last_xid = health.xids.get(key, ((), None))
         return {
-            "hidden": key not in self._shown,
+            "hidden": key not in shown,
             **figures,
-            "usage": usage,
-            "holders": tuple(self._holders.get(key, ())),
+            "usage": used,
+            "holders": tuple(holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
             "details": tuple((names[d.field].name, dict(d.labels), d.value) for d in details),
-            "unsupported": tuple(self._unsupported.get(key, ())),
+            "unsupported": tuple(unsupported.get(key, ())),
             "xids": xids,
             "last_xid": last_xid,
             "clock_events": dict(health.clock_events.get(key, {})),
         }
+
+    instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
+    devices = _find_devices(telemetry, health, holders)
+    for device in devices:
+        if device.gi_id is not None:
+            instance = MigInstance(
+                id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_slot(device)
+            )
+            instances[device.uuid].append(instance)
+    conditions = {gpu.device.uuid: gpu for gpu in health.gpus}
+    for device in devices:
+        if device.gi_id is None:
+            gpu_health = conditions.get(device.uuid, GpuHealth(device))
+            yield _build_gpu(
+                device, readings.get(device.key), gpu_health, build_slot(device), tuple(instances[device.uuid])
+            )
+
+
+def _find_devices(telemetry: TelemetryResult, health: HealthReport, holders: Iterable[str]) -> list[Device]:
+    """Returns the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
+    known = {device.key: device for device in telemetry.devices}
+    devices = {device.key: device for device in telemetry.selected}
+    for gpu_health in health.gpus:
+        devices.setdefault(gpu_health.device.key, gpu_health.device)
+    for key in (*holders, *health.xids):
+        uuid, _, instance = key.partition("/gi")
+        gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
+        if instance and key not in devices:
+            devices[key] = known.get(key) or replace(gpu, gi_id=int(instance), profile="")
+    for device in list(devices.values()):
+        if device.gi_id is not None and device.uuid not in devices:
+            devices[device.uuid] = replace(device, gi_id=None, profile="", mig_uuids=())
+    return list(devices.values())
+
+
+def _build_gpu(
+    device: Device,
+    reading: Reading | None,
+    health: GpuHealth,
+    slot: Mapping[str, Any],
+    instances: tuple[MigInstance, ...],
+) -> DeviceState:
+    values = {} if reading is None else reading.values
+    throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
+    held_instances = (holder for instance in instances for holder in instance.holders)
+    return DeviceState(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        pci_bus_id=device.pci_bus_id,
+        minor=device.minor,
+        maker=device.maker,
+        mig_enabled=device.mig_enabled,
+        throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
+        conditions=(*health.conditions, *_find_unallocated_use((*slot["holders"], *held_instances))),
+        healthy=health.healthy,
+        last_holders=health.last_holders,
+        instances=instances,
+        **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
+        **slot,
+    )
 
 
 def _find_unallocated_use(holders: Iterable[Holder]) -> Iterator[Condition]:

@@ -33,7 +33,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
 from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts, find_pod_owner
 from podgpu.usage.containers import ContainerFinder

@@ -22,7 +22,7 @@ from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.reader import AllocationReader
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger("podgpu")

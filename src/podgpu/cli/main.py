@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module, resources
 
 import click
@@ -49,6 +50,14 @@ class _Commands(click.Group):
             return None
         command: click.Command = import_module(f"podgpu.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = "".join(f" Did you mean '{command}'?" for command in get_close_matches(args[0], COMMANDS, n=1))
+            ctx.fail(f"No such command '{args[0]}'.{near}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in (("Commands", MAIN_COMMANDS), ("More commands", OTHER_COMMANDS)):

@@ -21,7 +21,7 @@ from podgpu.errors import UsageError, one_line
 from podgpu.holders.api import ApiAccess
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import fields
-from podgpu.metrics.render import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.top.feed import Feed
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen

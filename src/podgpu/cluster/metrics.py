@@ -75,7 +75,7 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> Labels:
     return Labels(zip(names, values, strict=True))
 
 
-# Pod map (seed 002)
+# Pod map, as in "pod gpu metrics exporter"
 
 
 class MapRow(NamedTuple):
@@ -126,7 +126,7 @@ def metric_name(node: str) -> str:
     return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"
 
 
-# GPUs in use (seed 003)
+# GPUs in use, as in gpu-utilization-metric-exporter
 
 
 def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:

@@ -1,4 +1,4 @@
-"""Used-GPU utilisation (seed 003): the mean of one field over the devices in use, and its rolling mean.
+"""Used-GPU utilisation, as in gpu-utilization-metric-exporter: mean of one field over devices in use; rolling mean.
 
 A device is in use while the field is above 0. A scope with data and no device in use has the mean 0; a scope without
 data is absent.

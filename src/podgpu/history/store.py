@@ -299,7 +299,8 @@ class HistoryStore:
         try:
             self._open()
         except sqlite3.Error as error:
-            if not _is_damage(error):
+            has_other_tables = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
+            if not (_is_damage(error) or has_other_tables):
                 raise
             self._replace_file(error)
 

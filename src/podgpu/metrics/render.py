@@ -22,8 +22,6 @@ from podgpu.metrics.labels import (
 from podgpu.metrics.mig import billed_name
 from podgpu.model import NS, DeviceState, Document, NodeState
 
-__all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
-
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. The sample has those labels that families.csv lists for the family."""
 
