@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -174,24 +175,32 @@ class Engine:
 class SimulatedSwitchLog:
     """The context-switch log of one simulated GPU. Each GPU instance has its own engine."""
 
-    def __init__(self, engines: Callable[[], Mapping[int | None, Engine]], gpu_time: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        engines: Callable[[], Mapping[int | None, Engine]],
+        gpu_time: Callable[[int], int],
+        lock: AbstractContextManager[Any],
+    ) -> None:
         """`engines`: returns the current engines by GPU instance, with the key None without MIG.
 
         `gpu_time`: converts the time of engines to the GPU's clock.
         """
         self._engines = engines
         self._gpu_time = gpu_time
+        self._lock = lock
         self._read = {instance: engine.switched for instance, engine in engines().items()}
         self._number = 0
         self.closed = False
 
     def drain(self) -> bytes:
-        switches = [
-            (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
-            for instance, engine in self._engines().items()
-            for switch in engine.switches(self._read.get(instance, 0))
-        ]
-        self._read = {instance: engine.switched for instance, engine in self._engines().items()}
+        with self._lock:
+            engines = self._engines()
+            switches = [
+                (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
+                for instance, engine in engines.items()
+                for switch in engine.switches(self._read.get(instance, 0))
+            ]
+            self._read = {instance: engine.switched for instance, engine in engines.items()}
         return b"".join(self._pack(switch, *where) for switch, *where in sorted(switches))
 
     def now(self) -> int:
@@ -268,4 +277,4 @@ def open_log(driver: Any, uuid: str) -> SimulatedSwitchLog:
         with driver.lock:
             return dict(driver._advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
 
-    return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS)
+    return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS, driver.lock)

@@ -76,6 +76,8 @@ def test_hours_energy_and_cost_of_an_hour() -> None:
     cluster = Cluster()
     an_hour(cluster)
     answer = cluster.range()
+    assert answer.from_ == pytest.approx(WALL + cluster.at - DAY, abs=300), "a young history has only short steps"
+    assert cluster.range(seconds=3600).notes == []
     a, b, rest = answer.rows
     assert (a.pod, a.gpu_hours, a.used_hours, a.idle_hours, a.mean_use) == ("a", 1.0, 0.25, 0.0, 0.25)
     assert (a.energy_kwh, a.cost, a.wasted, a.owner) == (0.1, 10.0, 0.0, WorkloadOwner("Job", "train"))

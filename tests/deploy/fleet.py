@@ -21,6 +21,7 @@ import yaml
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
@@ -114,8 +115,11 @@ class Node:
         # Throttling counters in the counter file are read as often as the others.
         throttling = "".join(f"{fields()[number].name}, counter, Throttling.\n" for number in THROTTLE_REASONS)
         counters = (*(shipped_counters("default", self._names) or ()), *parse_counters(throttling, "throttling"))
+        switch_logs = SwitchLogFactory(
+            "switches", lambda device, _: self.driver.switch_log(device.uuid), privileged=lambda: True
+        )
         return Agent(
-            NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
+            NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count, switch_logs=switch_logs),
             HolderSources([KubeletAllocation(self.kubelet.socket)], names.read),
             Settings(
                 interval=0.3,

@@ -16,6 +16,7 @@ import yaml
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, needs_servers, wait_until
+from tests.engine import BurstLoad
 
 Alert = tuple[str, str, str, str]
 """Name, node, GPU, pod."""
@@ -112,6 +113,22 @@ def _use_a_free_gpu(fleet: Fleet) -> None:
     fleet.nodes[0].driver.place(SimulatedLoad(3, _pid(fleet, "ocr-0"), duty=0.15, memory=_GIB))
 
 
+def _compete(fleet: Fleet) -> None:
+    """The two that share GPU 2 and a process of the host always have work."""
+    pids = _pid(fleet, "ocr-0"), _pid(fleet, "embed-0")
+    for pid in pids:
+        fleet.nodes[0].driver.remove(pid)
+    for pid in (*pids, _BURST_PID):
+        fleet.nodes[0].driver.place(BurstLoad(2, pid, duty=1.0, memory=5 * _GIB))
+
+
+def _stop_competing(fleet: Fleet) -> None:
+    for pid in (_pid(fleet, "ocr-0"), _pid(fleet, "embed-0"), _BURST_PID):
+        fleet.nodes[0].driver.remove(pid)
+    _set_it_to_work(fleet)
+    fleet.nodes[0].driver.place(SimulatedLoad(2, _pid(fleet, "embed-0"), duty=0.35, memory=9 * _GIB))
+
+
 def _use_its_own_gpu_only(fleet: Fleet) -> None:
     fleet.nodes[0].driver.remove(_pid(fleet, "ocr-0"))
     _set_it_to_work(fleet)
@@ -164,6 +181,12 @@ FAULTS = {
         _use_its_own_gpu_only,
         "batch/ocr-0 has used GPU 3 .*Allocated to: nobody",
     ),
+    "three that want the whole GPU": Fault(
+        (("PodgpuContainerWaits", "node-1", "2", "ocr-0"), ("PodgpuContainerWaits", "node-1", "2", "embed-0")),
+        _compete,
+        _stop_competing,
+        "waits .* of the time for GPU 2 .*batch/embed-0",
+    ),
     "kubelet away": Fault(
         (("PodgpuMappingBroken", "node-2", "", ""),),
         lambda fleet: fleet.nodes[1].kubelet.stop(),
@@ -214,6 +237,7 @@ TOGETHER = (
     ("xid of the hardware", "heat", "row remapping waits"),
     ("a strange id", "kubelet away", "a GPU that was not given"),
     ("lost GPU", "exporter down"),
+    ("three that want the whole GPU",),
     ("a job without the relabelings", "driver away"),
     ("every exporter down",),
 )

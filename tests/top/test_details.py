@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.view import ConditionView, FieldView, GpuDetails, GpuView, SourceView, XidView
-from podgpu.model import Workload, WorkloadOwner
+from podgpu.model import WaitPart, Workload, WorkloadOwner, parts_of
 from podgpu.top.details import render_details
 from podgpu.top.feed import FetchedDetails
 from podgpu.top.source import Sparklines
@@ -82,6 +82,12 @@ def test_an_instance_with_several_holders() -> None:
     lines = [as_text(spans) for spans in render_details(seen.lines[0].beneath[0], seen, 80)]
     assert lines[0] == "GPU 7/3 1g.10gb  H100 80GB HBM3  on n  GPU-7"
     assert lines[-2] == "  utilisation –   memory – GiB   processes –   idle 5m01s   share 25%"
+
+
+def test_a_holder_that_waits() -> None:
+    waits_for = (WaitPart(*parts_of(BATCH), ratio=0.128), WaitPart(ratio=0.117))
+    lines = shown(gpu(7, holder(TRAINER, wait_ratio=0.268, waits_for=waits_for)), 120)
+    assert "waited 27% (13% for batch/embed/worker)" in lines[-1]
 
 
 def test_the_servers_details() -> None:

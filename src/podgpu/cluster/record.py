@@ -26,7 +26,7 @@ from podgpu.cluster.waste import GroupBy, WasteAnswer, make_waste
 from podgpu.history.queries import read_range, read_usage, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
-    HOUR,
+    COARSE,
     Amounts,
     Figures,
     GpuSample,
@@ -271,7 +271,7 @@ class UsageAnswers:
             start, end, sums = read_range(db, *query.bounds(now))
             since = read_usage_start(db)
         notes = []
-        if since is None or start + HOUR < since:
+        if since is None or start + COARSE < since:
             notes.append(f"there is no record before {utc_text(now if since is None else since)}")
         return make_range(query, self._read_state(), start, min(end, now), sums, notes)
 

@@ -116,11 +116,15 @@ def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, i
     """Returns the usage in a range, and the range, extended to the steps that are stored: 5 minutes, hours or days."""
     oldest = {
         resolution: db.execute("SELECT min(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()[0] or 0
-        for resolution in (COARSE, HOUR)
+        for resolution in (COARSE, HOUR, DAY)
     }
 
     def step(time: float) -> int:
-        return next((resolution for resolution in (COARSE, HOUR) if time >= oldest[resolution]), DAY)
+        """Returns the finest resolution that is stored for this time, or for all times."""
+        for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
+            if time >= oldest[finer] or _floor(oldest[finer], coarser) <= oldest[coarser]:
+                return finer
+        return DAY
 
     first, last = _floor(start, step(start)), _ceil(end, step(end))
     # Whole days are read from daily rows, the hours before and after them from hourly rows, the rest from steps.

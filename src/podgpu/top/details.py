@@ -118,11 +118,21 @@ def _holder_figures(holder: HolderView, seen: Seen) -> list[str]:
         f"processes {format_number(holder.processes)}",
         idle if idle in ("busy", "idle") else f"idle {idle}",
     ]
+    if holder.wait_ratio:
+        facts.append(_describe_wait(holder, holder.wait_ratio))
     if holder.share_ratio is not None:
         facts.append(f"share {format_percent(holder.share_ratio)}")
     if holder.cost_per_hour is not None:
         facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
     return facts
+
+
+def _describe_wait(holder: HolderView, ratio: float) -> str:
+    text = f"waited {format_percent(ratio)}"
+    if holder.waits_for:
+        runner = holder.waits_for[0]
+        text += f" ({format_percent(runner.ratio)} for {runner.text or 'processes outside pods'})"
+    return text
 
 
 # Details from the server

@@ -96,6 +96,8 @@ function holdersOf(of, part) {
     idleSeconds: holder.idle_seconds,
     energy: holder.energy_joules,
     idleSince: holder.idle_since,
+    waited: holder.wait_ratio,
+    waitsFor: (holder.waits_for ?? []).map((part) => ({ ratio: part.ratio, name: part.pod || part.job || part.uid ? nameOf(part) : "processes outside pods" })),
     cost: holder.cost_per_hour,
     amount: holder.part ?? 0, // of the physical GPU
     use: holder.use ?? "unknown",

@@ -78,7 +78,7 @@ export class GpuView {
     this.runningSection.hidden = !processes.length;
     if (!device) return;
     this.troubles.show(device, now);
-    this.rows.show(device, { now, cost: this.context.prices() });
+    this.rows.show(device, { now, cost: this.context.prices(), waits: true });
     place(this.facts, factsOf(device, this.context.prices()));
     this.facts.hidden = device.absent || device.gone;
   }

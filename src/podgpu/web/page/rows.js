@@ -15,11 +15,12 @@ export class Rows {
   }
 
   // `chosen`: of a pod's own view, whose rows it is about. `cost`: the currency, where costs are wanted.
-  show(device, { chosen, now, cost }) {
+  // `waits`: whether to show how long each holder waited.
+  show(device, { chosen, now, cost, waits }) {
     const rows = rowsOf(device, chosen);
     while (this.list.length < rows.length) this.list.push(new Row());
     this.list.length = rows.length;
-    rows.forEach((row, i) => this.list[i].show(device, row, chosen, now, cost));
+    rows.forEach((row, i) => this.list[i].show(device, row, chosen, now, cost, waits));
     place(this.element, this.list.map((row) => row.element));
   }
 }
@@ -60,13 +61,14 @@ class Row {
     this.name = h("span", { class: "row-name" }, this.link, this.container);
     this.idle = h("span", { class: "row-idle" });
     this.ratio = h("span", { class: "row-figure" });
+    this.wait = h("span", { class: "row-wait" });
     this.memory = h("span", { class: "row-figure row-memory" });
     this.cost = h("span", { class: "row-figure row-cost" });
-    const parts = [this.profile, this.swatch, this.last, this.name, this.idle, this.ratio, this.memory, this.cost];
+    const parts = [this.profile, this.swatch, this.last, this.name, this.idle, this.ratio, this.wait, this.memory, this.cost];
     this.element = h("li", {}, ...parts);
   }
 
-  show(device, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency) {
+  show(device, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency, waits) {
     const isOther = holder && chosen && !chosen(holder);
     setClass(this.element, `row${holder ? "" : " row-free"}${isOther ? " row-other" : ""}`);
     showText(this.profile, plain(profile));
@@ -82,6 +84,7 @@ class Row {
     const isPast = device.absent || device.old; // its usage is out of date
     const repeats = isPast || (alone && (device.utilization !== undefined || holder?.utilization === undefined));
     showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(device, holder)));
+    showText(this.wait, waits && !isPast && holder?.waited ? waitText(holder) : "");
     showText(this.memory, alone || isPast ? "" : memory(holder.memory ?? holder.part?.memoryUsed));
     const priced = currency !== undefined && holder?.cost !== undefined;
     showText(this.cost, priced ? perHour(holder.cost, currency) : "");
@@ -98,6 +101,11 @@ class Row {
     const owner = holder?.owner ? ` (${plain(holder.owner)})` : "";
     setAttribute(this.name, "title", full && `${full}${owner}`);
   }
+}
+
+function waitText({ waited, waitsFor: [longest] }) {
+  const part = longest ? ` (${percent(longest.ratio)} for ${plain(longest.name)})` : "";
+  return `waited ${percent(waited)}${part}`;
 }
 
 export function showText(element, text) {
