@@ -354,3 +354,4 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     ran = execute(["exprter"])
     assert ran.code == 2
     assert "exprter" in ran.complaint
+    assert "Did you mean 'exporter'?" in ran.complaint

@@ -221,6 +221,16 @@ def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest
     assert "is damaged (file is not a database); it was renamed to" in caplog.text
 
 
+def test_a_file_with_other_tables_is_moved_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time); PRAGMA user_version = 1")
+    store = HistoryStore(path)
+    store.append(make_round(START))
+    store.close()
+    assert Path(f"{path}.damaged").exists()
+    assert "it was renamed to" in caplog.text
+
+
 def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(path: Path, store: HistoryStore) -> None:
     store.append(make_round(START))
     with sqlite3.connect(path) as db:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from podgpu.autoscale.refusal import bad_request, did_you_mean, not_found, quote
+from podgpu.clock import parse_duration
 
 
 class ScalingMetric(NamedTuple):
@@ -110,8 +111,6 @@ class Aggregate(NamedTuple):
 
 MEAN = Aggregate("mean")
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
-_DURATION = re.compile(r"(\d{1,6})(s|m|h)?", re.ASCII)
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
 
 
@@ -124,9 +123,8 @@ def parse_aggregate(text: str) -> Aggregate:
 
 def parse_window(text: str, key: str, longest: float) -> float:
     """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
-    match = _DURATION.fullmatch(text)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if not 0 < seconds <= longest:
+    seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
+    if not 1 <= seconds <= longest:
         raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
     return seconds
 

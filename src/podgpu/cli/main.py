@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module, resources
 
 import click
@@ -50,6 +51,14 @@ class _Commands(click.Group):
         command: click.Command = import_module(f"podgpu.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = "".join(f" Did you mean '{command}'?" for command in get_close_matches(args[0], COMMANDS, n=1))
+            ctx.fail(f"No such command '{args[0]}'.{near}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in (("Commands", MAIN_COMMANDS), ("More commands", OTHER_COMMANDS)):
             with formatter.section(title):
@@ -80,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (signal.SIGINT, signal.SIGTERM):  # Python restores the default action of other handlers when it ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # at exit, Python resets handlers, and a signal would kill it
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 

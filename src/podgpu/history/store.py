@@ -299,7 +299,8 @@ class HistoryStore:
         try:
             self._open()
         except sqlite3.Error as error:
-            if not _is_damage(error):
+            has_other_tables = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
+            if not (_is_damage(error) or has_other_tables):
                 raise
             self._replace_file(error)
 
@@ -353,7 +354,7 @@ class HistoryStore:
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
-        self._last_round = min(self._last_round, time)  # the clock was set back
+        self._last_round = min(self._last_round, time)  # the clock was set back, so the last round may be in the future
         if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
