@@ -64,12 +64,19 @@ USED = ScalingMetric(
     "mean of --used-field over the GPUs in use",
     "the exporter must export --used-field, which GPUs in MIG mode may not have",
 )
-METRICS = (UTILIZATION, MEMORY, BUSY, POWER, SM, TENSOR, DRAM, USED)
+WAIT = ScalingMetric(
+    "gpu_wait",
+    "%",
+    10,
+    "time in which the pod had work and another one had its GPUs",
+    "the exporter must read context switches (--usage-from switches or exact), and a rate needs two rounds",
+)
+METRICS = (UTILIZATION, MEMORY, BUSY, WAIT, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
-RATIO_METRICS = (UTILIZATION, BUSY, *PROFILING_METRICS)  # means over a pod's devices
+RATIO_METRICS = (UTILIZATION, BUSY, WAIT, *PROFILING_METRICS)  # means over a pod's devices
 USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
 IDLE = 9  # column with the seconds for which the pod has verifiably been idle; NaN: busy or unknown
-COLUMNS = 10
+COLUMNS = 11
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
