@@ -1,4 +1,4 @@
-"""`python -m bench [NAME ...]`: runs benchmarks and prints a table. Exit code 1: a limit was missed."""
+"""`python -m bench [NAME ...]`: runs benchmarks and prints a table. Exits with 1 if a limit was exceeded."""
 
 from __future__ import annotations
 

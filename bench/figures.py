@@ -29,7 +29,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Empty without a limit."""
+        """Returns the result of the comparison. Empty without a limit."""
         if not self.limit:
             return ""
         return "MISSED" if self.missed else "pass"
@@ -48,19 +48,19 @@ def any_missed(figures: Iterable[Figure]) -> bool:
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU time of all threads of this process."""
+    """Returns the CPU time of all threads of this process."""
     started = time.process_time()
     call()
     return time.process_time() - started
 
 
 def cpu_seconds_of_each(turns: int, *calls: Callable[[], object]) -> list[float]:
-    """The smallest CPU time of each call. Calls alternate, so that a busy machine affects all of them."""
+    """Returns the smallest CPU time of each call. Calls alternate, so that a busy machine affects all of them."""
     seconds = [[cpu_seconds(call) for call in calls] for _ in range(turns)]
     return [min(column) for column in zip(*seconds, strict=True)]
 
 
 def read_status(pid: int | str, name: str) -> int:
-    """A number of /proc/PID/status, such as VmRSS in KiB."""
+    """Returns a number from /proc/PID/status, such as VmRSS in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -63,7 +63,7 @@ def _wait_for_holders(process: subprocess.Popen[bytes], url: str) -> None:
         except OSError:
             pass
         time.sleep(0.1)
-    raise RuntimeError(f"the exporter did not start; its exit code: {process.poll()}")
+    raise RuntimeError(f"the exporter did not start (exit code {process.poll()})")
 
 
 def _scrape(url: str) -> bytes:

@@ -50,7 +50,7 @@ class SimulatedNode:
     clock: ManualClock
 
     def run_round(self) -> None:
-        """15 simulated seconds: one usage turn each, then a telemetry turn."""
+        """Simulates 15 seconds, with one usage turn per second and a telemetry turn at the end."""
         for _ in range(SECONDS_PER_ROUND):
             self.clock.advance()
             self.agent.read_usage()
@@ -62,7 +62,7 @@ def simulated_node(
     make_tenants: Callable[[SimulatedNvml], list[Tenant]] = tenants,
     wrap: Callable[[SimulatedNvml], object] = lambda d: d,
 ) -> Iterator[SimulatedNode]:
-    """The agent has taken its first turns. `wrap` may put something between the agent and the driver."""
+    """Starts the node and runs the agent's first turns. `wrap` can wrap the driver."""
     clock = ManualClock()
     driver = SimulatedNvml(MODEL, clock=clock, wall=clock)
     on_node = make_tenants(driver)

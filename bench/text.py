@@ -18,7 +18,7 @@ MIN_PARSER_RATIO = 10
 
 
 class FixedCollector:
-    """prometheus_client's side: the same families, already converted."""
+    """Passes families that are already converted to prometheus_client."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._metrics = [_convert(family) for family in families if family.samples]

@@ -42,7 +42,7 @@ class TimedNvml:
 
 
 def shared_gpus(driver: SimulatedNvml) -> list[Tenant]:
-    """Eight containers in time slices of every GPU."""
+    """Places eight containers in time slices on every GPU."""
     uuids = [gpu.uuid for gpu in driver.gpus]
     return [
         Tenant("batch", f"job-{gpu}-{n}", "main", "nvidia.com/gpu.shared", f"{uuid}::{n}", gpu, duty=0.1, memory=_GIB)

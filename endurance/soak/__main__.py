@@ -1,4 +1,4 @@
-"""`python -m endurance.soak [--minutes 60]`: checks the metrics during churn. Exit code 1: a rule was broken."""
+"""`python -m endurance.soak [--minutes 60]`: checks the metrics during churn. Exits with 1 if a rule was broken."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def soak(simulated: float, seed: int = 0, speed: float = float("inf")) -> tuple[list[Figure], Judge]:
-    """Runs for so many simulated seconds. The same seed causes the same events."""
+    """Runs the test for `simulated` seconds. The same seed causes the same events."""
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, _count_log_lines() as lines:
         clock, random = SoakClock(), Random(seed)
         world = World(Path(folder), clock, random)
@@ -82,12 +82,12 @@ def soak(simulated: float, seed: int = 0, speed: float = float("inf")) -> tuple[
 
 
 def _live(churn: Churn, world: World, simulated: float, speed: float) -> Iterator[Vitals]:
-    """Memory, threads and descriptors of this process at the end of every calm period."""
+    """Yields memory, threads and descriptors of this process at the end of every calm period."""
     began = time.monotonic()
     while churn.simulated < simulated:
         churn.second()
         if churn.simulated % CYCLE == 0 and world.is_calm:
-            # Python's threads: the number of gRPC threads of the simulated kubelet varies.
+            # Counts only Python's threads, because the simulated kubelet's number of gRPC threads varies.
             yield replace(vitals_of("self", churn.simulated), threads=threading.active_count())
         time.sleep(max(0.0, began + churn.simulated / speed - time.monotonic()))
 
@@ -130,7 +130,7 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
     agent = Agent(
         NvmlTelemetry(world.driver, "simulated", lambda: count, clock.monotonic, clock.wall),
         HolderSources([KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)], names.read),
-        # The interval limits the real time of a hung call. `Churn` takes the turns.
+        # The interval limits the real time of a hung call. `Churn` calls the agent's turns.
         Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
         Clock(clock.monotonic, clock.wall),
         containers=ContainerFinder(str(folder / "proc"), clock.monotonic),

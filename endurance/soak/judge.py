@@ -96,7 +96,7 @@ class Judge:
                 held = _held_device(labels)
                 self.attributed += 1
                 if name == "podgpu_device_last_holder_info" and self._truth.held_part_within(held, RELEASED_SECONDS):
-                    continue  # a lost GPU names the last holders of its instances, too
+                    continue  # a lost GPU also shows the last holders of its instances
                 if not self._truth.held_within(held, _UNSURE):
                     self.breach("a sample names a pod that never held the device", f"{name} {held}")
                 elif name.startswith("DCGM_") and (held not in info or holders[held.uuid, held.gi_id] != 1):
@@ -109,7 +109,7 @@ class Judge:
                 self.breach("a healthy GPU is not in the metrics", number)
 
     def _judge_counters(self, families: Iterable[ParsedFamily]) -> None:
-        """Also across gaps. Exceptions: containers that ended, and counters that a reset sets back."""
+        """Checks that counters never decrease, also across gaps. Excludes ended containers and resets."""
         new: dict[Series, float] = {}
         for family in families:
             if family.type != "counter" or not (family.name.startswith("podgpu_") or family.name in _DRIVER_COUNTERS):
@@ -128,7 +128,7 @@ class Judge:
         return any(name == "UUID" and value in self._truth.resets for name, value in series[1])
 
     def _judge_sums(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
-        """The use of a device since the last check equals that of its containers and the rest. Not with MIG."""
+        """Checks that the use of containers and the rest add up to the device's use since the last check. Skips MIG."""
         new: Sums = {}
         for families in _SPLITS:
             whole, found = families[2], defaultdict[str, dict[str, float]](dict)
@@ -143,7 +143,7 @@ class Judge:
         self._sums = new
 
     def _judge_totals(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
-        """Since the start, with the last known value of every series."""
+        """Checks the totals since the start, with the last known value of every series."""
         for family, totals in self._totals.items():
             totals |= {
                 tuple(sample.labels.get(name, "") for name in _TOTAL_LABELS): sample.value
@@ -156,7 +156,7 @@ class Judge:
             self.breach("namespaces and the rest do not add up to the devices", f"{divided} J of {used} J")
 
     def _compare(self, whole: str, device: str, values: Mapping[str, float]) -> None:
-        """Only if no holder changed since the last check, and the GPU answered."""
+        """Compares only if no holder changed since the last check, and the GPU answered."""
         quiet = self._world.clock.monotonic() - self._truth.changed.get(device.rstrip("/"), 0.0)
         quiet = min(quiet, self._truth.gpu_healthy_for(self._number(device.rstrip("/"))))
         if min(quiet, self._truth.kubelet_healthy_for() - _UNSURE) < _QUIET:

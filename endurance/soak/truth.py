@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 RELEASED_SECONDS = 900.0
-"""How long released devices are remembered: longer than the metrics may still name their holders."""
+"""How long released devices are stored. Longer than the metrics may still show their holders."""
 
 
 class SoakClock:
@@ -39,7 +39,7 @@ class HeldDevice(NamedTuple):
 class Truth:
     clock: SoakClock
     held: dict[HeldDevice, float] = field(default_factory=dict)
-    """Since when it is held."""
+    """Device -> time of its allocation."""
     shares: dict[HeldDevice, float] = field(default_factory=dict)
     """Shares of time-sliced GPUs."""
     released: dict[HeldDevice, float] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Truth:
         return self.clock.monotonic() - self.gpu_broken_until.get(number, 0.0)
 
     def describe(self) -> str:
-        """What is broken, or was broken recently."""
+        """Returns a text about parts that are broken or were repaired recently."""
         now = self.clock.monotonic()
         broken = {f"GPU {number}": until for number, until in self.gpu_broken_until.items()}
         broken["the kubelet"] = self.kubelet_broken_until
@@ -84,11 +84,11 @@ class Truth:
         return "; ".join(texts)
 
     def held_part_within(self, holding: HeldDevice, seconds: float) -> bool:
-        """The same for the GPU or any of its instances."""
+        """Returns `held_within` for the GPU or any of its instances."""
         known = (*self.held, *self.released)
         return any(part._replace(gi_id="") == holding and self.held_within(part, seconds) for part in known)
 
     def held_within(self, holding: HeldDevice, seconds: float) -> bool:
-        """Whether it is held now, or was released at most so long ago."""
+        """Returns True if the device is held, or was released at most `seconds` ago."""
         released = self.released.get(holding)
         return holding in self.held or (released is not None and self.clock.monotonic() - released <= seconds)

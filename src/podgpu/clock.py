@@ -1,8 +1,9 @@
-"""Time as a dependency, so that tests can set it, and limits for repeated log lines."""
+"""Time as a dependency, so that tests can set it, durations, and limits for repeated log lines."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,12 +12,24 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _MIN_STEP = 2.0  # smaller steps of the wall clock are ignored, so that timestamps in series do not change
 _REPEAT_SECONDS = 60.0
+_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
+_DURATION_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
+_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class Clock:
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+
+
+def parse_duration(text: str) -> float | None:
+    """Converts `1h30m`, `1.5s`, `500ms` or `0` to seconds. Returns None for negative and invalid durations."""
+    if text == "0":
+        return 0.0
+    if not text or _DURATION.sub("", text):
+        return None
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
 class UnixTime:

@@ -51,6 +51,7 @@ def holder(
     idle_seconds: float | None = None,
     idle_since: float | None = None,
     energy_joules: float | None = None,
+    wait_seconds: float | None = None,
 ) -> Holder:
     usage = HolderUsage(
         utilization_ratio=utilization,
@@ -59,6 +60,7 @@ def holder(
         idle_ns=None if idle_seconds is None else round(idle_seconds * 1e9),
         idle_since=idle_since,
         energy_mj=None if energy_joules is None else round(energy_joules * 1000),
+        wait_ns=None if wait_seconds is None else round(wait_seconds * 1e9),
     )
     return Holder(namespace, name, container, source="kubelet", usage=usage)
 

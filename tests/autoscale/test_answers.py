@@ -99,6 +99,8 @@ REPLICA = replace(holder("a"), usage=None, replica="1")
         ("gpu_sm_activity", (gpu(0, holder("a"), values={SM: 0.3}), gpu(1, holder("a"), values={SM: 0.5})), 40),
         ("gpu_sm_activity", (gpu(0, holder("a"), holder("b"), values={SM: 0.3}),), None),
         ("gpu_busy", (busy("a", 0.5, 0),), None),
+        ("gpu_wait", (busy("a", 0.5, 0),), 0.001),  # an active workload never has 0
+        ("gpu_wait", (gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6)),), None),
     ],
 )
 def test_a_pods_value(metric: str, devices: tuple[DeviceState, ...], value: float | None) -> None:
@@ -108,6 +110,14 @@ def test_a_pods_value(metric: str, devices: tuple[DeviceState, ...], value: floa
         assert find_metric(metric).needs in str(refused(stage, metric))
     else:
         assert figure(stage, metric) == pytest.approx(value)
+
+
+def test_waiting_is_the_rate_of_a_counter() -> None:
+    stage = Stage([pod("a"), pod("b")])
+    for step in range(3):
+        waiting = holder("a", utilization=0.2, wait_seconds=100 + 9.0 * step)
+        stage.turn(n1=(gpu(0, waiting, holder("b", utilization=0.5, wait_seconds=1.5 * step)),))
+    assert pod_values(stage, "gpu_wait") == {"a": pytest.approx(60), "b": pytest.approx(10)}
 
 
 def test_busy_time_and_energy_are_rates_of_counters() -> None:

@@ -55,7 +55,7 @@ def _logging_as_it_was() -> Iterator[None]:
             "must be NAMESPACE/NAME",
         ),
         ([*SCRAPE, "--api-address", ":6443", *CERTIFICATE, "--kubeconfig", "KUBECONFIG"], "/nowhere.crt"),
-        ([*SCRAPE, "--api-service", "a/b"], "need --api-address"),
+        ([*SCRAPE, "--api-service", "a/b"], "have no effect if --api-address is none"),
         ([*SCRAPE, "--longest-window", "24h", "--interval", "1s"], "--longest-window"),
         ([*SCRAPE, "--kubeconfig", "/nowhere"], "/nowhere"),
         ([*SCRAPE, "--probe-address", "9410"], "must be HOST:PORT"),

@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.agent.lanes import Collection, collection_of_fields
 from podgpu.cli.config_file import ConfigFile, parse_config_file
-from podgpu.cli.options import parse_go_duration
+from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import CounterSpec, parse_counters
 
@@ -101,7 +101,7 @@ def test_errors_name_the_file_and_the_path(text: str, words: str) -> None:
     ],
 )
 def test_durations_as_go_writes_them(text: str, seconds: float | None) -> None:
-    assert parse_go_duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 # Which field belongs where

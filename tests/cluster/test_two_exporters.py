@@ -14,7 +14,7 @@ import pytest
 from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.metrics import find_metric
 from podgpu.autoscale.pods import index_pods
-from podgpu.autoscale.requests import AggregationOptions, PodSelector
+from podgpu.autoscale.requests import MetricRequest, PodSelector
 from podgpu.autoscale.store import SampleStore
 from podgpu.cluster.collect import Collector
 from podgpu.cluster.loop import Cluster
@@ -80,8 +80,8 @@ def test_the_exporter_that_names_the_pods_is_used(
             await cluster.round(collector)
             await collector.close()
         store.add_round(cluster.published.state)
-        how = AggregationOptions(window=settings.interval)
-        value = compute_value(store.snapshot(), PodSelector("ml"), find_metric("gpu_utilization"), how).value
+        request = MetricRequest(find_metric("gpu_utilization"), PodSelector("ml"), window=settings.interval)
+        value = compute_value(store.snapshot(), request).value
         return json.loads(msgspec.json.encode(cluster.page().view)), value, used, other
 
     view, value, used, other = asyncio.run(run())

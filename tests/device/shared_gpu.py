@@ -27,6 +27,7 @@ from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 METHODS = ("samples", "switches", "exact")
 PORTS = {method: 9480 + number for number, method in enumerate(METHODS)}
 BUSY = "podgpu_container_gpu_busy_seconds_total"
+MEMORY = "podgpu_container_gpu_memory_used_bytes"
 _CGROUPS = Path("/sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice")
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _LOAD = Path(__file__).with_name("recorded_load.py")
@@ -141,7 +142,7 @@ class SharedGpu:
                 running[method] = subprocess.Popen([*wrapper, sys.executable, "-m", "podgpu", "exporter", *given])
             try:
                 for method in methods:
-                    wait_for(lambda m=method: BUSY in exposition(m), 30, f"the exporter ({method})")
+                    wait_for(lambda m=method: MEMORY in exposition(m), 30, f"the exporter ({method})")
                 yield {method: process.pid for method, process in running.items()}
             finally:
                 for process in running.values():

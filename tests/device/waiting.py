@@ -28,7 +28,7 @@ from shared_gpu import BUSY, Burst, SharedGpu, cpu_seconds, exposition, method_o
 from podgpu.gpu.nvml.switch_attribution import RECORD
 from podgpu.gpu.nvml.switch_log import ContextSwitchLog, check_driver
 
-SECONDS = 22.0
+SECONDS = 20.0
 METHODS = ("switches", "exact")
 WAIT = "podgpu_container_gpu_wait_seconds_total"
 LEAST, MOST = "podgpu_container_gpu_wait_seconds_min_total", "podgpu_container_gpu_wait_seconds_max_total"
@@ -52,17 +52,26 @@ def record_switches(bench: SharedGpu, seconds: float) -> bytes:
     return bytes(records)
 
 
+def read_new(method: str) -> tuple[str, float]:
+    """Waits until the exporter has updated its counters. Returns the metrics and the time."""
+    before = value(exposition(method), WAIT)
+    wait_for(lambda: value(exposition(method), WAIT) != before, 20, f"new waiting times ({method})")
+    return exposition(method), time.monotonic()
+
+
 def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> list[dict[str, Any]]:
     """Returns a row for each load and method, in % of the time."""
     options = [word for word in ("random", "cool", "deep") if word in name]
     with bench.loads(bursts, *options) as tenants, bench.exporters(tenants, METHODS) as pids:
         for method in METHODS:
             wait_for(lambda m=method: WAIT in exposition(m), 20, f"waiting times ({method})")
-        before, began = {method: exposition(method) for method in METHODS}, time.monotonic()
+        before = {method: read_new(method) for method in METHODS}
         cpu = {method: cpu_seconds(pid) for method, pid in pids.items()}
+        began = time.monotonic()
         switches = record_switches(bench, SECONDS)
-        after, ended = {method: exposition(method) for method in METHODS}, time.monotonic()
+        ended = time.monotonic()
         cpu = {method: 100 * (cpu_seconds(pid) - cpu[method]) / (ended - began) for method, pid in pids.items()}
+        after = {method: read_new(method) for method in METHODS}
         time.sleep(1.2)  # the loads write twice a second
     truth = [100 * one.waited(began, ended) / (ended - began) for one in tenants]
     processes = [one.process.pid for one in tenants if one.process]
@@ -73,14 +82,15 @@ def compare(bench: SharedGpu, name: str, bursts: list[Burst], record: Path) -> l
     print(f"\n{name}: {rate:.0f} switches per second")
     rows = []
     for method in METHODS:
-        pressure = 100 * value(after[method], PRESSURE)
-        print(f"  {method}: CPU {cpu[method]:.2f} %, method {method_of(after[method])}, last pressure {pressure:.0f} %")
-        for one, waited, burst in zip(tenants, truth, bursts, strict=True):
-            figures = [
-                100 * (value(after[method], family, one.pod) - value(before[method], family, one.pod)) / (ended - began)
-                for family in FAMILIES
-            ]
-            estimate, least, most, busy = figures
+        (first, since), (last, until) = before[method], after[method]
+        scale = 100 / (until - since)
+        pressure = 100 * value(last, PRESSURE)
+        print(f"  {method}: CPU {cpu[method]:.2f} %, method {method_of(last)}, last pressure {pressure:.0f} %")
+        for one, burst in zip(tenants, bursts, strict=True):
+            waited = scale * one.waited(since, until)
+            estimate, least, most, busy = (
+                scale * (value(last, family, one.pod) - value(first, family, one.pod)) for family in FAMILIES
+            )
             print(
                 f"    {burst[0]:g}/{burst[1]:g} ms: waited {waited:5.1f} -> {estimate:5.1f} ({least:.1f}, {most:.1f}),"
                 f" busy {busy:.1f}"

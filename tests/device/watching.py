@@ -73,7 +73,7 @@ class Scraper:
 
 @contextmanager
 def exporter(options: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs it with compiled modules, as in the image: a process that compiles them itself keeps 6 MiB more."""
+    """Runs the exporter with compiled modules, as in the image. A process that compiles them needs 6 MiB more."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = f"{tempfile.gettempdir()}/podgpu-watching-compiled"
     command = [sys.executable, "-m", "podgpu", "exporter", "-k", "-a", f"127.0.0.1:{PORT}", *options]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from podgpu.autoscale.refusal import bad_request, did_you_mean, not_found, quote
+from podgpu.clock import parse_duration
 
 
 class ScalingMetric(NamedTuple):
@@ -63,12 +64,19 @@ USED = ScalingMetric(
     "mean of --used-field over the GPUs in use",
     "the exporter must export --used-field, which GPUs in MIG mode may not have",
 )
-METRICS = (UTILIZATION, MEMORY, BUSY, POWER, SM, TENSOR, DRAM, USED)
+WAIT = ScalingMetric(
+    "gpu_wait",
+    "%",
+    10,
+    "time in which the pod had work and another one had its GPUs",
+    "the exporter must read context switches (--usage-from switches or exact), and a rate needs two rounds",
+)
+METRICS = (UTILIZATION, MEMORY, BUSY, WAIT, POWER, SM, TENSOR, DRAM, USED)
 PROFILING_METRICS = (SM, TENSOR, DRAM)
-RATIO_METRICS = (UTILIZATION, BUSY, *PROFILING_METRICS)  # means over a pod's devices
+RATIO_METRICS = (UTILIZATION, BUSY, WAIT, *PROFILING_METRICS)  # means over a pod's devices
 USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
 IDLE = 9  # column with the seconds for which the pod has verifiably been idle; NaN: busy or unknown
-COLUMNS = 10
+COLUMNS = 11
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -103,8 +111,6 @@ class Aggregate(NamedTuple):
 
 MEAN = Aggregate("mean")
 _AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
-_DURATION = re.compile(r"(\d{1,6})(s|m|h)?", re.ASCII)
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
 
 
@@ -117,9 +123,8 @@ def parse_aggregate(text: str) -> Aggregate:
 
 def parse_window(text: str, key: str, longest: float) -> float:
     """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
-    match = _DURATION.fullmatch(text)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if not 0 < seconds <= longest:
+    seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
+    if not 1 <= seconds <= longest:
         raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
     return seconds
 

@@ -195,7 +195,7 @@ def make_discovery() -> dict[str, KubeObject]:
     documents: dict[str, KubeObject] = {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{CUSTOM_GROUP}": {"kind": "APIGroup", "apiVersion": "v1", **group},
-        # Without the following two documents, the API server logs errors.
+        # The API server logs errors without the following two documents.
         "/openapi/v2": {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": __version__}, "paths": {}},
         "/openapi/v3": {"paths": {}},
     }

@@ -46,7 +46,9 @@ class _UsageRate(NamedTuple):
     busy_ns: int | None
     idle_ns: int | None
     energy_mj: int | None
+    wait_ns: int | None
     busy: float | None = None
+    wait: float | None = None
     watts: float | None = None
     idle_seconds: float | None = None  # None if busy or unknown
 
@@ -74,6 +76,7 @@ class UsageRates:
             usage.busy_ns if is_measured else None,
             usage.idle_ns if is_measured else None,
             usage.energy_mj,
+            usage.wait_ns,
         )
         before = self._before.pop(key, None)
         if before is None or before.exporter_id != rate.exporter_id or self._has_gap(before, rate):
@@ -83,9 +86,11 @@ class UsageRates:
         else:
             seconds = rate.at - before.at
             busy = _growth(before.busy_ns, rate.busy_ns, NS * seconds)
+            wait = _growth(before.wait_ns, rate.wait_ns, NS * seconds)
             watts = _growth(before.energy_mj, rate.energy_mj, 1000 * seconds)
             rate = rate._replace(
                 busy=None if busy is None or busy > _MAX_BUSY else min(1.0, busy),
+                wait=None if wait is None or wait > _MAX_BUSY else min(1.0, wait),
                 watts=None if watts is None or watts > _MAX_WATTS else watts,
                 idle_seconds=self._count_idle(before, rate, usage),
             )
@@ -204,8 +209,9 @@ def _read_ratios(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> t
     if alone and utilization is None:
         utilization = slot.utilization_ratio
     busy = _sum(rate.busy for _, rate in parts)
+    wait = 0.0 if alone else _sum(rate.wait for _, rate in parts)
     profiling = (_read_field(slot, metric.field) if alone else None for metric in PROFILING_METRICS)
-    return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, *profiling))
+    return tuple(None if ratio is None else min(1.0, ratio) for ratio in (utilization, busy, wait, *profiling))
 
 
 def _read_memory(parts: Sequence[tuple[HeldPart, _UsageRate]], alone: bool) -> float | None:

@@ -37,7 +37,9 @@ class MetricsSnapshot:
         return self.rounds[-1]
 
     def rounds_in(self, window: float) -> Sequence[RoundSamples]:
-        first = self.last.at - window + self.interval / 2  # rounds do not end exactly after an interval
+        first = (
+            self.last.at - window + self.interval / 2
+        )  # tolerance, because rounds do not end exactly after an interval
         return self.rounds[bisect_right(self.rounds, first, key=attrgetter("at")) :]
 
     def count_rounds(self, window: float) -> int:

@@ -92,7 +92,7 @@ def make_server(
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
     if api_address is None and any(options[name] for name in ("api_cert_file", "api_key_file", "api_service")):
-        raise UsageError(f"--api-cert-file, --api-key-file and --api-service need {API_OPTION}, which is none")
+        raise UsageError(f"--api-cert-file, --api-key-file and --api-service have no effect if {API_OPTION} is none")
     keda_tls = _make_keda_tls(options, keda_address) if keda_address is not None else None
     service = _parse_api_certificate(options) if api_address is not None else None
     config = require_config(options["kubeconfig"])
@@ -113,7 +113,7 @@ def _split_names(text: str) -> frozenset[str]:
 
 
 def _make_keda_tls(options: Mapping[str, Any], address: Address) -> KedaTls | None:
-    """Returns None to serve without TLS, which is possible only on this machine."""
+    """Returns None to serve without TLS, which is allowed only on a loopback address."""
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
         certificate, key, client_ca = (Pem(file=file) for file in files)

@@ -110,7 +110,7 @@ def choose_ages(ctx: click.Context, options: dict[str, Any]) -> tuple[float, flo
 
 
 def check_backend(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Checks that exactly one backend is chosen, and that no flag applies to another one only. Raises UsageError.
+    """Checks that exactly one backend is chosen, and that no flags of other backends are set. Raises UsageError.
 
     Environment variables of other backends are ignored, because they may be meant for another command.
     """

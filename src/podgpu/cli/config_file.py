@@ -13,7 +13,8 @@ import click
 from msgspec import Meta, Struct
 
 from podgpu.agent.lanes import Collection
-from podgpu.cli.options import FROM_FILE, is_set, parse_go_duration
+from podgpu.cli.options import FROM_FILE, is_set
+from podgpu.clock import parse_duration
 from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
@@ -78,7 +79,7 @@ class _Interval(_GoDuration):
 
 
 def _decode_duration(kind: type, text: Any) -> _GoDuration:
-    seconds = parse_go_duration(text) if isinstance(text, str) else None
+    seconds = parse_duration(text) if isinstance(text, str) else None
     if seconds is None:
         raise ValueError(f"{str(text)[:80]!a} is not a duration such as 30s, 1m30s or 500ms")
     if kind is _GoDuration:

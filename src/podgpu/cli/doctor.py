@@ -87,7 +87,7 @@ class NodeExamination:
     """Examines this node with the exporter's options. Errors that keep the exporter from starting are findings."""
 
     def __init__(self, options: Options, kubernetes: bool, telemetry: Telemetry | None = None) -> None:
-        """`kubernetes`: whether to check the allocation sources. Raises UsageError."""
+        """If `kubernetes` is set, the allocation sources are checked. Raises UsageError."""
         self._options = options
         self._kubernetes = kubernetes
         self._selection = parse_selection(options["devices"])

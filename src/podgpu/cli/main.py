@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         code = 130
-    for number in (signal.SIGINT, signal.SIGTERM):  # Python restores the default action of other handlers when it ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # at exit, Python resets handlers, and a signal would kill it
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
 from podgpu.holders.sources import describe_sources
 
@@ -105,19 +106,7 @@ def options_of(command: str, shared: Iterable[str] = (), *, hidden: bool = False
 # Values
 
 _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_GO_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
-_GO_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
-_GO_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PLAIN_UNITS = {"duration": "s", "milliseconds": "ms"}
-
-
-def parse_go_duration(text: str) -> float | None:
-    """Converts `1h30m`, `1.5s`, `500ms` or `0` to seconds. Returns None for negative and invalid durations."""
-    if text == "0":
-        return 0.0
-    if not text or _GO_DURATION.sub("", text):
-        return None
-    return sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text))
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg]
@@ -130,7 +119,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
-        seconds = parse_go_duration(f"{text}{_PLAIN_UNITS[self._kind]}" if _PLAIN_NUMBER.fullmatch(text) else text)
+        seconds = parse_duration(f"{text}{_PLAIN_UNITS[self._kind]}" if _PLAIN_NUMBER.fullmatch(text) else text)
         if seconds is None:
             self.fail(f"{text!r} is not a duration such as 5s, 500ms or 1m30s", param, ctx)
         if not 0.1 <= seconds <= 86_400:

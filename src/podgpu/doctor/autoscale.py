@@ -1,4 +1,4 @@
-"""Checks the cluster's metrics APIs, and the values of podgpu's metrics that HPAs and ScaledObjects receive."""
+"""Checks the values of podgpu's metrics that HPAs and ScaledObjects receive."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.config import require_config
 from podgpu.kube.objects import KubeObject
 
-_APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
 _SCALED_OBJECTS = "/apis/keda.sh/v1alpha1/scaledobjects"
 _MAX_OBJECTS = 200
 _MAX_WINDOW = 86_400.0
 _METRICS = frozenset(metric.name for metric in METRICS)
-_INSTALL = "helm upgrade podgpu … --set autoscale.enabled=true"
 
 
 def check_autoscaling(kubeconfig: str) -> list[Finding]:
@@ -36,31 +34,8 @@ def check_autoscaling(kubeconfig: str) -> list[Finding]:
 
 
 async def examine_autoscaling(client: ApiClient) -> list[Finding]:
-    findings = [await _check_api_service(client, f"{version}.{CUSTOM_GROUP}") for version in CUSTOM_VERSIONS]
-    findings += [finding async for finding in _check_hpas(client)]
-    findings += [finding async for finding in _check_scaled_objects(client)]
-    return findings
-
-
-async def _check_api_service(client: ApiClient, name: str) -> Finding:
-    subject = f"APIService {name}"
-    try:
-        api_service = await client.get(f"{_APISERVICES}{name}")
-    except SourceError as error:
-        if error.reason != "not_found":
-            return wrong(subject, str(error))
-        return note(subject, "not found: HPAs cannot use custom metrics", _INSTALL)
-    service = api_service.get("spec", {}).get("service") or {}
-    owner = f"{service.get('namespace', '?')}/{service.get('name', '?')}" if service else "the API server itself"
-    conditions = api_service.get("status", {}).get("conditions") or ()
-    available: KubeObject = next((condition for condition in conditions if condition.get("type") == "Available"), {})
-    if available.get("status") == "True":
-        return ok(subject, f"provided by {owner}")
-    return wrong(
-        subject,
-        f"provided by {owner}, which is not available: {available.get('message') or available.get('reason')}",
-        "namespaces cannot be deleted until this is fixed: check its pods, or run kubectl delete apiservice " + name,
-    )
+    findings = [finding async for finding in _check_hpas(client)]
+    return findings + [finding async for finding in _check_scaled_objects(client)]
 
 
 # HPAs

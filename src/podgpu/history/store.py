@@ -354,7 +354,7 @@ class HistoryStore:
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
-        self._last_round = min(self._last_round, time)  # the clock was set back
+        self._last_round = min(self._last_round, time)  # the clock was set back, so the last round may be in the future
         if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()

@@ -137,7 +137,7 @@ def _csv_text(configmap: Mapping[str, Any]) -> str | None:
 
 
 class ApiHealth:
-    """An allocation source without assignments. It reports failures of the watches in logs and metrics."""
+    """Reports failures of the watches in logs and metrics, as an allocation source without assignments."""
 
     name = "api-server"
 

@@ -42,7 +42,9 @@ class HpcAllocation(AllocationSource):
             try:
                 jobs = parse_jobs(read_bounded(os.path.join(self.directory, name), MAX_BYTES))
             except SourceError as error:
-                if error.reason != "file_missing":  # `file_missing`: the job ended after the directory was listed
+                if (
+                    error.reason != "file_missing"
+                ):  # a missing file means that the job ended after the directory was listed
                     unmapped.append(Unmapped(SOURCE, error.reason, name, SOURCE, Workload()))
                 continue
             holders = [Workload(job=job) for job in jobs]

@@ -106,7 +106,7 @@ class Identities:
         logged = self._logged_ids.get((*name, workload.container), frozenset())
         current = self._current_ids.get((*name, workload.uid, workload.container), frozenset())
         if current:
-            # If only other containers have a log, the API server's state is outdated.
+            # If logs exist only for other container ids, the API server's state is outdated.
             return replace(workload, container_id=_only(current) if current <= logged or not logged else "")
         if not self._uids.get(name, frozenset()) <= {workload.uid}:
             return workload  # the log may belong to another pod of that name
@@ -136,7 +136,7 @@ def _agree(workload: Workload, candidates: frozenset[Workload]) -> Workload:
     matching = [owner for owner in candidates if _fits(workload, owner)]
     if not matching:
         raise SourceError(
-            "identity_conflict", f"the names, uid and container id of {workload.text} do not fit together"
+            "identity_conflict", f"the names, uid and container id of {workload.text} contradict each other"
         )
     agreed = [_only(frozenset(texts)) for texts in zip(*map(parts_of, matching), strict=True)]
     return Workload(*(text or own for text, own in zip(agreed, parts_of(workload), strict=True)))

@@ -67,7 +67,7 @@ def _find_podlist(paths: Sequence[str]) -> str:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            pass  # the file exists; the caller's read raises the error
+            pass  # such as no permission; reading the file reports it
         return path
     raise SourceError(
         "file_missing",

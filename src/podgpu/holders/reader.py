@@ -81,7 +81,7 @@ class AllocationReader:
         result = self._workers.run({"identities": self._holders.read_identities}, DEADLINE)["identities"]
         if result.value is not None:
             self._identities = result.value
-        if getattr(result.error, "reason", "") != "hung":  # "hung": another thread waits for the same call
+        if getattr(result.error, "reason", "") != "hung":  # "hung" only means that another thread is already reading
             self._identities_result = result
 
     def read(self, devices: Sequence[Device]) -> AllocationResult:
@@ -92,7 +92,7 @@ class AllocationReader:
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
         readings = replace_reservations(self._resolve(results), self._identities.pods, devices, self.complete)
         merged = merge(readings, self.complete)
-        if not devices:  # without a driver, every id would be reported as unknown
+        if not devices:  # without devices, every id would be reported as unknown
             merged = replace(merged, unmapped=tuple(u for u in merged.unmapped if u.reason != "unknown_device"))
         return AllocationResult(merged, (*statuses, *self._check_identities()), self._identities.api_uids, at)
 

@@ -247,7 +247,7 @@ class Informer(Store[T]):
         except (TimeoutError, SourceError) as error:
             if isinstance(error, SourceError) and error.reason != "timeout":
                 raise
-            self._resume_version = ""  # lists again, because a proxy may have withheld events
+            self._resume_version = ""  # forces a new list, because a proxy may have dropped events
         finally:
             if clock() - started > self._settings.max_delay:
                 self._retries.clear()

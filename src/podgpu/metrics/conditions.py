@@ -80,7 +80,7 @@ class XidSpec(NamedTuple):
 
     @property
     def needs_action(self) -> bool:
-        """True if the XID means that the GPU is broken. XIDs caused by applications do not."""
+        """True if the XID means that the GPU is broken. False for XIDs that are caused by applications."""
         return self.action != "none"
 
 

@@ -20,7 +20,7 @@ from podgpu.model import MIB, DeviceState, Holder, HolderUsage, MigInstance, Nod
 
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
-_DECIMALS = 6  # so that the series shows 57 instead of 56.99999999999999
+_DECIMALS = 6  # rounds 56.99999999999999 to 57
 
 Number = int | float | None
 

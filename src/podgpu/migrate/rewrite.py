@@ -327,7 +327,7 @@ class _Rewriter:
 
 
 def _compare_names(tree: Node) -> tuple[bool, list[str]]:
-    """Returns whether any old name is read together with its new name, and the old names without their new name."""
+    """Returns True if any old name is read together with its new name, and the old names without their new name."""
     metrics = dict.fromkeys(map(name_of, find_selectors(tree)))
     labels = dict.fromkeys(find_labels(tree))
     has_new = {name: renamed_metrics()[name].name in metrics for name in metrics if name in renamed_metrics()}

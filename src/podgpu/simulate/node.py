@@ -140,7 +140,7 @@ def remove_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
         proc.remove(pid)
     pod, container = _log_paths(root, tenant)
     container.unlink(missing_ok=True)
-    with suppress(OSError):  # removed with another container of the same pod
+    with suppress(OSError):  # already removed, together with another container of the pod
         pod.rmdir()
 
 

@@ -62,7 +62,9 @@ class LocalSource:
         self._with_processes = with_processes
         self._warm_up = min(_MAX_WARM_UP, interval)
         self._allocated_at = float("-inf")
-        self.deadline = self._warm_up + 4 * agent.settings.deadline  # `read` makes several calls with own deadlines
+        self.deadline = (
+            self._warm_up + 4 * agent.settings.deadline
+        )  # `read` makes several calls, each with its own deadline
 
     def read(self) -> tuple[View, Processes]:
         """Raises SourceError if no GPU can be read now, StartError if retrying cannot help."""

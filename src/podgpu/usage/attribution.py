@@ -65,10 +65,14 @@ class GpuTurn:
 
     uuid: str
     devices: tuple[DeviceTurn, ...]
-    answered: bool = True
-    power_mw: int | None = None
-    energy_mj: int | None = None  # energy since the previous counter reading; None if not read in this turn
-    free_slices: int = 0  # compute slices that belong to no MIG instance
+    usage: DeviceUsage | None = None  # of the whole GPU; None if it did not answer
+
+    @property
+    def free_slices(self) -> int:
+        """The number of compute slices that belong to no MIG instance."""
+        if self.usage is None or not self.usage.device.mig_enabled:
+            return 0
+        return max(0, slices_of_gpu(self.usage.device.model) - sum(device.slices for device in self.devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,7 @@ def _make_gpu_turn(
         if key in answers and not (key == uuid and whole.mig_enabled):
             usage = answers[key]
         turns.append(make_turn(usage, held.get(key, ()), owners))
-    if gpu is None:
-        return GpuTurn(uuid, tuple(turns), answered=False)
-    free = slices_of_gpu(whole.model) - sum(turn.slices for turn in turns) if whole.mig_enabled else 0
-    return GpuTurn(uuid, tuple(turns), True, gpu.power_mw, gpu.energy_mj, max(0, free))
+    return GpuTurn(uuid, tuple(turns), gpu)
 
 
 def _unknown_instance(gpu: Device, key: str) -> Device:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from podgpu.model import (
     NS,
@@ -43,9 +43,8 @@ MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload ret
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
 
 
-@dataclass(slots=True)
-class UsageCounters:
-    """Counters of a workload or a namespace. Each is None until its first value."""
+class UsageCounters(Struct):
+    """Counters of a workload or a namespace, named as in HolderUsage. Each is None until its first value."""
 
     allocated_ns: int | None = None
     busy_ns: int | None = None
@@ -58,11 +57,8 @@ class UsageCounters:
     wait_max_ns: int | None = None
 
     def add(self, increment: UsageCounters) -> None:
-        for name in _COUNTERS:
+        for name in self.__struct_fields__:
             setattr(self, name, _plus(getattr(self, name), getattr(increment, name)))
-
-
-_COUNTERS = tuple(counter.name for counter in fields(UsageCounters))
 
 
 @dataclass(slots=True, eq=False)
@@ -128,23 +124,16 @@ class Account:
         if not self.is_measured:
             busy_max_ns = counters.busy_max_ns if self.is_mps_client else None
             counters = UsageCounters(counters.allocated_ns, busy_max_ns=busy_max_ns)
+        if self.wait_ratio is None:
+            counters = structs.replace(counters, wait_ns=None, wait_min_ns=None, wait_max_ns=None)
         streak_ns = self.idle_streak_ns if self.is_measured else None
-        has_waits = self.wait_ratio is not None
         return HolderUsage(
+            **structs.asdict(counters),
             utilization_ratio=self.utilization,
             memory_used_bytes=self.memory,
             processes=self.processes,
-            allocated_ns=counters.allocated_ns,
-            busy_ns=counters.busy_ns,
-            busy_min_ns=counters.busy_min_ns,
-            busy_max_ns=counters.busy_max_ns,
-            idle_ns=counters.idle_ns,
-            wait_ns=counters.wait_ns if has_waits else None,
-            wait_min_ns=counters.wait_min_ns if has_waits else None,
-            wait_max_ns=counters.wait_max_ns if has_waits else None,
             wait_ratio=self.wait_ratio,
             waits_for=self.waits_for,
-            energy_mj=counters.energy_mj,
             power_ratio=self.power_ratio,
             idle_since=at - streak_ns / NS if streak_ns else None,
             unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
@@ -204,7 +193,8 @@ class EnergyWindow:
         answers = [one for one in charged if one.device.usage.window_ns]
         if not answers:
             return  # the next answer of the GPU also covers this turn
-        weight = (gpu.power_mw or 1) * elapsed_ns
+        power_mw = None if gpu.usage is None else gpu.usage.power_mw
+        weight = (power_mw or 1) * elapsed_ns
         by_use, unattributed_use = Counter[Account](), 0
         by_share, unattributed_share = Counter[Account](), gpu.free_slices * SHARE_UNITS
         for one in answers:
@@ -261,8 +251,8 @@ class Ledger:
                 for workload, account in one.accounts.items():
                     is_allocated = (one.device.device.key, workload.key) not in unallocated
                     account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
-            if gpu.answered:
-                self._charge_energy(gpu, charged, elapsed_ns)
+            if gpu.usage is not None:
+                self._charge_energy(gpu, gpu.usage.energy_mj, charged, elapsed_ns)
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
@@ -317,21 +307,21 @@ class Ledger:
         device.has_seen_processes |= turn.processes is not None
         return _Charged(turn, busy, accounts)
 
-    def _charge_energy(self, gpu: GpuTurn, charged: Sequence[_Charged], elapsed_ns: int) -> None:
+    def _charge_energy(self, gpu: GpuTurn, energy_mj: int | None, charged: Sequence[_Charged], elapsed_ns: int) -> None:
         """Adds the turn to the window. If the energy counter was read, closes the window and divides its energy."""
         window = self._windows.setdefault(gpu.uuid, EnergyWindow())
         window.add(gpu, charged, elapsed_ns)
         device = self._devices.setdefault(gpu.uuid, DeviceAccount())
         device.has_seen_processes |= any(one.device.processes is not None for one in charged)
-        if gpu.energy_mj is not None:
+        if energy_mj is not None:
             self._windows[gpu.uuid] = EnergyWindow()
-            parts = divide_exactly(gpu.energy_mj, window.weights, window.unattributed)
+            parts = divide_exactly(energy_mj, window.weights, window.unattributed)
             for account, part in parts.items():
                 account.charge(UsageCounters(energy_mj=part))
             for account in (account for one in charged for account in one.accounts.values()):
-                account.power_ratio = parts[account] / gpu.energy_mj if gpu.energy_mj and account in parts else None
-            device.energy_mj = _plus(device.energy_mj, gpu.energy_mj)
-            rest = gpu.energy_mj - sum(part for account, part in parts.items() if account.workload.has_labels)
+                account.power_ratio = parts[account] / energy_mj if energy_mj and account in parts else None
+            device.energy_mj = _plus(device.energy_mj, energy_mj)
+            rest = energy_mj - sum(part for account, part in parts.items() if account.workload.has_labels)
             device.unattributed_energy_mj = _plus(device.unattributed_energy_mj, rest)
         if device.energy_mj is not None:
             for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):

@@ -14,14 +14,13 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from podgpu.clock import parse_duration
 from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError
 from podgpu.tls import Pem
 
 T = TypeVar("T")
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
     "X-Content-Type-Options": ("nosniff",),
@@ -147,14 +146,12 @@ class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     burst: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        text = self.interval or "0"
-        if text != "0" and "".join(map("".join, _DURATION_PART.findall(text[:40]))) != text:
+        if parse_duration(self.interval or "0") is None:
             raise ValueError("interval must be a duration, such as 1s, 100ms or 1m30s")
 
     @property
     def seconds(self) -> float:
-        parts = _DURATION_PART.findall(self.interval or "")
-        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+        return parse_duration(self.interval or "0") or 0.0
 
 
 class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -234,7 +234,7 @@ def decode(wanted: Field, raw: Any) -> Value:
     if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
         raise Blank(repr(value))
     if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
-        return within_unit(wanted, value)  # a large counter; `value_of` takes it for a blank
+        return within_unit(wanted, value)  # a large counter, which `value_of` would treat as blank
     return value_of(_without_conversion(wanted), value)
 
 

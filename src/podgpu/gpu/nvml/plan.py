@@ -164,7 +164,7 @@ class DevicePlan:
             try:
                 self._accept(field, _select(answer, recipe))
             except AttributeError:
-                self.guard.unsupported.add(field.id)  # an older driver's smaller structure
+                self.guard.unsupported.add(field.id)  # an older driver returns a smaller structure without this value
 
     def _read_batch(self, now: float) -> None:
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, self._batch)

@@ -401,7 +401,7 @@ def _compute_saving(
 
 def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Returns the nearest non-increasing sequence. Work is at the start of a stay, so an increase is noise."""
-    levels: list[tuple[float, float, int]] = []  # figure, weight, number of places
+    levels: list[tuple[float, float, int]] = []  # mean, weight, and number of entries that it covers
     for figure, weight in zip(figures, weights, strict=True):
         level = figure, weight, 1
         while levels and levels[-1][0] < level[0]:

@@ -165,7 +165,7 @@ class SwitchListener:
             if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
                 raise SwitchLogError(
                     "several_compute_instances",
-                    f"GPU instance {instance} has several compute instances, which run at the same time",
+                    f"GPU instance {instance} runs several compute instances at once, so busy time cannot be divided",
                 )
         self._drained_at = self._clock()
 
