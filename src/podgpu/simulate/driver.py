@@ -134,10 +134,11 @@ class SimulatedNvml:
     def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
         gpu = self.gpus[number]
         with self.lock:
+            # A GPU has no handle between a reload of the driver and the next listing.
+            address = next((address for address, target in self._targets.items() if target == (gpu, None)), None)
             for event_set in self._event_sets.values():
-                if number in event_set.registered:
+                if address is not None and number in event_set.registered:
                     event = pynvml.c_nvmlEventData_t()
-                    address = next(address for address, target in self._targets.items() if target == (gpu, None))
                     event.device = pointer_to(address, pynvml.c_nvmlDevice_t)
                     event.eventType = pynvml.nvmlEventTypeXidCriticalError
                     event.eventData = xid
