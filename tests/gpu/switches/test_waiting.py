@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from podgpu.gpu.nvml.switch_attribution import (
     SWITCHED_IN,
+    RecordDecoder,
     Residency,
     Stay,
     SwitchCosts,
@@ -159,3 +162,23 @@ def test_a_missing_window_is_not_counted_as_waiting() -> None:
         stays = [Stay(A, since, since, since + 2 * MS), Stay(B, since + 2 * MS, since + 2 * MS, since + SECOND)]
         waits = estimator.add(Residency(since, since + SECOND, stays), {A: 2 * MS, B: SECOND - 2 * MS})
         assert bool(waits.processes) == (since == SECOND)
+
+
+def test_the_estimate_agrees_with_loads_that_recorded_their_waiting() -> None:
+    """20 s of an H200 (tests/device/waiting.py): 22 of 50, 18 of 65 and 40 of 400 ms with random pauses."""
+    waited = {684: 27.4, 685: 24.5, 686: 12.4}  # % of the time
+    busy = 0.74
+    path = Path(__file__).with_name("recorded") / "h200-three-loads.bin.gz"
+    records = list(RecordDecoder().decode(gzip.decompress(path.read_bytes())))
+    first, last = records[0][2], records[-1][2]
+    timeline, estimator = Timeline(first, SwitchCosts(LEAD)), WaitEstimator()
+    for switched_in, pid, timestamp, *_ in records:
+        timeline.add(switched_in, pid, timestamp)
+    found = Counter[int]()
+    for end in range(first + 5 * SECOND, last, 5 * SECOND):
+        residency = timeline.take_window(end)
+        waits = estimator.add(residency, estimate_without_samples(residency, int(busy * 5 * SECOND)))
+        found.update({pid: estimate for pid, (estimate, _, _) in waits.processes.items()})
+    seconds = (last - first) // (5 * SECOND) * 5 * SECOND
+    for pid, percent in waited.items():
+        assert 100 * found[pid] / seconds == pytest.approx(percent, abs=6)
