@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,16 @@ from podgpu.errors import SourceError, UsageError, one_line
 
 T = TypeVar("T")
 _MAX_DEPTH = 100
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_lock = threading.Lock()
+
+
+def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Returns the decoder of a type. msgspec can crash if two threads use a type for the first time together."""
+    with _lock:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.json.Decoder(kind)
+        return _decoders[kind]
 
 
 def shorten_path(error: Exception) -> str:
@@ -26,7 +37,7 @@ def shorten_path(error: Exception) -> str:
 def decode_json(content: bytes, path: str, kind: type[T]) -> T:
     """Decodes JSON written by another program. Raises SourceError ("malformed")."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return find_decoder(kind).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(path, shorten_path(error) if content else "it is empty") from error
 

@@ -204,7 +204,7 @@ def test_targets_come_and_go() -> None:
             await collector.run_round()
             reading = collector.reading()
             assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
-            assert "is not a URL" in reading.notes[1]
+            assert "not the URL of an HTTP server" in reading.notes[1]
             await collector.close()
 
     asyncio.run(run())

@@ -188,5 +188,5 @@ def test_a_scaled_object_is_valid_for_keda_and_podgpu(name: str) -> None:
         assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA takes texts alone"
         if trigger["type"] == "external":
             assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
-            found = parse_trigger("serving", trigger["metadata"], 600.0)
+            found, _target = parse_trigger("serving", trigger["metadata"], 600.0)
             assert found.pods.owner == ("Deployment", spec["scaleTargetRef"]["name"])

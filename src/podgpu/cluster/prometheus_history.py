@@ -113,7 +113,7 @@ class PrometheusHistory:
 
     async def _read_sparklines(self, client: PrometheusClient, points: int) -> JSON:
         window = Window(*sparkline_window(points, await client.query_time()))
-        reader = _RangeReader(client, window, self._server)
+        reader = _HistoryReader(client, window, self._server)
         lines = {}
         for labels, values in await reader.read(reader.figures()["utilization_ratio"]):
             uuid, instance = _read_device(labels)
@@ -136,14 +136,14 @@ class PrometheusHistory:
         held.sort(key=lambda history: (history.node, history.index or 0, history.uuid, history.instance))
         return make_pod_history(*pod, held)
 
-    async def _make_reader(self, client: PrometheusClient, seconds: int) -> _RangeReader:
+    async def _make_reader(self, client: PrometheusClient, seconds: int) -> _HistoryReader:
         step = _FINE if seconds <= MAX_POINTS * _FINE else _COARSE * -(-seconds // (_COARSE * MAX_POINTS))
         count = seconds // step
         end = await client.query_time() // _FINE * _FINE
-        return _RangeReader(client, Window(end - count * step, step, count), self._server)
+        return _HistoryReader(client, Window(end - count * step, step, count), self._server)
 
 
-class _RangeReader:
+class _HistoryReader:
     """Runs the queries for one time window. Each value is the mean over its step, sampled every 15 s."""
 
     def __init__(self, client: PrometheusClient, window: Window, server: PrometheusServer) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from msgspec import Meta, Struct, field
 
+from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.holders import AllocationSource, reservations
 from podgpu.holders.device_ids import (
@@ -208,7 +208,7 @@ def koordinator_grants(pod: PodRecord) -> list[Grant]:
     """Splits the grants, which are for the whole pod, between the containers that request GPUs. If none does, the first
     container holds them, as in koordinator's own proxy."""
     text = pod.annotation(KOORDINATOR_DEVICES)
-    gpus = msgspec.json.decode(text, type=_KoordinatorDevices).gpu if text else None
+    gpus = find_decoder(_KoordinatorDevices).decode(text).gpu if text else None
     requesting = [container for container in _requesting(pod.all_containers) if not container.finished]
     holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
     parts = _split(holders)
@@ -274,7 +274,7 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
     places = text.strip().removesuffix(";").split(";")
     slots = [[_parse_slice(part) for part in place.split(":") if part] for place in places]
     mig_text = pod.annotation(HAMI_MIG_DEVICES) if key == HAMI_DEVICES else ""
-    for mig in (msgspec.json.decode(mig_text, type=list[_HamiMigDevice] | None) or ()) if mig_text else ():
+    for mig in find_decoder(list[_HamiMigDevice]).decode(mig_text) if mig_text not in ("", "null") else ():
         _replace_by_mig(slots, mig)
     return [
         Grant(container.name, entry[0], key, entry[1])

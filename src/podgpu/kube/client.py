@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
 
+from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.http_client import Failure, explain_errors, open_session, read_body, send_request
 from podgpu.kube.config import ApiConfig
@@ -170,7 +171,7 @@ class ApiClient:
 
 def _parse_object(body: bytes, path: str) -> KubeObject:
     try:
-        return msgspec.json.decode(body, type=KubeObject)
+        return find_decoder(KubeObject).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(
             "bad_answer", f"the answer to {path} is not a JSON object: check that this is an API server"

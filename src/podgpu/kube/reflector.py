@@ -17,6 +17,7 @@ from typing import Generic, NoReturn, Self, TypeVar
 
 import msgspec
 
+from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient, ApiError, explain_status, status_message
 from podgpu.kube.config import ApiConfig
@@ -207,9 +208,9 @@ class Informer(Store[T]):
         objects: dict[str, T] = {}
         query = self._list_query()
         while True:
-            page = msgspec.json.decode(await client.read(self._path, self._params | query), type=_Page)
+            page = find_decoder(_Page).decode(await client.read(self._path, self._params | query))
             for raw in page.items or ():
-                item = msgspec.json.decode(raw, type=KubeObject)
+                item = find_decoder(KubeObject).decode(raw)
                 value = self._reduce(item)
                 if value is not None:
                     objects[_key(item)] = value
@@ -255,7 +256,7 @@ class Informer(Store[T]):
             await asyncio.sleep(self._settings.first_delay)
 
     def _apply(self, line: bytes) -> None:
-        event = msgspec.json.decode(line, type=_Event)
+        event = find_decoder(_Event).decode(line)
         kind, item = event.type, event.object
         if kind == "ERROR":
             body = msgspec.json.encode(item)
