@@ -197,7 +197,7 @@ class Session:
         raise AssertionError(f"{self.block}: no result after {PATIENCE} s: {background.output.read_text()}")
 
     def _environment(self) -> dict[str, str]:
-        """A machine with two simulated GPUs, without other variables that podgpu reads."""
+        """Returns the environment variables of the commands: two simulated GPUs, and no settings of this machine."""
         kept = {n: v for n, v in os.environ.items() if n in NODE_PATHS or not n.startswith(HOST_VARIABLES)}
         own = {"PATH": f"{BIN}:{os.environ['PATH']}", "PODGPU_TELEMETRY": "simulated:2xH100"}
         return kept | own | self.variables

@@ -20,12 +20,12 @@ def chrome() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(chrome: Tab, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """What a test has opened is left at its end, but for the file's own `page`: other tests look at that, too."""
+    """Opens an empty page after each test, unless the test uses the fixture `page`, which the tests of a file share."""
     chrome.look()
     yield chrome
     if "page" not in request.fixturenames:
         chrome.open("about:blank")
-    chrome.evaluate("0")  # what went wrong until now has arrived before its answer
+    chrome.evaluate("0")  # errors of the page arrive before this answer
     errors, chrome.errors[:] = chrome.errors[:], []
     assert errors == []
 

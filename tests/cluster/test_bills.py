@@ -1,4 +1,4 @@
-"""What namespaces used and cost, from counters that start again, disappear and come back."""
+"""Usage and cost of namespaces, computed from counters that restart, disappear and return."""
 
 from __future__ import annotations
 

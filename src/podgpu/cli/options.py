@@ -206,7 +206,7 @@ class _Option(click.Option):
 def make_command(
     name: str, options: Iterable[Option], *examples: Example
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Returns a decorator that makes a command with these options, grouped help and --help-all."""
+    """Returns a decorator that makes a function a command with these options, grouped help and --help-all."""
     rows = list(options)
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

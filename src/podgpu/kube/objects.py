@@ -258,7 +258,7 @@ def slices_params(node: str) -> dict[str, str]:
 
 
 def parse_slice(body: KubeObject) -> PoolSlice | None:
-    """Returns None for slices of other drivers."""
+    """Parses a ResourceSlice. Returns None if it is not from NVIDIA's DRA driver."""
     spec = body["spec"]
     if spec.get("driver") != NVIDIA_DRIVER:
         return None

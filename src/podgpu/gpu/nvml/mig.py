@@ -29,7 +29,7 @@ class Instance:
 
 
 class MigLayout:
-    """MIG mode and instances of one GPU, shared by its workers."""
+    """Reads the MIG mode and the instances of one GPU. All readers of the GPU use the same object."""
 
     def __init__(self, driver: NvmlDriver, handle: Any, clock: Callable[[], float]) -> None:
         self._driver = driver

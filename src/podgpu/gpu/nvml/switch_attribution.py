@@ -416,8 +416,10 @@ def _make_non_increasing(figures: Sequence[float], weights: Sequence[float]) -> 
 def _fit(
     busy: int, estimates: Mapping[int, float], uncertainty: Mapping[int, float], resident: Mapping[int, int]
 ) -> dict[int, int]:
-    """Adjusts the estimates so that they add up to `busy`, in proportion to their uncertainty. None exceeds its
-    residency."""
+    """Adjusts the estimates so that their sum is `busy`. An uncertain estimate changes more than a certain one.
+
+    No process gets more time than it was resident.
+    """
     figures = dict(estimates)
     free = {pid for pid in figures if uncertainty[pid] > 0}
     while free:
