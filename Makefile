@@ -76,7 +76,7 @@ clean:
 	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/run: pyproject.toml
-	@echo "setting up .venv (once)"
+	@echo "setting up .venv (once; takes a minute or two)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
