@@ -16,7 +16,6 @@ from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
-from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
 from podgpu.gpu.dcgm.entities import (
@@ -37,7 +36,7 @@ from podgpu.gpu.dcgm.values import (
     Watch,
     substitute_fields,
 )
-from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
+from podgpu.gpu.source import CompanionDriver, ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Detail, Device, OtherReading, Reading
