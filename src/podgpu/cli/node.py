@@ -224,7 +224,7 @@ def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
     # Shorter than the deadline of the turn, because the error of a timeout is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
-    return open_exposition_source(place, Access.from_options(options, "exporter", "the exporter"), timeout=timeout)
+    return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
 
 def _open_exporter(argument: str, options: Options) -> Telemetry:

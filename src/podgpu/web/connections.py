@@ -24,31 +24,18 @@ _log.addFilter(RepeatFilter())
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    max_connections: int = 256
-    """Per listener. Three listeners use at most 768 of the usual 1,024 file descriptors."""
-    header_seconds: float = 10.0
-    """Time limit for the TLS handshake and the first complete request."""
-    write_seconds: float = 60.0
-    """Time limit for computing and sending a response."""
-    idle_seconds: float = 180.0
-    """Time limit between a response and the next request. Longer than usual scrape intervals."""
-    max_unread_bytes: int = 16 * 1024 * 1024
-    """Total size of all responses that clients have not read yet."""
+    max_connections: int = 256  # per listener; three listeners use at most 768 of the usual 1,024 descriptors
+    header_seconds: float = 10.0  # for the TLS handshake and the first complete request
+    write_seconds: float = 60.0  # for computing and sending a response
+    idle_seconds: float = 180.0  # from a response to the next request; longer than usual scrape intervals
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
     socket: socket
     deadline: float
-    transport: asyncio.Transport | None = None
-    """None until the first complete request."""
+    transport: asyncio.Transport | None = None  # None until the first complete request
     is_answering: bool = False
-
-    @property
-    def unread_bytes(self) -> int:
-        if self.transport is None or self.transport.is_closing():  # a closed TLS transport has no size
-            return 0
-        return self.transport.get_write_buffer_size()
 
     def close(self) -> None:
         if self.transport is not None:
@@ -127,15 +114,14 @@ class LimitedServer:
             )
 
     def _evict(self) -> bool:
-        """Closes the longest idle connection; returns False if none is idle.
+        """Closes the longest idle connection, preferably one without any request, so that scrapers stay connected.
 
-        If half of the limit is used by connections that never sent a request, closes one of these, so that scrapers
-        stay connected.
+        Returns False if none is idle.
         """
         idle = [handler for handler, each in self._connections.items() if not each.is_answering]
-        new = [handler for handler in idle if self._connections[handler].transport is None]
+        silent = [handler for handler in idle if self._connections[handler].transport is None]
         if idle:
-            self._connections.pop(new[0] if 2 * len(new) >= self._limits.max_connections else idle[0]).close()
+            self._connections.pop((silent or idle)[0]).close()
         return bool(idle)
 
     @web.middleware
@@ -145,22 +131,15 @@ class LimitedServer:
         self._connections[request.protocol] = connection
         connection.deadline = monotonic() + self._limits.write_seconds
         connection.transport, connection.is_answering = request.transport, True
-        self._close_slow_readers()
         try:
             return await send_response(request, await handler(request))
         finally:
             connection.is_answering = False
             connection.deadline = monotonic() + self._limits.idle_seconds
 
-    def _close_slow_readers(self) -> None:
-        slow = [each for each in self._connections.values() if each.unread_bytes]
-        while len(slow) > 1 and sum(each.unread_bytes for each in slow) > self._limits.max_unread_bytes:
-            slow.pop(0).close()
-
     async def _close_overdue(self) -> None:
         while True:
             await asyncio.sleep(1)
-            self._close_slow_readers()
             for connection in self._connections.values():
                 if connection.deadline < monotonic():
                     connection.close()
