@@ -150,8 +150,10 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Users and jobs are found only if no option names another source of holders."""
-    is_plain = not options["kubernetes"] and options["allocation"] == "auto"
+    """Users and jobs are found only if no option names another source of holders, and not for simulated processes,
+    which are not in /proc."""
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"
+    is_plain = not options["kubernetes"] and options["allocation"] == "auto" and not is_simulated
     return ContainerFinder(options["path_proc"], finds_users=is_plain)
 
 
