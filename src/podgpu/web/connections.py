@@ -1,11 +1,11 @@
-"""Accepts connections for an aiohttp application and limits their number, duration and memory use."""
+"""Accepts connections for an aiohttp application, and limits their number and duration."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import SHUT_RDWR, socket
@@ -58,33 +58,22 @@ class LimitedServer:
             max_headers=64,
         )
         self._limits, self._make_tls = limits, make_tls
-        self._connections: dict[web.RequestHandler, _Connection] = {}
-        """Ordered by the time of the last complete request, oldest first."""
-        self._sockets: Sequence[socket] = ()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[web.RequestHandler, _Connection] = {}  # ordered by the last complete request
 
-    async def start(self, sockets: Sequence[socket]) -> None:
-        """Accepts connections until `close`. The sockets must be non-blocking."""
+    async def serve(self, sockets: Sequence[socket]) -> None:
+        """Accepts connections until it is cancelled. The sockets must be non-blocking."""
         await self._runner.setup()
-        self._sockets = sockets
-        for listener in sockets:
-            self._run(self._accept(listener))
-        self._run(self._close_overdue())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._close_overdue())
+                for listener in sockets:
+                    tasks.create_task(self._accept(listener, tasks))
+        finally:
+            for listener in sockets:
+                listener.close()
+            await self._runner.cleanup()
 
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for listener in self._sockets:
-            listener.close()
-        await self._runner.cleanup()
-
-    def _run(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listener: socket) -> None:
+    async def _accept(self, listener: socket, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
                 accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
@@ -93,25 +82,27 @@ class LimitedServer:
                 self._evict()
                 await asyncio.sleep(0.1)
             else:
-                self._run(self._open(accepted))
+                tasks.create_task(self._open(accepted))
                 await asyncio.sleep(0)  # let other tasks run before the next accept
 
     async def _open(self, accepted: socket) -> None:
         self._connections = {key: each for key, each in self._connections.items() if each.socket.fileno() >= 0}
-        is_full = len(self._connections) >= self._limits.max_connections
-        if is_full:
+        if len(self._connections) >= self._limits.max_connections:
             _log.warning(
                 "more than %d connections: closing those that have been idle longest", self._limits.max_connections
             )
-        if self._runner.server is None or (is_full and not self._evict()):
-            return accepted.close()
+            if not self._evict():
+                return accepted.close()
+        assert self._runner.server is not None
         handler, timeout = self._runner.server(), self._limits.header_seconds
         self._connections[handler] = _Connection(accepted, monotonic() + timeout)
-        tls = self._make_tls() if self._make_tls is not None else None
-        with suppress(OSError):  # the TLS handshake failed
+        try:
+            tls = self._make_tls() if self._make_tls is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: handler, accepted, ssl=tls, ssl_handshake_timeout=timeout if tls else None
             )
+        except Exception as error:  # noqa: BLE001 - a failed handshake must not stop the server
+            _log.debug("a connection failed: %s", error)
 
     def _evict(self) -> bool:
         """Closes the longest idle connection, preferably one without any request, so that scrapers stay connected.
