@@ -18,8 +18,7 @@ from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
-from podgpu.gpu.exporter import ExporterTelemetry
-from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
+from podgpu.gpu.exporter import ExporterTelemetry, ExpositionSource, open_exposition_source
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
 from podgpu.gpu.pci import count_pci_gpus
