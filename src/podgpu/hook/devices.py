@@ -16,7 +16,7 @@ from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 from podgpu.holders.annotations import KOORDINATOR_DEVICES, read_grants
 from podgpu.holders.device_ids import parse_id_or_minor
-from podgpu.holders.podlist import PodlistEntry
+from podgpu.holders.node_files import PodlistEntry
 from podgpu.kube.objects import PodRecord
 
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
