@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -29,23 +29,13 @@ Complete = Callable[[Workload], Workload]
 """Fills in the known parts of an identity. Raises SourceError if they contradict each other."""
 
 
-@dataclass(slots=True)
-class _MergedHolder:
-    source: str  # the source with the highest precedence that lists the workload
-    holder: Workload
-    claims: dict[str, list[Assignment]]  # device -> assignments, highest precedence first
-
-    def add(self, claim: Assignment) -> bool:
-        """Returns False if the claim contradicts a source with higher precedence."""
-        if claim.device not in self.claims and claim.source != self.source:
-            return False
-        self.claims.setdefault(claim.device, []).append(claim)
-        return True
+_Claims = list[Assignment]
+"""Assignments of one workload, highest precedence first. The first one has the merged identity."""
 
 
 def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
     """Merges allocations by source name, highest precedence first."""
-    merged: dict[WorkloadKey, _MergedHolder] = {}
+    merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
@@ -66,21 +56,25 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 
 
 def _add_claims(
-    merged: dict[WorkloadKey, _MergedHolder], holder: Workload, claims: Sequence[Assignment], lags: bool
+    merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
     """Adds the claims of a holder and yields the rejected ones. Rejected claims of a lagging source are outdated, so
     they are dropped without a report."""
-    source, known = claims[0].source, merged.get(holder.key)
+    known = merged.get(holder.key)
     if known is None:
         if not lags:
-            merged[holder.key] = _MergedHolder(source, holder, {claim.device: [claim] for claim in claims})
+            merged[holder.key] = [replace(claim, holder=holder) for claim in claims]
         return
-    if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
+    first = known[0]
+    if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
         reason, rejected = "identity_conflict", list(claims)  # two pods with the same name
     else:
-        known.holder = _complement(known.holder, holder)
-        reason, rejected = "contradicted", [claim for claim in claims if not known.add(claim)]
-    if not lags and source not in LAST_RESORT:
+        known[0] = replace(first, holder=_complement(first.holder, holder))
+        devices = {claim.device for claim in known}
+        accepted = [claim for claim in claims if claim.source == first.source or claim.device in devices]
+        reason, rejected = "contradicted", [claim for claim in claims if claim not in accepted]
+        known += accepted
+    if not lags and claims[0].source not in LAST_RESORT:
         yield from (_reject(claim, holder, reason) for claim in rejected)
 
 
@@ -89,17 +83,16 @@ def _complement(trusted: Workload, other: Workload) -> Workload:
     return structs.replace(trusted, **missing)
 
 
-def _combine_all(holders: Iterable[_MergedHolder]) -> tuple[Assignment, ...]:
-    holders = sorted(holders, key=lambda entry: parts_of(entry.holder))
-    allocated = {device for entry in holders if entry.source not in LAST_RESORT for device in entry.claims}
-    held = [
-        (device, entry)
-        for entry in holders
-        for device in entry.claims
-        if entry.source not in LAST_RESORT or device not in allocated
-    ]
+def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
+    merged = sorted(merged, key=lambda claims: parts_of(claims[0].holder))
+    allocated = {claim.device for claims in merged for claim in claims if claims[0].source not in LAST_RESORT}
+    held: dict[tuple[str, Workload], _Claims] = defaultdict(list)
+    for claims in merged:
+        for claim in claims:
+            if claims[0].source not in LAST_RESORT or claim.device not in allocated:
+                held[claim.device, claims[0].holder].append(claim)
     counts = Counter(device for device, _ in held)
-    combined = (_combine(entry.claims[device], entry.holder, counts[device] == 1) for device, entry in held)
+    combined = (_combine(claims, holder, counts[device] == 1) for (device, holder), claims in held.items())
     return tuple(sorted(combined, key=lambda assignment: assignment.device))
 
 
