@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from endurance.soak.truth import RELEASED_SECONDS, HeldDevice
 from endurance.soak.world import World
 from podgpu.gpu.nvml.telemetry import SEARCH_SECONDS
-from podgpu.holders.cache import GRACE_SECONDS
+from podgpu.holders.reader import GRACE_SECONDS
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
 
 INTERVAL = 5.0

@@ -21,7 +21,7 @@ import pynvml
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError
 from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher, handle_address
 from podgpu.gpu.nvml.gpu import NvmlGpu, open_device
-from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory
+from podgpu.gpu.nvml.switch_splitter import Capability, SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageSettings
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field
@@ -242,6 +242,12 @@ class NvmlTelemetry:
         """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
         with self._hold(gpu) as state:
             return self._settings.switch_logs.check_capability(self._driver, state.handle, state.device)
+
+    def open_switch_log(self, gpu: Device) -> SwitchListener:
+        """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
+        with self._hold(gpu) as state:
+            logs = self._settings.switch_logs
+            return logs.open_listener(self._driver, state.handle, self._settings.wall, state.device)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
