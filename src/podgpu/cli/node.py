@@ -25,7 +25,6 @@ from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api
-from podgpu.holders.cache import LivenessProbe
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
@@ -132,8 +131,7 @@ def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Hold
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    probe = LivenessProbe(*_log_directories(options), partial(read_living, options["path_proc"]))
-    return HolderSources(sources, make_identities(options, api).read, probe.read)
+    return HolderSources(sources, make_identities(options, api).read, partial(read_living, options["path_proc"]))
 
 
 def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
@@ -156,11 +154,8 @@ def make_finder(options: Options) -> ContainerFinder:
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
-    return IdentityReader(*_log_directories(options), pods=api.known_pods)
-
-
-def _log_directories(options: Options) -> tuple[str, str]:
-    return os.path.join(options["path_varlog"], "pods"), os.path.join(options["path_varlog"], "containers")
+    logs = options["path_varlog"]
+    return IdentityReader(os.path.join(logs, "pods"), os.path.join(logs, "containers"), api.known_pods)
 
 
 # Telemetry

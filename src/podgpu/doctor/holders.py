@@ -19,9 +19,8 @@ from podgpu.holders.api import ApiAccess
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.holders.identity import Identities, IdentityReader
 from podgpu.holders.kubelet import OPTION, SOURCE, KubeletAllocation
-from podgpu.holders.merge import merge
+from podgpu.holders.merge import describe, explain, merge
 from podgpu.holders.reservations import replace_reservations
-from podgpu.holders.unmapped import describe, explain
 from podgpu.kube.reflector import Informer
 from podgpu.model import Allocation, Device, Unmapped
 from podgpu.workers import Workers

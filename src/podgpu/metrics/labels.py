@@ -49,7 +49,7 @@ class Policy:
         return re.sub(r"\s+", "-", model.strip()) if self.replace_blanks_in_model_name else model
 
 
-make_labels = lru_cache(maxsize=8192)(Labels)
+make_labels = lru_cache(maxsize=2048)(Labels)
 """Takes a tuple of pairs. The text of labels is cached, because most labels are the same in every turn."""
 
 

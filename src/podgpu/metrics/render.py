@@ -58,7 +58,7 @@ def _label_names(family: str, hostname_labels: tuple[str, ...]) -> tuple[str, ..
     return tuple(new for name in names for new in (hostname_labels if name == "Hostname" else (name,)))
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _select_labels(names: tuple[str, ...], values: tuple[str | None, ...]) -> Labels:
     return Labels((name, value) for name, value in zip(names, values, strict=True) if value is not None)
 

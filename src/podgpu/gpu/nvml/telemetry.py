@@ -38,8 +38,8 @@ _CLOSE_WAIT = 0.45
 """Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
 inventory."""
 _RESTART_SECONDS = 10.0
-"""Minimum interval of restarts after the bus changed or if no GPU answers."""
-_SEARCH_SECONDS = 120.0
+"""Minimum interval of restarts after the bus changed, if no GPU answers, or if a call in progress prevented one."""
+SEARCH_SECONDS = 120.0
 """Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
 
 
@@ -103,6 +103,7 @@ class NvmlTelemetry:
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
+        self._close_failed = False
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -179,7 +180,9 @@ class NvmlTelemetry:
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         none_answers = bool(answers or self._errors) and not any(answers)
         elapsed = self._clock() - self._restarted_at
-        if self._listed < (self.expected or 0) and elapsed >= _SEARCH_SECONDS:
+        if self._listed < (self.expected or 0) and elapsed >= (
+            _RESTART_SECONDS if self._close_failed else SEARCH_SECONDS
+        ):
             return True
         return (self._bus_changed or none_answers) and elapsed >= _RESTART_SECONDS
 
@@ -207,8 +210,10 @@ class NvmlTelemetry:
             self._opening.release()
 
     def _close(self, wait: float) -> bool:
-        if not self._driver.close(wait, self._free):
-            _log.warning("the driver cannot be closed: a call has not returned")
+        failed_before, self._close_failed = self._close_failed, not self._driver.close(wait, self._free)
+        if self._close_failed:
+            if not failed_before:
+                _log.warning("the driver cannot be closed: a call has not returned")
             return False
         # Counters of a GPU that did not answer may have been reset.
         self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
