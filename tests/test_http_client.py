@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer
 from podgpu.cluster.scrape import FixedTargets
 from podgpu.errors import SourceError, UsageError
-from podgpu.gpu.exposition import (
+from podgpu.gpu.exporter import (
     ExpositionSource,
     FileExposition,
     UrlExposition,

@@ -19,7 +19,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
-from podgpu.gpu.exposition import UrlExposition
+from podgpu.gpu.exporter import UrlExposition
 from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
