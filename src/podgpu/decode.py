@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,14 +61,14 @@ class _TextLoader(yaml.CSafeLoader):
     }
 
 
-def decode_yaml(content: bytes, file: str, kind: type[T], decode_other: Callable[[type, Any], Any] | None = None) -> T:
+def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     """Decodes a mapping; an empty file is an empty mapping. Raises UsageError.
 
-    `decode_other` decodes types that msgspec does not know. Messages quote no value, because it may be a secret.
+    Messages quote no value, because it may be a secret.
     """
     try:
         document = _load(content.decode("utf-8-sig"))
-        return msgspec.convert({} if document is None else document, kind, strict=False, dec_hook=decode_other)
+        return msgspec.convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
