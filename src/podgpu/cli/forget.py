@@ -25,7 +25,7 @@ def command(uuid: str, url: str) -> None:
 
     Run it where podgpu runs, because only requests from the same machine are accepted.
     """
-    access = Access(prefix="", server="podgpu", headers=(("X-Podgpu-Request", "forget"),))
+    access = Access(headers=(("X-Podgpu-Request", "forget"),))
     client = HttpClient(f"{url.rstrip('/')}/?gpu={quote(uuid, safe='')}", access)
     response = asyncio.run(_post(client))
     text = response.body.decode(errors="replace").strip()
