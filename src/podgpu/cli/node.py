@@ -148,11 +148,12 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 
 
 def make_finder(options: Options) -> ContainerFinder:
-    """Users and jobs are found only if no option names another source of holders, and not for simulated processes,
-    which are not in /proc."""
-    is_simulated = options["telemetry"].partition(":")[0] == "simulated"
-    is_plain = not options["kubernetes"] and options["allocation"] == "auto" and not is_simulated
-    return ContainerFinder(options["path_proc"], finds_users=is_plain)
+    """Users and jobs are found only if no option names another source of holders."""
+    is_plain = not options["kubernetes"] and options["allocation"] == "auto"
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in the real /proc
+    return ContainerFinder(
+        options["path_proc"], finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc")
+    )
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
