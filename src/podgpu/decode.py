@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +12,6 @@ import yaml
 from podgpu.errors import SourceError, UsageError, one_line
 
 T = TypeVar("T")
-DecodeOther = Callable[[type, Any], Any]
 _MAX_DEPTH = 100
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
@@ -31,10 +29,10 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
         return _decoders[kind]
 
 
-def convert(value: Any, kind: type[T], *, strict: bool = True, decode_other: DecodeOther | None = None) -> T:
+def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
     """Converts JSON or YAML that is already parsed. Raises msgspec.ValidationError."""
     find_decoder(kind)
-    return msgspec.convert(value, kind, strict=strict, dec_hook=decode_other)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def shorten_path(error: Exception) -> str:
@@ -73,14 +71,14 @@ class _TextLoader(yaml.CSafeLoader):
     }
 
 
-def decode_yaml(content: bytes, file: str, kind: type[T], decode_other: DecodeOther | None = None) -> T:
+def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     """Decodes a mapping; an empty file is an empty mapping. Raises UsageError.
 
-    `decode_other` decodes types that msgspec does not know. Messages quote no value, because it may be a secret.
+    Messages quote no value, because it may be a secret.
     """
     try:
         document = _load(content.decode("utf-8-sig"))
-        return convert({} if document is None else document, kind, strict=False, decode_other=decode_other)
+        return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:

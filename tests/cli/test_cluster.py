@@ -43,7 +43,7 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--prometheus", "nowhere"], "--prometheus 'nowhere': not the URL of an HTTP server; write HOST:PORT"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label is empty"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "password-file must be set together"),
-        (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "must be one line of printable text"),
+        (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "must be one line without"),
         (["--scrape", "http://a", "--match", 'a="b"'], "--match is used only with --prometheus"),
         (
             ["--prometheus", "http://b", "--exporter-username", "a"],
@@ -156,7 +156,7 @@ def test_top_refuses_what_cannot_be_meant(
 
 def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once", "--cluster", "http://127.0.0.1:1"]) == 1
-    assert "check that podgpu cluster runs there" in capsys.readouterr().err
+    assert "check that the server runs there" in capsys.readouterr().err
 
 
 # Processes

@@ -14,7 +14,7 @@ from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse
 from podgpu.cluster.view import decode_view
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, UsageError
-from podgpu.http_client import Access, HttpClient
+from podgpu.http_client import HttpClient
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
@@ -44,7 +44,7 @@ def command(url: str, range: str, by: str, format: str) -> int:
         parse_range_query(query)
     except UsageError as error:
         raise UsageError(f"--{error}") from error  # by='x' becomes --by='x'
-    client = HttpClient(url.rstrip("/"), Access(prefix="", server="podgpu cluster"), timeout=_TIMEOUT)
+    client = HttpClient(url.rstrip("/"), timeout=_TIMEOUT)
     if format == "csv":
         print_out(client.get_blocking("api/v1/range", {**query, "format": "csv"}))
         return 0

@@ -21,7 +21,7 @@ from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, m
 from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
 from podgpu.gpu.exporter import UrlExposition
-from podgpu.http_client import Access, HttpClient
+from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import NodeState, has_readings
@@ -113,7 +113,7 @@ class ClusterSource:
     def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = CLUSTER_TIMEOUT) -> None:
         """`server` names the expected server in error messages. Raises UsageError."""
         base = url.rstrip("/").removesuffix("/metrics")
-        self._client = HttpClient(base, Access(prefix="", server=server), timeout=timeout)
+        self._client = HttpClient(base, timeout=timeout)
         self._server = server
         self.name = self._client.shown
         self.deadline = timeout + 1.0  # longer than the request's timeout, so that its more detailed error is shown
@@ -160,7 +160,7 @@ class ExporterSource:
     def __init__(self, url: str) -> None:
         """If the URL has no path, /metrics is used. Raises UsageError."""
         try:
-            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT)
+            self._metrics = UrlExposition(url, timeout=EXPORTER_TIMEOUT)
             self._api = ClusterSource(url, "a podgpu exporter", EXPORTER_TIMEOUT)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error

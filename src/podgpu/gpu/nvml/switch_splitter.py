@@ -112,11 +112,15 @@ class SwitchListener:
                 raise
             self._read_at = self._clock()
             timeline = self._find_timeline(WHOLE_GPU if instance is None else instance)
-            end = max(timeline.now, min(int(until * 1e9) + self._offset, self._log_time))
+            end = max(timeline.now, min(self.to_gpu_time(until), self._log_time))
             residency = timeline.take_window(end)
             samples = [sample for sample in self._samples if sample[0] < end]
             self._samples = [sample for sample in self._samples if sample[0] >= end]
             return residency, samples
+
+    def to_gpu_time(self, moment: float) -> int:
+        """Converts a Unix time to nanoseconds of the GPU's clock."""
+        return int(moment * 1e9) + self._offset
 
     def step(self) -> float:
         """Takes a sample, drains the log if due, and returns the seconds until the next step.
@@ -154,7 +158,7 @@ class SwitchListener:
     def _sample(self) -> None:
         before = self._wall()
         busy = self._log.is_busy()
-        self._samples.append((int((before + self._wall()) / 2 * 1e9) + self._offset, busy))
+        self._samples.append((self.to_gpu_time((before + self._wall()) / 2), busy))
 
     def _drain(self) -> None:
         before = self._wall()

@@ -24,7 +24,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsup
 from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher, handle_address
 from podgpu.gpu.nvml.mig import DeviceHandle, MigLayout, list_processes, open_gpu
 from podgpu.gpu.nvml.plan import DevicePlan, EnergyCounter, GpmSampler
-from podgpu.gpu.nvml.switch_splitter import Capability, SwitchLogFactory
+from podgpu.gpu.nvml.switch_splitter import Capability, SwitchListener, SwitchLogFactory
 from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageAnswer
 from podgpu.metrics.fields import Field, detail_fields
@@ -41,8 +41,8 @@ _CLOSE_WAIT = 0.45
 """Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
 inventory."""
 _RESTART_SECONDS = 10.0
-"""Minimum interval of restarts after the bus changed or if no GPU answers."""
-_SEARCH_SECONDS = 120.0
+"""Minimum interval of restarts after the bus changed, if no GPU answers, or if a call in progress prevented one."""
+SEARCH_SECONDS = 120.0
 """Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
 
 _DETAIL_SECONDS = 60.0
@@ -104,6 +104,7 @@ class NvmlTelemetry:
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
+        self._close_failed = False
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -180,7 +181,9 @@ class NvmlTelemetry:
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         none_answers = bool(answers or self._errors) and not any(answers)
         elapsed = self._clock() - self._restarted_at
-        if self._listed < (self.expected or 0) and elapsed >= _SEARCH_SECONDS:
+        if self._listed < (self.expected or 0) and elapsed >= (
+            _RESTART_SECONDS if self._close_failed else SEARCH_SECONDS
+        ):
             return True
         return (self._bus_changed or none_answers) and elapsed >= _RESTART_SECONDS
 
@@ -208,8 +211,10 @@ class NvmlTelemetry:
             self._opening.release()
 
     def _close(self, wait: float) -> bool:
-        if not self._driver.close(wait, self._free):
-            _log.warning("the driver cannot be closed: a call has not returned")
+        failed_before, self._close_failed = self._close_failed, not self._driver.close(wait, self._free)
+        if self._close_failed:
+            if not failed_before:
+                _log.warning("the driver cannot be closed: a call has not returned")
             return False
         # Counters of a GPU that did not answer may have been reset.
         self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
@@ -238,6 +243,12 @@ class NvmlTelemetry:
         """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
         with self._hold(gpu) as state:
             return self._settings.switch_logs.check_capability(self._driver, DeviceHandle(state.device, state.handle))
+
+    def open_switch_log(self, gpu: Device) -> SwitchListener:
+        """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
+        with self._hold(gpu) as state:
+            gpu_handle = DeviceHandle(state.device, state.handle)
+            return self._settings.switch_logs.open_listener(self._driver, gpu_handle, self._settings.wall)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:

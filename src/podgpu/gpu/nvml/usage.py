@@ -312,6 +312,7 @@ class UsageReader:
 
         The counter is read every 5 s and when processes change. Without power
         readings it is read in every turn, because its energy cannot be divided among turns.
+        The first reading, and the first after a reset, return 0: earlier use has no part in the energy that follows.
         """
         changed, self._pids = pids != self._pids, pids
         if changed or power is None or not self._energy_is_known or self._energy_at is None:
@@ -325,7 +326,7 @@ class UsageReader:
             return None
         before, self._energy_at, self._energy_is_known = self._energy_at, reading, False
         if before is None or reading[1] < before[1]:
-            return None
+            return 0
         most = int(_MAX_WATTS * 1000 * (reading[0] - before[0] + _COUNTER_STEP_SECONDS))
         used = self._check(ENERGY, int(reading[1] - before[1]), most)
         self._energy_is_known = used is not None
