@@ -29,7 +29,7 @@ from podgpu.metrics.conditions import (
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action

@@ -14,8 +14,7 @@ from podgpu.gpu.source import Lane
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.metrics.fields import fields
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, fields
 from podgpu.metrics.names import names_of, rename_of
 
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory

@@ -17,8 +17,8 @@ from podgpu.cluster.settings import duration_text
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import CLUSTER, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, families_in, make_families
+from podgpu.metrics.labels import JOB_LABEL, NAMELESS_LABELS, POD_LABELS
 from podgpu.model import DeviceState, MigInstance, Workload
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
