@@ -9,7 +9,7 @@ from podgpu.autoscale.answers import compute_pod_values, compute_value, is_activ
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION, Aggregate, find_metric, parse_aggregate
 from podgpu.autoscale.refusal import Refusal, RefusalKind
 from podgpu.autoscale.requests import MetricRequest, PodSelector, parse_selector
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ViewSettings
 from podgpu.model import DeviceState, SlotUsage
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 

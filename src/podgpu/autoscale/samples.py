@@ -16,8 +16,7 @@ from podgpu.autoscale.metrics import COLUMNS, IDLE, MEMORY, POWER, PROFILING_MET
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, SlotKey
-from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import used_value
+from podgpu.cluster.state import ClusterState, used_value
 from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 
 SampleKey = tuple[str, str]

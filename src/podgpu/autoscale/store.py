@@ -13,7 +13,7 @@ from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.refusal import no_data
 from podgpu.autoscale.samples import RoundSamples, SampleKey, UsageRates, sample_round
 from podgpu.clock import Clock
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.state import ClusterState
 
 _STARTING_SECONDS = 30.0
