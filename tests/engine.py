@@ -275,6 +275,6 @@ def open_log(driver: Any, uuid: str) -> SimulatedSwitchLog:
 
     def engines() -> Mapping[int | None, Engine]:
         with driver.lock:
-            return dict(driver._advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
+            return dict(driver.advance(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
 
     return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS, driver.lock)

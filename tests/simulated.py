@@ -120,7 +120,7 @@ class FaultyNvml(SimulatedNvml):
         cut = self.gpus[gpu]
         with self.lock:
             self._targets = {a: t for a, t in self._targets.items() if t[0] is not cut or t[1] is None}
-            self._advance(cut)
+            self.advance(cut)
             if profiles is None:
                 cut.cut(None)
             else:

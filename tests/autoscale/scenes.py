@@ -9,11 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.autoscale.answers import compute_value
-from podgpu.autoscale.metrics import find_metric
-from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
-from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.requests import MetricRequest, PodSelector
-from podgpu.autoscale.store import MetricsSnapshot, SampleStore
+from podgpu.autoscale.pods import PodSeen, RunningPods
+from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, find_metric
+from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
@@ -119,7 +117,7 @@ class Stage:
         self._counters: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
 
     def running(self) -> RunningPods:
-        return index_pods(self.pods, self.trouble)
+        return RunningPods({} if self.trouble else {one.key: one for one in self.pods}, self.trouble)
 
     def turn(self, *, exporter_id: str = "", usage_at: float | None = None, **nodes: tuple[DeviceState, ...]) -> None:
         """One round, an interval after the last. A node that is not named does not answer."""

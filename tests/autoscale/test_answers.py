@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from podgpu.autoscale.answers import compute_pod_values, compute_value, is_active
-from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION, Aggregate, find_metric, parse_aggregate
-from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import MetricRequest, PodSelector, parse_selector
+from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION
+from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, RefusalKind, find_metric, parse_selector
 from podgpu.cluster.collect import ViewSettings
 from podgpu.model import DeviceState, SlotUsage
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
@@ -42,7 +41,7 @@ def three_pods() -> Stage:
     [("mean", 50), ("max", 90), ("sum", 150), ("p50", 40), ("p0", 20), ("p100", 90), ("p75", 65)],
 )
 def test_aggregates_are_over_pods_with_gpus(aggregate: str, value: float) -> None:
-    assert figure(three_pods(), aggregate=parse_aggregate(aggregate)) == pytest.approx(value)
+    assert figure(three_pods(), aggregate=aggregate) == pytest.approx(value)
 
 
 def test_the_window_is_over_each_pods_rounds() -> None:
@@ -131,7 +130,7 @@ def test_busy_time_and_energy_are_rates_of_counters() -> None:
         )
         stage.turn(n1=(shared,))
     assert pod_values(stage, "gpu_busy") == {"a": pytest.approx(20), "b": pytest.approx(50)}
-    assert figure(stage, "gpu_power", window=30.0, aggregate=Aggregate("sum")) == pytest.approx(300)
+    assert figure(stage, "gpu_power", window=30.0, aggregate="sum") == pytest.approx(300)
 
 
 @pytest.mark.parametrize("seconds", [(10.0, 12.0, 0.5), (10.0, 12.0, 1e9)])
@@ -195,8 +194,7 @@ def test_used_utilisation_of_a_namespace_and_the_cluster() -> None:
     )
     assert figure(stage, "avg_GPU_utilization", PodSelector("serving")) == pytest.approx(80)
     assert figure(stage, "avg_GPU_utilization", PodSelector("")) == pytest.approx(50)
-    p90 = parse_aggregate("p90")
-    assert refused(stage, "avg_GPU_utilization", aggregate=p90).kind is RefusalKind.BAD_REQUEST
+    assert refused(stage, "avg_GPU_utilization", aggregate="p90").kind is RefusalKind.BAD_REQUEST
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])

@@ -32,7 +32,7 @@ def test_running_pods_have_owner_and_labels() -> None:
         watcher = PodWatcher(ApiConfig(server.url, "the test"), HURRY)
         try:
             assert watcher.wait_synced(30)
-            (seen,) = watcher.current().by_namespace["serving"]
+            (seen,) = watcher.current().by_key.values()
             assert seen.owner == ("Deployment", "inference")
             assert (seen.name, seen.node, seen.requests_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
             server.put("pods", pod_object("b"))

@@ -6,8 +6,7 @@ import pytest
 
 from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.metrics import UTILIZATION
-from podgpu.autoscale.refusal import Refusal, RefusalKind
-from podgpu.autoscale.requests import MetricRequest
+from podgpu.autoscale.requests import MetricRequest, Refusal, RefusalKind
 from tests.autoscale.scenes import INFERENCE, INTERVAL, Stage, busy, pod
 
 

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from podgpu.autoscale.answers import compute_value
-from podgpu.autoscale.metrics import find_metric
-from podgpu.autoscale.pods import index_pods
-from podgpu.autoscale.requests import MetricRequest, PodSelector
-from podgpu.autoscale.store import SampleStore
+from podgpu.autoscale.pods import RunningPods
+from podgpu.autoscale.requests import MetricRequest, PodSelector, find_metric
+from podgpu.autoscale.samples import SampleStore
 from podgpu.cluster.collect import Collector, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
@@ -72,7 +71,7 @@ def test_the_exporter_that_names_the_pods_is_used(
 ) -> None:
     async def run() -> tuple[dict[str, Any], float, str, str]:
         settings = ViewSettings()
-        running = index_pods([pod(name, "ml", node="zeta") for name in PODS], "")
+        running = RunningPods({("ml", name): pod(name, "ml", node="zeta") for name in PODS})
         store = SampleStore(settings, 600.0, lambda: running)
         async with collecting() as (collector, used, other):
             cluster = Cluster(lambda: collector, settings, lambda: (PRICES, ()))

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from podgpu.gpu.exposition import parse_exposition
+from podgpu.gpu.exporter import parse_exposition
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.cli.test_option_table import Ran, execute
 from tests.net import free_port
@@ -152,8 +152,8 @@ def test_families_of_podgpu_are_not_changed(scenario: str, exposition: Path, out
     exposition.write_text(own, encoding="utf-8")
     assert enrich(exposition, out, socket, "--once").code == 0
     before, after = (parse_exposition(text.encode(), "exposition") for text in (own, out.read_text(encoding="utf-8")))
-    theirs = {f.name: f for f in before.families if f.name.startswith("podgpu_")}
-    assert {f.name: f for f in after.families if f.name in theirs} == theirs
+    theirs = {f.name: f for f in before if f.name.startswith("podgpu_")}
+    assert {f.name: f for f in after if f.name in theirs} == theirs
 
 
 # node_exporter

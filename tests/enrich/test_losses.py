@@ -17,12 +17,13 @@ from podgpu.clock import Clock
 from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
-from podgpu.gpu.exposition import FileExposition, ParsedExposition, parse_exposition
+from podgpu.gpu.exporter import FileExposition, parse_exposition
 from podgpu.holders.reader import AllocationResult
+from podgpu.metrics.parse import ParsedFamily
 from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_disk
-from tests.web.process import NO_LOGS
+from tests.process import NO_LOGS
 
 EXPOSITION = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0
@@ -110,7 +111,7 @@ class StaleFile:
             clock=clock,
         )
 
-    def _fetch(self) -> ParsedExposition:
+    def _fetch(self) -> list[ParsedFamily]:
         for text in self._texts:
             return parse_exposition(text, "exposition")
         raise SourceError("unreachable", "no exposition")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.enrich.enricher import relabel
-from podgpu.gpu.exposition import parse_exposition
+from podgpu.gpu.exporter import parse_exposition
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import encode_parsed
 from podgpu.model import Assignment, Workload

@@ -89,8 +89,8 @@ def shares(*pods: PodRecord) -> list[tuple[str, str, float | None]]:
     return [(one.device, one.holder.container, one.share) for one in read(*pods).assignments]
 
 
-def granted(one: PodRecord) -> list[tuple[str, str | int]]:
-    return [(grant.container, grant.device) for grant in read_grants(one)]
+def granted(one: PodRecord) -> list[tuple[str, str]]:
+    return [(held.holder.container, held.text) for held in read_grants(one)]
 
 
 def test_finished_and_unbound_pods_hold_nothing() -> None:
@@ -102,7 +102,7 @@ def test_finished_and_unbound_pods_hold_nothing() -> None:
 def test_the_first_format_with_grants_is_used() -> None:
     both = {HAMI: f"{A},NVIDIA,1,1:;", HAMI_1: f"{B},NVIDIA,1,1:;"}
     assert granted(pod({**both, KOORDINATOR: '{"rdma": [{"minor": 0}]}'})) == [("main", A)]
-    assert granted(pod({**both, KOORDINATOR: '{"gpu": [{"minor": 1}]}'})) == [("main", 1)]
+    assert granted(pod({**both, KOORDINATOR: '{"gpu": [{"minor": 1}]}'})) == [("main", "nvidia1")]
     assert granted(pod({})) == []
 
 
@@ -125,7 +125,7 @@ def test_koordinator_shares(resources: object, share: float | None) -> None:
 
 def test_koordinator_minors() -> None:
     assert shares(pod(koordinator({"minor": 0}))) == [(B, "main", None)]
-    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [("main", 3), ("main", B)]
+    assert granted(pod(koordinator({"minor": 3, "id": ""}, {"id": B}))) == [("main", "nvidia3"), ("main", B)]
 
 
 def test_a_grant_to_the_pod_is_split_between_the_containers_that_request_gpus() -> None:

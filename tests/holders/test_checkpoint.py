@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.checkpoint import CheckpointAllocation, parse_checkpoint
+from podgpu.holders.node_files import CheckpointAllocation, parse_checkpoint
 from podgpu.model import Allocation, Assignment, Device, Workload
 from tests.holders.devices import failure, gpu, mig_uuid, uuid
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.holders.grpc_client import GrpcError, UnixGrpcClient
+from podgpu.holders.kubelet import GrpcError, UnixGrpcClient
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.simulated_kubelet import FaultyKubelet, list_answer

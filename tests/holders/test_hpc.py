@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.holders.hpc import MAX_BYTES, HpcAllocation, parse_jobs
+from podgpu.holders.node_files import HpcAllocation, parse_jobs
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from tests.holders.devices import failure, uuid
 from tests.privilege import without_privilege
@@ -81,7 +81,7 @@ def test_unreadable_files_do_not_affect_the_others(folder: Path) -> None:
     os.mkfifo(folder / "0")
     (folder / "1").write_text("1")
     (folder / "1").chmod(0o000)
-    (folder / "1.7").write_bytes(b"1\n" * MAX_BYTES)
+    (folder / "1.7").write_bytes(b"1\n" * 256 * 1024)
     (folder / "2").symlink_to(folder / "nowhere")
     (folder / "10").write_text("1234")
     with without_privilege():

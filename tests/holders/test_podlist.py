@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.podlist import PodlistAllocation, parse_podlist
+from podgpu.holders.node_files import PodlistAllocation, parse_podlist
 from podgpu.model import Allocation, Device
 from tests.holders.devices import failure, mig_uuid, uuid
 from tests.nodes.clock import PATIENCE
@@ -42,12 +42,12 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(path: Path) -> PodlistAllocation:
-    return PodlistAllocation(str(path))
+    return PodlistAllocation([str(path)])
 
 
 def read(path: Path, content: object) -> Allocation:
     path.write_text(json.dumps(content))
-    return PodlistAllocation(str(path)).assignments(NODE)
+    return PodlistAllocation([str(path)]).assignments(NODE)
 
 
 def pods(allocation: Allocation) -> list[tuple[str, str]]:
@@ -55,7 +55,7 @@ def pods(allocation: Allocation) -> list[tuple[str, str]]:
 
 
 def reason(source: PodlistAllocation) -> str:
-    return failure(lambda: source.assignments(NODE), str(source.path)).reason
+    return failure(lambda: source.assignments(NODE)).reason
 
 
 @pytest.mark.parametrize("content", [[], None, [entry("a")], [entry("a", gpu_list=None)]])
@@ -131,7 +131,7 @@ def test_changes_are_read_immediately(path: Path, source: PodlistAllocation) -> 
 
 def test_the_first_default_path_that_exists(tmp_path: Path) -> None:
     first, second = tmp_path / "a" / "podlist.json", tmp_path / "podlist.json"
-    source = PodlistAllocation(defaults=(str(first), str(second)))
+    source = PodlistAllocation((str(first), str(second)))
     assert failure(lambda: source.assignments(NODE), str(first), str(second)).reason == "file_missing"
     second.write_text(json.dumps([entry("second", "0")]))
     assert pods(source.assignments(NODE)) == [(uuid(0), "second")]
@@ -165,11 +165,11 @@ def test_missing_permissions(folder: Path) -> None:
     path.write_text("[]")
     path.chmod(0o000)
     with without_privilege():
-        assert reason(PodlistAllocation(str(path))) == "permission_denied"
+        assert reason(PodlistAllocation([str(path)])) == "permission_denied"
     folder.chmod(0o000)
     try:
         with without_privilege():
-            source = PodlistAllocation(defaults=(str(path), "/nowhere"))
+            source = PodlistAllocation((str(path), "/nowhere"))
             assert failure(lambda: source.assignments(NODE), "runAsUser").reason == "permission_denied"
     finally:
         folder.chmod(0o700)
@@ -178,7 +178,7 @@ def test_missing_permissions(folder: Path) -> None:
 def test_a_mounted_file_is_read_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = folder / "podlist.json"
     with mounted_file(path):
-        source = PodlistAllocation(str(path))
+        source = PodlistAllocation([str(path)])
         for name in ("a", "b"):
             path.write_text(json.dumps([entry(name, "0")]))
             assert pods(source.assignments(NODE)) == [(uuid(0), name)]

@@ -62,9 +62,9 @@ def names(sources: list[AllocationSource]) -> list[str]:
 def test_order_and_arguments(create: Create, folder: Path) -> None:
     assert names(create("hpc:/jobs, kubelet ,podlist:/p.json")) == ["hpc", "kubelet", "podlist"]
     assert names(create("hpc", job_directory="/jobs")) == ["hpc"]
-    for name, path in (("podlist", folder / "p.json"), ("checkpoint", folder / "c")):
-        (source,) = create(f"{name}:{path}")
-        assert source.path == str(path)  # type: ignore[attr-defined]
+    podlist, checkpoint = create(f"podlist:{folder}/p.json,checkpoint:{folder}/c")
+    assert podlist.paths == [f"{folder}/p.json"]  # type: ignore[attr-defined]
+    assert checkpoint.path == f"{folder}/c"  # type: ignore[attr-defined]
     (kubelet,) = create("kubelet", resource_names=frozenset({"a.b/c"}), enable_dra=True)
     assert kubelet.resource_names == {"a.b/c"}  # type: ignore[attr-defined]
     assert kubelet.claims is not None  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def test_invalid_options(create: Create, text: str, message: str) -> None:
 def test_a_podlist_is_searched_in_the_folder_of_the_kubelets_socket(create: Create, folder: Path) -> None:
     """The mount point of koordinator's manifest is used only with the default socket."""
     (source,) = create("podlist", kubelet_socket=DEFAULT_SOCKET)
-    assert source.defaults == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
+    assert source.paths == (f"{os.path.dirname(DEFAULT_SOCKET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
     (source,) = create("podlist")
     with pytest.raises(SourceError, match=f"{folder}/pod-resources/podlist.json not found: mount"):
         source.assignments(())

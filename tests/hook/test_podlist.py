@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.files import AtomicFile
-from podgpu.holders.podlist import PodlistEntry
+from podgpu.holders.node_files import PodlistEntry
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, ContainerFacts, Sandbox
 from podgpu.hook.loop import Hook, HookSettings

@@ -10,7 +10,7 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders import AllocationSource
-from podgpu.holders.processes import ProcessHolders
+from podgpu.holders.node_files import ProcessHolders
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.gpu import SimulatedLoad
 from podgpu.usage.containers import ContainerFinder

@@ -22,9 +22,9 @@ from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
 from podgpu.clock import FaultLog
 from podgpu.errors import few_of
+from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
-from podgpu.holders.unmapped import describe, explain
 from podgpu.metrics.conditions import UNALLOCATED
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
 from podgpu.metrics.families import THROTTLE_REASONS, families_in

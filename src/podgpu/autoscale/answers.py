@@ -10,12 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from podgpu.autoscale.metrics import IDLE, MEAN, USED, USED_COUNT, UTILIZATION, ScalingMetric
+from podgpu.autoscale.metrics import IDLE, USED, USED_COUNT, UTILIZATION, ScalingMetric
 from podgpu.autoscale.pods import PodSeen
-from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found
-from podgpu.autoscale.requests import MetricRequest, PodSelector
-from podgpu.autoscale.samples import SampleKey
-from podgpu.autoscale.store import MetricsSnapshot
+from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, bad_request, no_data, not_found
+from podgpu.autoscale.samples import MetricsSnapshot, SampleKey
 from podgpu.cluster.parts import MPS_REASON
 from podgpu.errors import few_of
 
@@ -31,17 +29,9 @@ class MetricValue(NamedTuple):
 
 def select_pods(snapshot: MetricsSnapshot, selector: PodSelector) -> Sequence[PodSeen]:
     """Returns the selected running pods. Raises Refusal if the list of running pods is not available."""
-    running = snapshot.pods
-    if running.trouble:
-        raise no_data(running.trouble)
-    if not selector.namespace:
-        return tuple(running.by_key.values())
-    pods = running.by_namespace.get(selector.namespace, ())
-    if selector.name:
-        return [pod for pod in pods if pod.name == selector.name]
-    if selector.owner is not None:
-        return [pod for pod in pods if pod.owner == selector.owner]
-    return [pod for pod in pods if selector.labels.matches(dict(pod.labels))]
+    if snapshot.pods.trouble:
+        raise no_data(snapshot.pods.trouble)
+    return [pod for pod in snapshot.pods.by_key.values() if selector.matches(pod)]
 
 
 def _compute_mean(
@@ -75,9 +65,9 @@ def _compute_pod(snapshot: MetricsSnapshot, pod: PodSeen, metric: ScalingMetric,
 def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricValue:
     """Returns one value for all selected pods. Raises Refusal."""
     metric, window = request.metric, request.window
-    if metric is USED and request.aggregate != MEAN:
+    if metric is USED and request.aggregate != "mean":
         raise bad_request(
-            f"{metric.name} is a mean over GPUs in use and does not support the aggregate {request.aggregate.name}:"
+            f"{metric.name} is a mean over GPUs in use and does not support the aggregate {request.aggregate}:"
             f" use the aggregate mean, or the metric {UTILIZATION.name}"
         )
     selected = select_pods(snapshot, request.pods)
@@ -92,12 +82,28 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
     elif metric is USED:
         value = _compute_mean(snapshot, list(by_pod), metric, window)
     elif by_pod:
-        combined = request.aggregate.combine([each.value for each in by_pod.values()])
+        combined = aggregate_values(request.aggregate, [each.value for each in by_pod.values()])
         value = MetricValue(combined, snapshot.ends_at, max(each.window for each in by_pod.values()))
     missing = [pod for pod in pods if pod.key not in answered and not snapshot.is_starting(pod)]
     if value is None or (missing and not request.skip_missing):
         raise _explain_missing(snapshot, request, selected, missing)
     return _raise_zero(value, snapshot, pods, request.idle_for)
+
+
+def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
+    """Returns the mean, max, sum, or a quantile such as p90. `values` must not be empty."""
+    match aggregate:
+        case "mean":
+            return math.fsum(values) / len(values)
+        case "max":
+            return max(values)
+        case "sum":
+            return math.fsum(values)
+    ordered = sorted(values)
+    place = int(aggregate.removeprefix("p")) / 100 * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dict[str, MetricValue]:

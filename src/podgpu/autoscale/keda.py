@@ -17,9 +17,8 @@ import grpc.aio
 
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.answers import compute_value, is_active
-from podgpu.autoscale.refusal import Refusal, RefusalKind, forbidden
-from podgpu.autoscale.requests import MetricRequest, parse_trigger
-from podgpu.autoscale.store import SampleStore
+from podgpu.autoscale.requests import MetricRequest, Refusal, RefusalKind, forbidden, parse_trigger
+from podgpu.autoscale.samples import SampleStore
 from podgpu.errors import SourceError, StartError
 from podgpu.tls import Pem, load_pair
 from podgpu.web.sockets import Address

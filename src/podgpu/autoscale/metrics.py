@@ -1,4 +1,4 @@
-"""The metrics for scaling workloads, and the aggregates that combine the values of several pods.
+"""The metrics for scaling workloads.
 
 A pod's value is computed over the devices it holds: utilisation and activity are means, memory is used over total,
 power is the sum. If one device does not report a value, the pod has none.
@@ -6,13 +6,7 @@ power is the sum. If one device does not report a value, the pod has none.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
 from typing import NamedTuple
-
-from podgpu.autoscale.refusal import bad_request, did_you_mean, not_found, quote
-from podgpu.clock import parse_duration
 
 
 class ScalingMetric(NamedTuple):
@@ -77,60 +71,3 @@ RATIO_METRICS = (UTILIZATION, BUSY, WAIT, *PROFILING_METRICS)  # means over a po
 USED_COUNT = 8  # column with the number of devices in use; the sum of their values is in `USED.column`
 IDLE = 9  # column with the seconds for which the pod has verifiably been idle; NaN: busy or unknown
 COLUMNS = 11
-_BY_NAME = {metric.name: metric for metric in METRICS}
-
-
-def find_metric(name: str) -> ScalingMetric:
-    """Raises Refusal."""
-    metric = _BY_NAME.get(name)
-    if metric is None:
-        raise not_found(f"there is no metric {quote(name)}{did_you_mean(name, _BY_NAME)}")
-    return metric
-
-
-class Aggregate(NamedTuple):
-    """Combines the values of several pods: mean, max, sum, or a quantile such as p90."""
-
-    name: str
-
-    def combine(self, values: Sequence[float]) -> float:
-        """`values` must not be empty."""
-        match self.name:
-            case "mean":
-                return math.fsum(values) / len(values)
-            case "max":
-                return max(values)
-            case "sum":
-                return math.fsum(values)
-        ordered = sorted(values)
-        place = int(self.name.removeprefix("p")) / 100 * (len(ordered) - 1)
-        below = math.floor(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-MEAN = Aggregate("mean")
-_AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
-_NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
-
-
-def parse_aggregate(text: str) -> Aggregate:
-    """Raises Refusal."""
-    if _AGGREGATE.fullmatch(text) is None:
-        raise bad_request(f"aggregate {quote(text)}: must be mean, max, sum, or a quantile such as p90")
-    return Aggregate(text)
-
-
-def parse_window(text: str, key: str, longest: float) -> float:
-    """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
-    seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
-    if not 1 <= seconds <= longest:
-        raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
-    return seconds
-
-
-def parse_target(text: str) -> float:
-    """Raises Refusal."""
-    if _NUMBER.fullmatch(text) is None or float(text) <= 0:
-        raise bad_request(f"target {quote(text)}: must be a number above 0 in the metric's unit, such as 60 for 60 %")
-    return float(text)

@@ -20,9 +20,16 @@ from aiohttp.typedefs import Handler
 from podgpu import __version__
 from podgpu.autoscale.answers import MIN_VALUE, MetricValue, compute_pod_values, compute_value
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.refusal import Refusal, forbidden
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, WORKLOADS, MetricRequest, parse_path
-from podgpu.autoscale.store import MetricsSnapshot, SampleStore
+from podgpu.autoscale.requests import (
+    CUSTOM_GROUP,
+    CUSTOM_VERSIONS,
+    WORKLOADS,
+    MetricRequest,
+    Refusal,
+    forbidden,
+    parse_path,
+)
+from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.errors import SourceError
 from podgpu.kube.objects import KubeObject
 from podgpu.tls import ContextCache, Pem, load_pair

@@ -6,7 +6,7 @@ in the metrics, for example because their node cannot be reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -59,17 +59,8 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
 
 
 class RunningPods(NamedTuple):
-    by_key: Mapping[tuple[str, str], PodSeen]  # (namespace, name)
-    by_namespace: Mapping[str, Sequence[PodSeen]]
+    by_key: Mapping[tuple[str, str], PodSeen] = {}  # (namespace, name)
     trouble: str = ""  # why the pods are not available; if set, there are no pods
-
-
-def index_pods(pods: Iterable[PodSeen], trouble: str = "") -> RunningPods:
-    by_namespace: dict[str, list[PodSeen]] = {}
-    by_key = {pod.key: pod for pod in pods}
-    for pod in by_key.values():
-        by_namespace.setdefault(pod.namespace, []).append(pod)
-    return RunningPods(by_key, by_namespace, trouble)
 
 
 class PodWatcher:
@@ -84,16 +75,17 @@ class PodWatcher:
             config, PODS_PATH, _RUNNING, parse_running_pod, settings=settings, page_size=_PAGE_SIZE
         )
         self._version = -1
-        self._index = index_pods(())
+        self._index = RunningPods()
 
     def current(self) -> RunningPods:
         """Returns no pods and a reason if the API server has been unavailable for a minute. Not thread-safe."""
         error, version, now = self._informer.error, self._informer.version, self._clock.monotonic()
         if not self._informer.synced:
             reason = error or "the first list is being read"
-            return index_pods((), f"the list of running pods is not available yet: {reason}")
+            return RunningPods(trouble=f"the list of running pods is not available yet: {reason}")
         if version != self._version:
-            self._index, self._version = index_pods(self._informer.items()), version
+            self._index = RunningPods({pod.key: pod for pod in self._informer.items()})
+            self._version = version
         if error is None:
             self._failing_since = None
             return self._index
@@ -102,7 +94,7 @@ class PodWatcher:
         seconds = now - self._failing_since
         if seconds <= _TRUST_SECONDS:
             return self._index
-        return index_pods((), f"the list of running pods could not be updated for {seconds:.0f} s: {error}")
+        return RunningPods(trouble=f"the list of running pods could not be updated for {seconds:.0f} s: {error}")
 
     @property
     def error(self) -> SourceError | None:

@@ -5,26 +5,61 @@ Unknown keys are errors, so that a misspelt key does not scale a workload by the
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
-from podgpu.autoscale.metrics import (
-    MEAN,
-    UTILIZATION,
-    Aggregate,
-    ScalingMetric,
-    find_metric,
-    parse_aggregate,
-    parse_target,
-    parse_window,
-)
-from podgpu.autoscale.refusal import bad_request, did_you_mean, not_found, quote
+from podgpu.autoscale.metrics import METRICS, UTILIZATION, ScalingMetric
+from podgpu.autoscale.pods import PodSeen
+from podgpu.clock import parse_duration
+from podgpu.errors import PodgpuError
 
 DEFAULT_WINDOW = 120.0
 DEFAULT_IDLE = 300.0
 _MAX_IDLE = 86_400.0
+_MAX_QUOTED = 80
+
+
+# Requests that are rejected or cannot be answered
+
+
+class RefusalKind(Enum):
+    """HTTP status, and the reason in Kubernetes' error format."""
+
+    BAD_REQUEST = 400, "BadRequest"  # the request is invalid; retrying does not help
+    FORBIDDEN = 403, "Forbidden"
+    NOT_FOUND = 404, "NotFound"  # no such metric, no matching pod, or no pod with a GPU
+    NO_DATA = 503, "ServiceUnavailable"  # values are missing now, but may be available later
+
+
+class Refusal(PodgpuError):
+    """An error with a message for the user: what is wrong, and what to do."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+bad_request = partial(Refusal, RefusalKind.BAD_REQUEST)
+forbidden = partial(Refusal, RefusalKind.FORBIDDEN)
+not_found = partial(Refusal, RefusalKind.NOT_FOUND)
+no_data = partial(Refusal, RefusalKind.NO_DATA)
+
+
+def quote(text: str) -> str:
+    """Quotes user input for messages, truncated and without control characters."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_QUOTED])
+    return f"'{shown}…'" if len(text) > _MAX_QUOTED else f"'{shown}'"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word[:_MAX_QUOTED].lower(), by_lower, n=1)
+    return f": did you mean {by_lower[matches[0]]}?" if matches else f"; must be one of {', '.join(by_lower.values())}"
 
 
 # Label selectors, such as `a=b,c in (d,e),!f`
@@ -39,6 +74,7 @@ _COMMA = re.compile(r",(?![^(]*\))")  # a comma that is not inside brackets
 
 
 class LabelRequirement(NamedTuple):
+    text: str
     key: str
     values: frozenset[str] | None  # None: any value
     negated: bool = False
@@ -49,33 +85,26 @@ class LabelRequirement(NamedTuple):
         return matches is not self.negated
 
 
-class LabelSelector(NamedTuple):
-    text: str = ""
-    requirements: tuple[LabelRequirement, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        return all(requirement.matches(labels) for requirement in self.requirements)
+Selector = tuple[LabelRequirement, ...]
+"""Matches if all requirements match, so an empty selector matches everything."""
 
 
-EVERYTHING = LabelSelector()
-
-
-def parse_selector(text: str) -> LabelSelector:
-    """An empty text selects everything. Raises Refusal."""
+def parse_selector(text: str) -> Selector:
+    """Raises Refusal."""
     if not text.strip():
-        return EVERYTHING
-    return LabelSelector(text, tuple(_parse_requirement(part.strip(), text) for part in _COMMA.split(text)))
+        return ()
+    return tuple(_parse_requirement(part.strip(), text) for part in _COMMA.split(text))
 
 
 def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     if match := _EQUALITY.fullmatch(part):
-        return LabelRequirement(match[1], frozenset({match[3]}), match[2] == "!=")
+        return LabelRequirement(part, match[1], frozenset({match[3]}), match[2] == "!=")
     if match := _SET.fullmatch(part):
         values = frozenset(value.strip() for value in match[3].split(","))
         if all(map(_VALUE.fullmatch, values)):
-            return LabelRequirement(match[1], values, match[2] == "notin")
+            return LabelRequirement(part, match[1], values, match[2] == "notin")
     elif match := _PRESENCE.fullmatch(part):
-        return LabelRequirement(match[2], None, bool(match[1]))
+        return LabelRequirement(part, match[2], None, bool(match[1]))
     raise bad_request(
         f"cannot parse {quote(part)} in the label selector {quote(whole)}: write key=value, key!=value,"
         " key in (a,b), key notin (a,b), key or !key, separated by commas"
@@ -91,13 +120,21 @@ class PodSelector:
 
     namespace: str
     owner: tuple[str, str] | None = None  # kind and name
-    labels: LabelSelector = EVERYTHING
+    labels: Selector = ()
     name: str = ""  # of a single pod
 
     @property
     def is_scope(self) -> bool:
         """True if all pods of a namespace or of the cluster are selected."""
-        return self.owner is None and not self.labels.requirements and not self.name
+        return self.owner is None and not self.labels and not self.name
+
+    def matches(self, pod: PodSeen) -> bool:
+        if self.namespace and pod.namespace != self.namespace:
+            return False
+        if self.owner is not None and pod.owner != self.owner:
+            return False
+        labels = dict(pod.labels) if self.labels else {}
+        return self.name in ("", pod.name) and all(requirement.matches(labels) for requirement in self.labels)
 
     @property
     def text(self) -> str:
@@ -105,8 +142,9 @@ class PodSelector:
             return f"pod {self.namespace}/{self.name}"
         if self.owner is not None:
             return f"{self.owner[0]} {self.namespace}/{self.owner[1]}"
-        if self.labels.requirements:
-            return f"pods of {self.namespace} with {self.labels.text}"
+        if self.labels:
+            labels = ",".join(requirement.text for requirement in self.labels)
+            return f"pods of {self.namespace} with {labels}"
         return f"namespace {self.namespace}" if self.namespace else "the cluster"
 
 
@@ -115,7 +153,7 @@ class MetricRequest:
     metric: ScalingMetric
     pods: PodSelector
     window: float = DEFAULT_WINDOW
-    aggregate: Aggregate = MEAN
+    aggregate: str = "mean"  # of the values of several pods: mean, max, sum, or a quantile such as p90
     skip_missing: bool = False  # skip pods without values instead of failing
     idle_for: float = DEFAULT_IDLE
     resource: str = ""  # in the custom metrics API: pods, namespaces, or one of WORKLOADS
@@ -128,6 +166,8 @@ class MetricRequest:
         return reference if self.resource == "namespaces" else {**reference, "namespace": self.pods.namespace}
 
 
+_AGGREGATE = re.compile(r"mean|max|sum|p(\d{1,2}|100)", re.ASCII)
+_TARGET = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
 _AGGREGATION_KEYS = ("window", "aggregate", "idleFor", "missing")
 
 
@@ -137,14 +177,33 @@ def _make_request(
     missing = values.get("missing", "refuse")
     if missing not in ("refuse", "leave-out"):
         raise bad_request(f"missing {quote(missing)}: must be refuse, or leave-out to skip pods without values")
+    aggregate = values.get("aggregate", "mean")
+    if _AGGREGATE.fullmatch(aggregate) is None:
+        raise bad_request(f"aggregate {quote(aggregate)}: must be mean, max, sum, or a quantile such as p90")
     return MetricRequest(
         metric,
         pods,
-        parse_window(values["window"], "window", max_window) if "window" in values else DEFAULT_WINDOW,
-        parse_aggregate(values["aggregate"]) if "aggregate" in values else MEAN,
+        _parse_window(values["window"], "window", max_window) if "window" in values else DEFAULT_WINDOW,
+        aggregate,
         missing == "leave-out",
-        parse_window(values["idleFor"], "idleFor", _MAX_IDLE) if "idleFor" in values else DEFAULT_IDLE,
+        _parse_window(values["idleFor"], "idleFor", _MAX_IDLE) if "idleFor" in values else DEFAULT_IDLE,
     )
+
+
+def find_metric(name: str) -> ScalingMetric:
+    """Raises Refusal."""
+    by_name = {metric.name: metric for metric in METRICS}
+    if name not in by_name:
+        raise not_found(f"there is no metric {quote(name)}{did_you_mean(name, by_name)}")
+    return by_name[name]
+
+
+def _parse_window(text: str, key: str, longest: float) -> float:
+    """Parses `90s`, `5m`, or a plain number of seconds. Raises Refusal."""
+    seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
+    if not 1 <= seconds <= longest:
+        raise bad_request(f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s")
+    return seconds
 
 
 # KEDA's triggers
@@ -162,11 +221,13 @@ def parse_trigger(namespace: str, metadata: Mapping[str, str], max_window: float
         if key.lower() not in _KEDA_KEYS:
             _check_key(key, TRIGGER_KEYS, "the trigger's metadata")
             values[key] = value.strip()
-    if not values.get("target"):
+    target = values.get("target")
+    if not target:
         raise bad_request('the trigger\'s metadata has no target: add the desired value, such as target: "60"')
+    if _TARGET.fullmatch(target) is None or float(target) <= 0:
+        raise bad_request(f"target {quote(target)}: must be a number above 0 in the metric's unit, such as 60 for 60 %")
     metric = find_metric(values["metric"]) if "metric" in values else UTILIZATION
-    target = parse_target(values["target"])
-    return _make_request(metric, _parse_trigger_pods(namespace, values), values, max_window), target
+    return _make_request(metric, _parse_trigger_pods(namespace, values), values, max_window), float(target)
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
@@ -239,7 +300,7 @@ def parse_path(path: str, query: Mapping[str, str], max_window: float) -> Metric
 def _parse_metric_labels(text: str) -> dict[str, str]:
     """Parses a metric's selector, which contains options such as window=5m."""
     values: dict[str, str] = {}
-    for key, allowed, negated in parse_selector(text).requirements:
+    for _, key, allowed, negated in parse_selector(text):
         _check_key(key, _AGGREGATION_KEYS, "the metric's selector")
         if negated or allowed is None or len(allowed) != 1:
             raise bad_request(f"the metric's selector must have the form {key}=VALUE")

@@ -17,9 +17,8 @@ from podgpu import __version__
 from podgpu.autoscale.certificates import CaBundleUpdater
 from podgpu.autoscale.keda import ExternalScaler, start_scaler, stop_scaler
 from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi
-from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.requests import CUSTOM_GROUP
-from podgpu.autoscale.store import SampleStore
+from podgpu.autoscale.requests import CUSTOM_GROUP, Refusal
+from podgpu.autoscale.samples import SampleStore
 from podgpu.cluster.loop import Cluster
 from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode
 from podgpu.metrics.families import make_families

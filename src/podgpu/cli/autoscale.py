@@ -16,8 +16,8 @@ from podgpu.autoscale.metrics import PROFILING_METRICS
 from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, make_api_tls, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
+from podgpu.autoscale.samples import SampleStore
 from podgpu.autoscale.server import ApiListener, AutoscaleServer, KedaListener
-from podgpu.autoscale.store import SampleStore
 from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -18,11 +18,12 @@ from podgpu.clock import Clock
 from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError
-from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import ExpositionSource, FileExposition, ParsedExposition, parse_exposition
+from podgpu.gpu.exporter import ExpositionSource, FileExposition, parse_exposition
+from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.reader import AllocationReader
 from podgpu.metrics.labels import Policy
+from podgpu.metrics.parse import ParsedFamily
 from podgpu.workers import ErrorCounts, Workers
 
 _log = logging.getLogger("podgpu")
@@ -140,10 +141,10 @@ def _run(enricher: Enricher, interval: float) -> None:
         stopping.wait(due - time.monotonic())
 
 
-def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedExposition]:
+def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], Sequence[ParsedFamily]]:
     """Reads in a worker, so that a turn ends even if the read hangs."""
 
-    def fetch() -> ParsedExposition:
+    def fetch() -> Sequence[ParsedFamily]:
         result = isolation.run({"exporter": lambda: parse_exposition(source.fetch(), source.shown)}, _DEADLINE_SECONDS)[
             "exporter"
         ]

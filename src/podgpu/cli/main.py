@@ -24,10 +24,12 @@ MAIN_COMMANDS = {
 }
 OTHER_COMMANDS = {
     "report": "Print the cost and waste of a day, a week or a month, to send it.",
+    "forget": "Remove a lost GPU that was taken out of the machine.",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",
     "migrate": "Convert dashboards, rules and queries to the names of dcgm-exporter 4.9.",
+    "trace": "Record when each container had a GPU and waited for it, for ui.perfetto.dev.",
     "fields": "List the DCGM fields, their sources and their names in 4.9.",
 }
 COMMANDS = MAIN_COMMANDS | OTHER_COMMANDS

@@ -18,15 +18,12 @@ from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
-from podgpu.gpu.exporter import ExporterTelemetry
-from podgpu.gpu.exposition import ExpositionSource, open_exposition_source
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.exporter import ExporterTelemetry, ExpositionSource, open_exposition_source
+from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api
-from podgpu.holders.cache import LivenessProbe
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.reader import HolderSources
 from podgpu.holders.sources import SourceSettings, create_sources
@@ -83,6 +80,7 @@ def build_exporter_agent(
             virtual_gpus=options["kubernetes_virtual_gpus"],
             copy_parent_values=options["mig_copy_parent_values"],
             gpu_manager=options["gpu_manager_metrics"],
+            wait_pairs=options["wait_pairs"],
             process_metrics=options["path_proc"] if options["enable_exporter_metrics"] else "",
             xid_window_ms=round(options["xid_count_window_size"] * 1000),
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
@@ -132,8 +130,7 @@ def make_holders(options: Options, api: ApiAccess, telemetry: Telemetry) -> Hold
     sources = make_allocations(options, api, telemetry)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    probe = LivenessProbe(*_log_directories(options), partial(read_living, options["path_proc"]))
-    return HolderSources(sources, make_identities(options, api).read, probe.read)
+    return HolderSources(sources, make_identities(options, api).read, partial(read_living, options["path_proc"]))
 
 
 def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> list[AllocationSource]:
@@ -152,15 +149,15 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 def make_finder(options: Options) -> ContainerFinder:
     """Users and jobs are found only if no option names another source of holders."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    return ContainerFinder(options["path_proc"], finds_users=is_plain)
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in the real /proc
+    return ContainerFinder(
+        options["path_proc"], finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc")
+    )
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
-    return IdentityReader(*_log_directories(options), pods=api.known_pods)
-
-
-def _log_directories(options: Options) -> tuple[str, str]:
-    return os.path.join(options["path_varlog"], "pods"), os.path.join(options["path_varlog"], "containers")
+    logs = options["path_varlog"]
+    return IdentityReader(os.path.join(logs, "pods"), os.path.join(logs, "containers"), api.known_pods)
 
 
 # Telemetry
@@ -181,10 +178,10 @@ def _make_pci_counter(options: Options) -> Callable[[], int | None]:
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
-def _make_switch_logs(options: Options) -> SwitchLogFactory | None:
-    """Returns None if context switches are not read."""
+def _make_switch_logs(options: Options, **parts: Any) -> SwitchLogFactory | None:
+    """Returns None if context switches are not read. `parts`: members of the factory."""
     wanted = options.get("usage_from", "samples")
-    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted)
+    return None if wanted in ("none", "samples") else SwitchLogFactory(wanted, **parts)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:
@@ -196,11 +193,13 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
 
 def _open_simulated(argument: str, options: Options) -> Telemetry:
     from podgpu.simulate.node import place_loads, tenants
+    from podgpu.simulate.switches import TurnLog
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.gpus)
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
+    logs = _make_switch_logs(options, open_log=lambda gpu, _: TurnLog(driver, gpu.uuid), privileged=lambda: True)
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, switch_logs=logs)
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:
@@ -224,7 +223,7 @@ def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
     # Shorter than the deadline of the turn, because the error of a timeout is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
-    return open_exposition_source(place, Access.from_options(options, "exporter", "the exporter"), timeout=timeout)
+    return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
 
 def _open_exporter(argument: str, options: Options) -> Telemetry:

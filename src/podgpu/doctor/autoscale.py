@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from urllib.parse import quote
 
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, TRIGGER_KEYS, parse_trigger
+from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, TRIGGER_KEYS, Refusal, parse_trigger
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, few_of
 from podgpu.kube.client import ApiClient
@@ -127,7 +126,7 @@ def _check_trigger(subject: str, namespace: str, keys: Mapping[str, str], metric
         query, target = parse_trigger(namespace, keys, _MAX_WINDOW)
     except Refusal as error:
         return wrong(subject, str(error), f"valid keys of a trigger are {', '.join(TRIGGER_KEYS)}")
-    aggregate = query.aggregate.name
+    aggregate = query.aggregate
     text = f"{query.metric.name} of {query.pods.text}, {aggregate} over {query.window:g} s"
     if metric_type != "Value" and aggregate != "sum":
         return wrong(

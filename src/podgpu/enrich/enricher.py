@@ -11,9 +11,10 @@ from podgpu import __version__
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
-from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import LabelSet, ParsedExposition
+from podgpu.gpu.exporter import find_devices
+from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.reader import AllocationResult
+from podgpu.metrics.adapter import LabelMap, read_device_key
 from podgpu.metrics.encode import Family, Labels, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
@@ -38,7 +39,7 @@ class RelabelResult(NamedTuple):
     ambiguous: int  # number of series dropped because their copies for several holders have different values
 
 
-def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], policy: Policy) -> RelabelResult:
+def relabel(exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy) -> RelabelResult:
     """Adds pod labels to series of devices with exactly one holder. Existing pod labels are removed.
 
     Copies of a series for several holders are merged into one series. podgpu's own families stay unchanged.
@@ -46,13 +47,13 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
     holders = _find_sole_holders(assignments)
     families: list[ParsedFamily] = []
     ambiguous = 0
-    for family in exposition.families:
+    for family in exposition:
         if family.name.startswith(_OWN_PREFIX):
             families.append(family)
             continue
-        copies: dict[object, tuple[LabelSet, list[ParsedSample]]] = {}
+        copies: dict[object, tuple[LabelMap, list[ParsedSample]]] = {}
         for sample in family.samples:
-            labels = _make_labels(exposition, sample, holders, policy)
+            labels = _make_labels(sample, holders, policy)
             key = sample.name, frozenset(labels.items())
             copies.setdefault(key, (labels, []))[1].append(sample)
         kept = [
@@ -82,14 +83,12 @@ def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignmen
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
 
-def _make_labels(
-    exposition: ParsedExposition, sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy
-) -> LabelSet:
-    device = exposition.find_device(sample)
-    if device is None:
+def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy) -> LabelMap:
+    device = read_device_key(sample.labels)
+    if not device:
         return sample.labels
     labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
-    assignment = holders.get(device.key)
+    assignment = holders.get(device)
     if assignment is not None:
         labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
     return labels
@@ -108,7 +107,7 @@ class EnrichSettings:
 class Enricher:
     def __init__(
         self,
-        fetch: Callable[[], ParsedExposition],
+        fetch: Callable[[], Sequence[ParsedFamily]],
         find_holders: Callable[[Sequence[Device]], AllocationResult],
         textfile: AtomicFile,
         errors: ErrorCounts,
@@ -137,12 +136,13 @@ class Enricher:
         started = self._clock()
         try:
             exposition = self._fetch()
+            devices = self._complete_devices(exposition)
         except SourceError as e:
             self._count_error(SOURCE, e.reason, f"{e}; {self._describe_file()}")
             self._expire(SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e)))
             raise
         self._log_success(SOURCE)
-        held = self._find_holders(self._complete_devices(exposition))
+        held = self._find_holders(devices)
         for source in held.sources:
             if source.up:
                 self._log_success(source.name)
@@ -158,11 +158,11 @@ class Enricher:
         self._written_at = self._clock()
         return held.sources
 
-    def _complete_devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
-        by_name = self._settings.device_name_ids
-        devices = (replace(d, minor=d.index) if by_name else d for d in exposition.devices.values())
+    def _complete_devices(self, exposition: Iterable[ParsedFamily]) -> tuple[Device, ...]:
+        samples = (sample for family in exposition for sample in family.samples)
+        slots = find_devices(samples, SOURCE, self._settings.device_name_ids)
         self._companion.update()
-        return tuple(self._companion.complete(device) for device in devices)
+        return tuple(self._companion.complete(device) for device, _ in slots)
 
     def _write(self, content: bytes) -> None:
         try:

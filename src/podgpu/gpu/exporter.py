@@ -1,32 +1,146 @@
 """Reads figures from the metrics of an existing dcgm-exporter (1.x or later), from a URL or a file.
 
 `inventory` fetches the text, and all readings until its next call use that text. Pod labels in the text are ignored.
+`podgpu enrich` reads its metrics with the functions of this module, too.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 
-from podgpu.errors import DeviceLost, SourceError
-from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import ExpositionSource, ParsedExposition, parse_exposition
-from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
-from podgpu.metrics.adapter import node_from_samples
-from podgpu.metrics.fields import XID_FIELD, Blank, Field, field_named, fields, value_printed
-from podgpu.metrics.names import converted, meaning
-from podgpu.metrics.parse import ParsedSample
-from podgpu.model import Device, DeviceState, Reading, Value, device_key
+from podgpu.errors import DeviceLost, SourceError, UsageError
+from podgpu.files import look_at, read_bounded
+from podgpu.gpu.source import CompanionDriver, ErrorEvent, GpuAnswer, Inventory, Telemetry
+from podgpu.http_client import (
+    DEFAULT_TIMEOUT,
+    MAX_METRICS_BYTES,
+    METRICS_TYPES,
+    Access,
+    HttpClient,
+    check_is_metrics,
+    redact_url,
+    with_scheme,
+)
+from podgpu.metrics.adapter import MAX_LINES, node_from_samples, read_device_key
+from podgpu.metrics.fields import Blank, Field, field_named, value_printed
+from podgpu.metrics.names import XID_NAME, converted, meaning
+from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
+from podgpu.model import Device, DeviceState, Reading, Value
 
+_MAX_AGE = 300.0  # maximum age of a file in seconds
 _EXPORTER_FIELDS = 9000
 """Fields with this id or a larger one are computed by dcgm-exporter itself. podgpu computes its own."""
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
-_MAX_DEVICES = 1024
-"""Maximum number of GPUs and MIG instances. Limited, because each GPU is read in its own thread."""
+
+
+# Text
+
+
+class ExpositionSource(Protocol):
+    shown: str
+    """Name of the source in messages, without secrets."""
+
+    def fetch(self) -> bytes:
+        """Returns the complete text. Raises SourceError."""
+
+
+def open_exposition_source(
+    place: str, access: Access | None = None, *, timeout: float = DEFAULT_TIMEOUT
+) -> ExpositionSource:
+    """Opens a URL, HOST:PORT or a file. If a file name looks like HOST:PORT, `./` must precede it.
+
+    Raises UsageError.
+    """
+    scheme, separator, _ = place.partition("://")
+    if with_scheme(place) != place or (separator and scheme.lower() in ("http", "https")):
+        return UrlExposition(place, access, timeout)
+    may_have_login = not re.match(r"\.{0,2}/(?!/)", place) and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    if not place or separator or may_have_login:
+        advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
+        raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
+    return FileExposition(place)
+
+
+class UrlExposition:
+    def __init__(self, url: str, access: Access | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """A URL without a path means /metrics. Raises UsageError."""
+        self._client = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
+        self.shown = self._client.shown
+
+    def fetch(self) -> bytes:
+        body = self._client.get_blocking(accept=METRICS_TYPES)
+        check_is_metrics(body, self.shown)
+        return body
+
+
+class FileExposition:
+    def __init__(self, path: str) -> None:
+        self.shown = self.path = path
+
+    def fetch(self) -> bytes:
+        age = time.time() - look_at(self.path).modified_ns / 1e9
+        if age > _MAX_AGE:
+            raise SourceError(
+                "stale",
+                f"{self.path} was last written {age:.0f} s ago and is ignored after {_MAX_AGE:g} s:"
+                " check that the program that writes it is running",
+            )
+        content = read_bounded(self.path, MAX_METRICS_BYTES)
+        if not content.endswith(b"\n"):
+            what = "ends in the middle of a line" if content else "is empty"
+            raise SourceError(
+                "being_written",
+                f"{self.path} {what}. It is read again soon. If this does not end, the program that writes it must "
+                "write another file and rename it",
+            )
+        return content
+
+
+def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
+    """Parses metrics text. Raises SourceError: not_prometheus or malformed (with line and reason)."""
+    check_is_metrics(content, shown)
+    try:
+        return parse_text(content.decode(), MAX_LINES)
+    except UnicodeDecodeError as error:
+        raise SourceError("malformed", f"{shown}: byte {error.start} is not UTF-8") from error
+    except BadExposition as error:
+        raise SourceError("malformed", f"{shown}: {error}") from error
+
+
+# Devices
+
+
+def find_devices(
+    samples: Iterable[ParsedSample], shown: str, by_name: bool = False
+) -> list[tuple[Device, Mapping[str, Value]]]:
+    """Returns the devices with their values by name of the field in DCGM 4.8. A GPU precedes its MIG instances.
+
+    `by_name`: the kubelet identifies GPUs as nvidia<N>, as in the label `device` of the metrics. Raises SourceError.
+    """
+    try:
+        states = node_from_samples(samples)
+    except msgspec.ValidationError as error:
+        raise SourceError("malformed", f"{shown}: {error}") from error
+    gpus = (gpu for state in states for gpu in state.devices if gpu.uuid and gpu.index is not None)
+    return [slot for gpu in gpus for slot in _list_slots(gpu, by_name)]
+
+
+def _list_slots(gpu: DeviceState, by_name: bool) -> list[tuple[Device, Mapping[str, Value]]]:
+    minor = gpu.index if by_name else None
+    device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
+    slots: list[tuple[Device, Mapping[str, Value]]] = [(device, gpu.fields or {})]
+    for instance in gpu.instances:
+        uuids = (holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders)
+        mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=tuple(filter(None, uuids)))
+        slots.append((mig, instance.fields or {}))
+    return slots
 
 
 class ExporterTelemetry:
@@ -40,7 +154,7 @@ class ExporterTelemetry:
         device_name_ids: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`device_name_ids`: the kubelet identifies GPUs as nvidia<N>, as in the label `device` of the metrics."""
+        """`device_name_ids`: see `find_devices`."""
         self.expected: int | None = None
         self.shown = source.shown
         """Name of the source in messages."""
@@ -50,70 +164,56 @@ class ExporterTelemetry:
         self.usage = self._companion.usage
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._devices: Mapping[str, Device] | None = None
-        """Device key -> device. None if the last fetch failed."""
-        self._values: Mapping[str, Mapping[str, Value]] = {}
-        """Device key -> name of a field in DCGM 4.8 -> value."""
+        self._slots: Mapping[str, tuple[Device, Mapping[str, Value]]] | None = None
+        """Device key -> device and its values. None if the last fetch failed."""
         self._blank: set[tuple[str, int]] = set()
         """(device key, field id in DCGM 4.8) of values that are a sentinel, NaN or impossible."""
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
     def inventory(self) -> Inventory:
-        self._devices = None  # after a failure, old values must not be reported again
-        exposition = parse_exposition(self._source.fetch(), self.shown)
-        devices = tuple(exposition.devices.values())
-        if not devices:
+        self._slots = None  # after a failure, old values must not be reported again
+        families = parse_exposition(self._source.fetch(), self.shown)
+        samples = self._remove_blanks(sample for family in families for sample in family.samples)
+        slots = find_devices(samples, self.shown, self._device_name_ids)
+        if not slots:
             raise SourceError("no_gpu", f"{self.shown} has no GPU: check that it is a dcgm-exporter")
-        if len(devices) > _MAX_DEVICES:
-            raise SourceError(
-                "too_many_devices",
-                f"{self.shown} has {len(devices)} GPUs and MIG instances, more than a node can have ({_MAX_DEVICES}): "
-                "use the exporter of one node",
-            )
-        if self._device_name_ids:
-            devices = tuple(replace(device, minor=device.index) for device in devices)
-        self._read_values(exposition)
         self._companion.update()
-        self._devices = {device.key: self._companion.complete(device) for device in devices}
-        self._record_xids()
-        return Inventory(tuple(device for device in self._devices.values() if not device.is_instance))
+        self._slots = {device.key: (self._companion.complete(device), values) for device, values in slots}
+        self._record_xids(self._slots)
+        return Inventory(tuple(device for device, _ in self._slots.values() if not device.is_instance))
 
-    def _read_values(self, exposition: ParsedExposition) -> None:
-        samples: list[ParsedSample] = []
+    def _remove_blanks(self, samples: Iterable[ParsedSample]) -> list[ParsedSample]:
+        kept: list[ParsedSample] = []
         self._blank = set()
-        for sample in (sample for family in exposition.families for sample in family.samples):
+        for sample in samples:
             field = field_named(sample.name)
             if field is None or any(label in sample.labels for label in _OTHER_ENTITIES):
                 continue
             try:
                 value_printed(field, sample.value)
             except Blank:
-                device = exposition.find_device(sample)
-                self._blank |= {(device.key, field.legacy or field.id)} if device is not None else set()
-            else:
-                samples.append(sample)
-        try:
-            states = node_from_samples(samples)
-        except msgspec.ValidationError as error:
-            raise SourceError("malformed", f"{self.shown}: {error}") from error
-        slots = [slot for state in states for gpu in state.devices for slot in _list_slots(gpu)]
-        self._values = {key: values or {} for key, values in slots}
+                self._blank.add((read_device_key(sample.labels), field.legacy or field.id))
+                sample = sample._replace(value=math.nan)  # identifies its device, but has no value
+            kept.append(sample)
+        return kept
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
-        if self._devices is None:
+        if self._slots is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
-        if gpu.uuid not in self._devices:
+        if gpu.uuid not in self._slots:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
         readings: list[Reading] = []
         unsupported: list[tuple[str, int]] = []
         dropped: list[int] = []
-        for device in [device for device in self._devices.values() if device.uuid == gpu.uuid]:
+        for device, printed in self._slots.values():
+            if device.uuid != gpu.uuid:
+                continue
             values: dict[int, Value] = {}
             for field in fields:
                 if field.id >= _EXPORTER_FIELDS or (device.is_instance and not field.per_instance):
                     continue
-                value = _convert(field, self._values.get(device.key, {}))
+                value = _convert(field, printed)
                 if value is not None:
                     values[field.id] = value
                 elif (device.key, field.legacy or field.id) in self._blank:
@@ -121,16 +221,13 @@ class ExporterTelemetry:
                 else:
                     unsupported.append((device.key, field.id))
             readings.append(Reading(device, values))
-        has_xids = self._read_xid(gpu.uuid) is not None
+        has_xids = XID_NAME in self._slots[gpu.uuid][1]
         return GpuAnswer(tuple(readings), tuple(unsupported), tuple(dropped), reports_errors=has_xids)
 
-    def _read_xid(self, key: str) -> Value | None:
-        return self._values.get(key, {}).get(fields()[XID_FIELD].name)
-
-    def _record_xids(self) -> None:
+    def _record_xids(self, slots: Mapping[str, tuple[Device, Mapping[str, Value]]]) -> None:
         """Records an event if the XID changed. The metrics contain only the last XID."""
-        for key in self._values:
-            xid = int(self._read_xid(key) or 0)
+        for key, (_, values) in slots.items():
+            xid = int(values.get(XID_NAME, 0))
             if xid and xid != self._last_xid.get(key):
                 self._events.append(ErrorEvent(key, xid, self._wall()))
             self._last_xid[key] = xid
@@ -140,14 +237,8 @@ class ExporterTelemetry:
         return events
 
     def release(self, wait: float) -> bool:
-        self._devices = None
+        self._slots = None
         return self._companion.release(wait)
-
-
-def _list_slots(gpu: DeviceState) -> Iterator[tuple[str, Mapping[str, Value] | None]]:
-    yield gpu.uuid, gpu.fields
-    for instance in gpu.instances:
-        yield device_key(gpu.uuid, instance.id), instance.fields
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:

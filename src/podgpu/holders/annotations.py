@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +20,13 @@ from podgpu.holders.device_ids import (
     VCUDA_CORE,
     VCUDA_MEMORY,
     DeviceId,
-    DeviceIndex,
+    HeldId,
+    map_held,
     parse_device_id,
-    sort_allocation,
     sort_vcuda,
 )
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
-from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
+from podgpu.model import Allocation, Device, Unmapped, VcudaRequest, Workload
 
 if TYPE_CHECKING:
     from podgpu.kube.reflector import Store
@@ -91,43 +91,23 @@ class AnnotationsAllocation(AllocationSource):
             )
         # Schedulers annotate a pod before it is bound to a node.
         pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
-        index = DeviceIndex(devices)
-        shares: dict[tuple[str, Workload], float | None] = {}
-        unmapped: set[Unmapped] = set()
+        held: list[HeldId] = []
+        malformed: list[Unmapped] = []
         errors: dict[str, str] = {}
         for pod in pods:
-            running = {container.name: container for container in pod.all_containers if not container.finished}
             try:
-                grants = [grant for grant in read_grants(pod) if grant.container in running or not running]
+                held += read_grants(pod)
             except BadAnnotation as error:
                 whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
-                unmapped.add(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
+                malformed.append(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
                 errors[pod.uid] = str(error)
-                continue
-            for grant in grants:
-                holder = _workload(pod, running.get(grant.container) or ContainerRecord(grant.container))
-                device, reason = _find_device(index, grant)
-                if device is None:
-                    text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
-                    unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
-                    continue
-                other, share = shares.get((device.key, holder), 0.0), grant.share
-                shares[device.key, holder] = None if share is None or other is None else min(1.0, share + other)
         for uid, text in errors.items():
             if self._logged.get(uid) != text:
                 _log.warning("%s", text)
         self._logged = errors
+        mapped = map_held(SOURCE, held, devices)
         requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
-        assignments = (Assignment(*key, SOURCE, share=share) for key, share in shares.items())
-        return replace(sort_allocation(assignments, unmapped), vcuda=requests)
-
-
-def _find_device(index: DeviceIndex, grant: Grant) -> tuple[Device | None, str]:
-    """Returns the device, or None and the reason."""
-    device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
-    if device_id is None or device_id.everything or device_id.integrated:
-        return None, "unrecognised_id"
-    return next(iter(index.find(device_id)), None), "unknown_device"
+        return replace(mapped, unmapped=(*mapped.unmapped, *malformed), vcuda=requests)
 
 
 def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
@@ -141,17 +121,7 @@ def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
     return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
 
 
-# Formats: one function per scheduler, from a pod to its grants
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A device, or a part of it, that is allocated to a container."""
-
-    container: str
-    device: str | int  # an id, or N of /dev/nvidiaN
-    key: str  # name of the annotation
-    share: float | None = None
+# Formats: one function per scheduler, from a pod to the ids that its containers hold
 
 
 class BadAnnotation(SourceError):
@@ -168,8 +138,8 @@ class BadAnnotation(SourceError):
         self.key = key
 
 
-def read_grants(pod: PodRecord) -> list[Grant]:
-    """Returns the grants of the first format for which the pod has annotations. Raises BadAnnotation."""
+def read_grants(pod: PodRecord) -> list[HeldId]:
+    """Returns the ids in the first format for which the pod has annotations. Raises BadAnnotation."""
     for key, read in FORMATS.items():
         try:
             grants = read(pod)
@@ -178,6 +148,16 @@ def read_grants(pod: PodRecord) -> list[Grant]:
         if grants:
             return grants
     return []
+
+
+def _hold(pod: PodRecord, container: ContainerRecord, device: str | int, key: str, share: float | None) -> HeldId:
+    """`device` is an id, or N of /dev/nvidiaN."""
+    if isinstance(device, int):
+        return HeldId(_workload(pod, container), key, f"nvidia{device}", DeviceId(minor=device), share)
+    device_id = parse_device_id(device)
+    if device_id is not None and (device_id.everything or device_id.integrated):
+        device_id = None
+    return HeldId(_workload(pod, container), key, device, device_id, share)
 
 
 def _share(percent: Fraction | int) -> float | None:
@@ -204,7 +184,7 @@ class _KoordinatorDevices(Struct):
     gpu: list[_KoordinatorGpu] | None = None
 
 
-def koordinator_grants(pod: PodRecord) -> list[Grant]:
+def koordinator_grants(pod: PodRecord) -> list[HeldId]:
     """Splits the grants, which are for the whole pod, between the containers that request GPUs. If none does, the first
     container holds them, as in koordinator's own proxy."""
     text = pod.annotation(KOORDINATOR_DEVICES)
@@ -219,7 +199,7 @@ def koordinator_grants(pod: PodRecord) -> list[Grant]:
             raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
         share = _share(gpu.quantity("gpu-core")) or _share(gpu.quantity("gpu-memory-ratio"))
         grants += [
-            Grant(holder.name, device, KOORDINATOR_DEVICES, None if share is None else share * part)
+            _hold(pod, holder, device, KOORDINATOR_DEVICES, None if share is None else share * part)
             for holder, part in zip(holders, parts, strict=True)
         ]
     return grants
@@ -247,17 +227,17 @@ class _HamiMigDevice(Struct):
     mig_uuid: str | None = field(name="migUUID", default=None)
 
 
-def hami_grants(pod: PodRecord) -> list[Grant]:
+def hami_grants(pod: PodRecord) -> list[HeldId]:
     """Reads the annotation of HAMi 2. Since 2.9 the list starts with the init containers, which older versions omit."""
     every = pod.all_containers
     return _read_positional(pod, HAMI_DEVICES, (every, pod.containers, _requesting(every)))
 
 
-def hami_1_grants(pod: PodRecord) -> list[Grant]:
+def hami_1_grants(pod: PodRecord) -> list[HeldId]:
     return _read_positional(pod, HAMI_1_DEVICES, (pod.containers, _requesting(pod.containers)))
 
 
-def volcano_grants(pod: PodRecord) -> list[Grant]:
+def volcano_grants(pod: PodRecord) -> list[HeldId]:
     """Reads the annotation of Volcano, which omits containers that request no GPU."""
     return _read_positional(pod, VOLCANO_DEVICES, (_requesting(pod.containers), pod.containers))
 
@@ -266,7 +246,7 @@ def _requesting(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord,
     return tuple(container for container in containers if requests_gpu(container))
 
 
-def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[Grant]:
+def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[HeldId]:
     text = pod.annotation(key)
     if not text:
         return []
@@ -277,10 +257,10 @@ def _read_positional(pod: PodRecord, key: str, orders: Sequence[Sequence[Contain
     for mig in find_decoder(list[_HamiMigDevice]).decode(mig_text) if mig_text not in ("", "null") else ():
         _replace_by_mig(slots, mig)
     return [
-        Grant(container.name, entry[0], key, entry[1])
+        _hold(pod, container, entry[0], key, entry[1])
         for container, slot in zip(_choose_order(slots, orders), slots, strict=False)
         for entry in slot
-        if entry is not None
+        if entry is not None and not container.finished
     ]
 
 
@@ -330,7 +310,7 @@ def _replace_by_mig(slots: list[_ContainerSlices], mig: _HamiMigDevice) -> None:
     slots[mig.container][mig.device] = (mig.mig_uuid, 1.0) if mig.mig_uuid else None
 
 
-def gpu_manager_grants(pod: PodRecord) -> list[Grant]:
+def gpu_manager_grants(pod: PodRecord) -> list[HeldId]:
     """Reads one annotation per container. They are only the scheduler's proposal until gpu-assigned is true."""
     if pod.annotation(GPU_MANAGER_ASSIGNED) != "true":
         return []
@@ -342,7 +322,7 @@ def gpu_manager_grants(pod: PodRecord) -> list[Grant]:
     ]
 
 
-def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
+def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[HeldId]:
     number = _number(key.removeprefix(GPU_MANAGER_CARDS), "container")
     if number >= len(pod.containers):
         raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
@@ -351,10 +331,10 @@ def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
     cores = container.amount(VCUDA_CORE)
     # Fewer than 100 cores are a part of one card; 100 or more are whole cards.
     share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
-    return [Grant(container.name, card, key, share) for card in cards]
+    return [_hold(pod, container, card, key, share) for card in cards]
 
 
-FORMATS: Mapping[str, Callable[[PodRecord], list[Grant]]] = {
+FORMATS: Mapping[str, Callable[[PodRecord], list[HeldId]]] = {
     KOORDINATOR_DEVICES: koordinator_grants,
     HAMI_DEVICES: hami_grants,
     HAMI_1_DEVICES: hami_1_grants,

@@ -117,6 +117,7 @@ class HeldId(NamedTuple):
     resource: str
     text: str
     device_id: DeviceId | None  # None if the id is not recognised
+    share: float | None = None  # part of the device, if the source reports it
 
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
@@ -136,27 +137,32 @@ def map_held(
 ) -> Allocation:
     """Maps ids to devices, with one assignment per holder and device.
 
-    `registered` are the replicas of each shared device, or None if the source does not report shares.
+    `registered` are the replicas of each shared device, from which shares are computed. If it is None, the sum of
+    `HeldId.share` is used.
     """
     held = tuple(held)
     replicas = None if registered is None else _count_replicas(held, registered)
     index = DeviceIndex(devices)
-    ids: dict[Workload, dict[str, tuple[Device, set[DeviceId]]]] = {}
+    held_by_device: dict[tuple[str, Workload], tuple[Device, list[HeldId]]] = {}
     unmapped: set[Unmapped] = set()
-    for holder, resource, text, device_id in held:
-        named = () if device_id is None else index.find(device_id)
-        if device_id is None or not named:
-            reason = "unrecognised_id" if device_id is None else "unknown_device"
-            unmapped.add(Unmapped(source, reason, text, resource, holder))
-            continue
+    for entry in held:
+        named = () if entry.device_id is None else index.find(entry.device_id)
+        if not named:
+            reason = "unrecognised_id" if entry.device_id is None else "unknown_device"
+            unmapped.add(Unmapped(source, reason, entry.text, entry.resource, entry.holder))
         for device in named:
-            ids.setdefault(holder, {}).setdefault(device.key, (device, set()))[1].add(device_id)
-    assignments = (
-        Assignment(key, holder, source, _first_replica(device_ids), _compute_share(replicas, device, device_ids))
-        for holder, by_device in ids.items()
-        for key, (device, device_ids) in by_device.items()
-    )
+            held_by_device.setdefault((device.key, entry.holder), (device, []))[1].append(entry)
+    assignments = []
+    for key, (device, entries) in held_by_device.items():
+        ids = {entry.device_id for entry in entries if entry.device_id is not None}
+        share = _sum_shares(entries) if replicas is None else _compute_share(replicas, device, ids)
+        assignments.append(Assignment(*key, source, _first_replica(ids), share))
     return sort_allocation(assignments, unmapped)
+
+
+def _sum_shares(held: Iterable[HeldId]) -> float | None:
+    shares = [entry.share for entry in held]
+    return None if None in shares else min(1.0, fsum(filter(None, shares)))
 
 
 def _first_replica(held: Set[DeviceId]) -> str:
@@ -164,10 +170,8 @@ def _first_replica(held: Set[DeviceId]) -> str:
     return min((device_id.replica for device_id in held), key=lambda replica: (len(replica), replica))
 
 
-def _compute_share(replicas: Mapping[SharedDevice, int] | None, device: Device, held: Set[DeviceId]) -> float | None:
+def _compute_share(replicas: Mapping[SharedDevice, int], device: Device, held: Set[DeviceId]) -> float | None:
     """Returns the held replicas divided by all replicas, 1 for a whole device, or None if unknown."""
-    if replicas is None:
-        return None
     if len(device.mig_uuids) > 1 and any(held_id.mig_uuid or held_id.ci_id is not None for held_id in held):
         return None  # one of several compute instances, whose sizes are unknown
     counts: Counter[SharedDevice] = Counter()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, TypeVar
@@ -29,6 +29,7 @@ CONTAINERS_DIR = "/var/log/containers"
 K = TypeVar("K")
 T = TypeVar("T")
 
+_MAX_FILE_NAME = 255  # the kubelet truncates longer names
 # Names in Kubernetes contain no underscore, so underscores are separators.
 _POD_DIRECTORY = re.compile(r"(?P<namespace>[a-z0-9-]+)_(?P<pod>[a-z0-9.-]+)_(?P<uid>[A-Za-z0-9-]+)", re.ASCII)
 _CONTAINER_LOG = re.compile(
@@ -89,6 +90,35 @@ class Identities:
             workload = self._add_container_id(workload)
             if workload == before:
                 return workload
+
+    def is_alive(self, workload: Workload, containers: Collection[Workload]) -> bool | None:
+        """Returns whether the container runs, or None if unknown.
+
+        `containers` have the uids and container ids of all processes. It is empty if processes are not visible.
+        """
+        logs = self._find_logs(workload)
+        if not self.logged.issuperset(logs):  # the kubelet removes a pod's logs some time after the pod
+            return False
+        uids = {container.uid for container in containers} - {""}
+        if not uids:
+            return True if logs else None
+        if workload.container_id and any(workload.container_id == container.container_id for container in containers):
+            return True
+        if workload.uid and workload.uid not in uids:
+            return False
+        # With a known container id, the pod runs but this container does not: it has ended or will restart.
+        return True if workload.uid and not workload.container_id else None
+
+    def _find_logs(self, workload: Workload) -> list[Workload]:
+        """Returns the logs that a running container has. Empty if the directories of logs are not readable."""
+        namespace, pod, container, uid, container_id = parts_of(workload)[:5]
+        logs = []
+        if uid and any(log.uid for log in self.logged):
+            logs.append(Workload(namespace, pod, uid=uid))
+        name_length = len(f"{pod}_{namespace}_{container}-{container_id}.log")
+        if container_id and name_length <= _MAX_FILE_NAME and any(log.container_id for log in self.logged):
+            logs.append(Workload(namespace, pod, container, container_id=container_id))
+        return logs
 
     def _add_uid(self, workload: Workload) -> Workload:
         if workload.uid or not (workload.namespace and workload.pod):

@@ -1,4 +1,4 @@
-"""Merges the allocations of several sources.
+"""Merges the allocations of several sources, and explains the assignments that cannot be used.
 
 Sources are in order of precedence. The first source that lists a workload decides which devices it holds. Later sources
 can add identity, share and labels; assignments that contradict the first source are rejected and counted.
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 from msgspec import structs
 
-from podgpu.errors import SourceError
-from podgpu.holders.device_ids import sort_vcuda
+from podgpu.errors import SourceError, one_line
+from podgpu.holders.device_ids import parse_device_id, sort_vcuda
+from podgpu.metrics.fields import table_rows
 from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Unmapped, VcudaRequest, Workload, WorkloadKey, parts_of
 
 LAST_RESORT = frozenset({"processes"})
@@ -26,23 +29,13 @@ Complete = Callable[[Workload], Workload]
 """Fills in the known parts of an identity. Raises SourceError if they contradict each other."""
 
 
-@dataclass(slots=True)
-class _MergedHolder:
-    source: str  # the source with the highest precedence that lists the workload
-    holder: Workload
-    claims: dict[str, list[Assignment]]  # device -> assignments, highest precedence first
-
-    def add(self, claim: Assignment) -> bool:
-        """Returns False if the claim contradicts a source with higher precedence."""
-        if claim.device not in self.claims and claim.source != self.source:
-            return False
-        self.claims.setdefault(claim.device, []).append(claim)
-        return True
+_Claims = list[Assignment]
+"""Assignments of one workload, highest precedence first. The first one has the merged identity."""
 
 
 def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
     """Merges allocations by source name, highest precedence first."""
-    merged: dict[WorkloadKey, _MergedHolder] = {}
+    merged: dict[WorkloadKey, _Claims] = {}
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
@@ -63,21 +56,25 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 
 
 def _add_claims(
-    merged: dict[WorkloadKey, _MergedHolder], holder: Workload, claims: Sequence[Assignment], lags: bool
+    merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
     """Adds the claims of a holder and yields the rejected ones. Rejected claims of a lagging source are outdated, so
     they are dropped without a report."""
-    source, known = claims[0].source, merged.get(holder.key)
+    known = merged.get(holder.key)
     if known is None:
         if not lags:
-            merged[holder.key] = _MergedHolder(source, holder, {claim.device: [claim] for claim in claims})
+            merged[holder.key] = [replace(claim, holder=holder) for claim in claims]
         return
-    if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
+    first = known[0]
+    if first.holder.uid and holder.uid and first.holder.uid != holder.uid:
         reason, rejected = "identity_conflict", list(claims)  # two pods with the same name
     else:
-        known.holder = _complement(known.holder, holder)
-        reason, rejected = "contradicted", [claim for claim in claims if not known.add(claim)]
-    if not lags and source not in LAST_RESORT:
+        known[0] = replace(first, holder=_complement(first.holder, holder))
+        devices = {claim.device for claim in known}
+        accepted = [claim for claim in claims if claim.source == first.source or claim.device in devices]
+        reason, rejected = "contradicted", [claim for claim in claims if claim not in accepted]
+        known += accepted
+    if not lags and claims[0].source not in LAST_RESORT:
         yield from (_reject(claim, holder, reason) for claim in rejected)
 
 
@@ -86,17 +83,16 @@ def _complement(trusted: Workload, other: Workload) -> Workload:
     return structs.replace(trusted, **missing)
 
 
-def _combine_all(holders: Iterable[_MergedHolder]) -> tuple[Assignment, ...]:
-    holders = sorted(holders, key=lambda entry: parts_of(entry.holder))
-    allocated = {device for entry in holders if entry.source not in LAST_RESORT for device in entry.claims}
-    held = [
-        (device, entry)
-        for entry in holders
-        for device in entry.claims
-        if entry.source not in LAST_RESORT or device not in allocated
-    ]
+def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
+    merged = sorted(merged, key=lambda claims: parts_of(claims[0].holder))
+    allocated = {claim.device for claims in merged for claim in claims if claims[0].source not in LAST_RESORT}
+    held: dict[tuple[str, Workload], _Claims] = defaultdict(list)
+    for claims in merged:
+        for claim in claims:
+            if claims[0].source not in LAST_RESORT or claim.device not in allocated:
+                held[claim.device, claims[0].holder].append(claim)
     counts = Counter(device for device, _ in held)
-    combined = (_combine(entry.claims[device], entry.holder, counts[device] == 1) for device, entry in held)
+    combined = (_combine(claims, holder, counts[device] == 1) for (device, holder), claims in held.items())
     return tuple(sorted(combined, key=lambda assignment: assignment.device))
 
 
@@ -128,3 +124,55 @@ def _merge_vcuda(readings: Mapping[str, Allocation], complete: Complete) -> tupl
                 completed = VcudaRequest.for_holder(holder, request.cores, request.memory_blocks)
                 merged.setdefault(holder.key, completed)
     return sort_vcuda(merged.values())
+
+
+# Texts about unmapped assignments, for the exporter's log and `podgpu doctor`
+
+
+class Explanation(NamedTuple):
+    reason: str
+    advice: str
+    harmless: bool = False
+
+
+@cache
+def explanations() -> Mapping[tuple[str, str], Explanation]:
+    """Returns the explanations by source and reason. The source is empty if the explanation is for all sources."""
+    return {
+        (row["source"], row["reason"]): Explanation(row["says"], row["do"], bool(row["harmless"]))
+        for row in table_rows("unmapped.csv")
+    }
+
+
+def explain(unmapped: Unmapped) -> Explanation:
+    return (
+        explanations().get((unmapped.source, unmapped.reason))
+        or explanations().get(("", unmapped.reason))
+        or Explanation(f"it cannot be used ({unmapped.reason})", "check the exporter's log")
+    )
+
+
+def describe(unmapped: Unmapped) -> str:
+    """Describes the assignment on one line, such as `ns/pod/main holds nvidia.com/gpu GPU-…`."""
+    holder, device_id = unmapped.holder.text, unmapped.device_id
+    if unmapped.source == "hpc":
+        return one_line(f"{holder} is in the job file {device_id}" if holder else f"job file {device_id}")
+    if unmapped.reason == "bad_annotation":
+        return one_line(f"{holder} has the annotation {device_id}")
+    verb = "uses" if unmapped.source == "processes" else "holds"
+    resource = "" if unmapped.resource in (unmapped.source, "pid") else unmapped.resource
+    return one_line(" ".join(filter(None, (holder or "a process", verb, resource, device_id))))
+
+
+def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
+    """Returns UUIDs of GPUs that must exist: those offered by the kubelet and, if the driver misses GPUs on the bus,
+    those that are held. Otherwise a held id may belong to a GPU that was replaced."""
+    uuids = set(offered)
+    if some_lost:
+        ids = (
+            parse_device_id(entry.device_id)
+            for entry in unmapped
+            if entry.reason == "unknown_device" and entry.source == "kubelet"
+        )
+        uuids |= {device_id.gpu_uuid for device_id in ids if device_id is not None and device_id.gpu_uuid}
+    return uuids

@@ -1,9 +1,16 @@
-"""Reads all allocation sources, each in its own worker, and merges the results."""
+"""Reads all allocation sources, each in its own worker, and merges the results.
+
+Holders are kept while a source does not answer, or does not list all of them after a restart. A restarted kubelet lists
+no pods and reports no error, for a second or for as long as the API server is unavailable. A holder is therefore kept
+for `GRACE_SECONDS`, or for as long as its container exists on the node.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -11,29 +18,29 @@ from typing import TypeVar
 from msgspec import structs
 
 from podgpu.clock import Clock
+from podgpu.errors import SourceError
 from podgpu.holders import AllocationSource
-from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
+from podgpu.holders.device_ids import sort_allocation
 from podgpu.holders.identity import Identities
-from podgpu.holders.merge import merge
+from podgpu.holders.merge import Complete, merge
 from podgpu.holders.reservations import replace_reservations
-from podgpu.model import Allocation, Device, SourceStatus, Workload
+from podgpu.model import Allocation, Assignment, Device, SourceStatus, VcudaRequest, Workload, parts_of
 from podgpu.workers import ErrorCounts, Result, Workers
 
 _log = logging.getLogger("podgpu")
 W = TypeVar("W", bound=Workload)
+GRACE_SECONDS = 60.0
+"""How long a holder is kept after it was last listed, if it is unknown whether its container runs."""
 DEADLINE = 5.0  # seconds per reading; a slower source is not called again until it answers, and its late answer is used
 
 
 @dataclass(frozen=True)
 class HolderSources:
-    """Allocation sources in order of precedence, and functions that read identities and liveness of containers.
-
-    Liveness is read while a source does not answer or has just restarted.
-    """
+    """Allocation sources in order of precedence, and functions that read identities and running containers."""
 
     sources: Sequence[AllocationSource] = ()
     read_identities: Callable[[], Identities] = Identities
-    read_liveness: Callable[[], IsAlive] = lambda: unknown_liveness
+    read_containers: Callable[[], Collection[Workload] | None] = lambda: None  # of all processes; None if not visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,102 @@ class AllocationResult:
         """Replaces the UID of a static pod by that of the API server, if known."""
         uid = self.api_uids.get(workload.uid)
         return workload if uid is None else structs.replace(workload, uid=uid)
+
+
+@dataclass(slots=True)
+class CachedHolder:
+    listed_at: float
+    source_instance: int
+    identity: Workload  # the holder with its uid and container id, as known when it was last listed
+    assignments: list[Assignment] = field(default_factory=list)
+    vcuda: list[VcudaRequest] = field(default_factory=list)
+
+
+class AllocationCache:
+    """The last known holders of one source."""
+
+    def __init__(self) -> None:
+        self._answer: Allocation | None = None
+        self._answered_at = float("-inf")
+        self._holders: dict[Workload, CachedHolder] = {}
+        self.needs_liveness = False  # True if `resolve` needs `is_alive`
+
+    def update(self, answer: Allocation | None, now: float, complete: Complete) -> int:
+        """Records the source's answer, or None if it did not answer.
+
+        Removes holders that the same source instance listed earlier and no longer lists. If the source has just
+        restarted, returns the number of holders that it does not list any more.
+        """
+        if answer is None:
+            self.needs_liveness = bool(self._holders)
+            return 0
+        restarted = self._answer is not None and answer.source_instance != self._answer.source_instance
+        listed = _group_by_holder(answer, now, complete)
+        missing = self._find_missing(answer, listed)
+        newly_missing = sum(holder.listed_at == self._answered_at for holder in missing.values()) if restarted else 0
+        self._answer, self._answered_at = answer, now
+        self._holders = listed | missing
+        self.needs_liveness = bool(missing)
+        return newly_missing
+
+    def _find_missing(self, answer: Allocation, listed: Collection[Workload]) -> dict[Workload, CachedHolder]:
+        """Finds holders that only an earlier source instance listed, and whose devices have no new holder."""
+        earlier = {
+            workload: holder
+            for workload, holder in self._holders.items()
+            if holder.source_instance != answer.source_instance
+        }
+        counts = Counter(_resource_key(item) for holder in earlier.values() for item in holder.assignments)
+        reassigned = {key for item in answer.assignments if counts[key := _resource_key(item)] == 1}
+        return {
+            workload: holder
+            for workload, holder in earlier.items()
+            if workload not in listed and reassigned.isdisjoint(map(_resource_key, holder.assignments))
+        }
+
+    def resolve(self, now: float, is_alive: Callable[[Workload], bool | None]) -> Allocation | None:
+        """Returns the current allocation, or None if the source has not answered for too long."""
+        is_recent = now - self._answered_at <= GRACE_SECONDS
+        if not self.needs_liveness:
+            return self._answer if is_recent else None
+        self._holders = {
+            workload: holder for workload, holder in self._holders.items() if self._is_kept(holder, now, is_alive)
+        }
+        if self._answer is None or not (self._holders or is_recent):
+            return None
+        assignments = (item for holder in self._holders.values() for item in holder.assignments)
+        vcuda = tuple(item for holder in self._holders.values() for item in holder.vcuda)
+        answer = self._answer if is_recent else Allocation()
+        return replace(sort_allocation(assignments, answer.unmapped), vcuda=vcuda, offered=answer.offered)
+
+    def _is_kept(self, holder: CachedHolder, now: float, is_alive: Callable[[Workload], bool | None]) -> bool:
+        if holder.listed_at == now:
+            return True
+        alive = is_alive(holder.identity)
+        return now - holder.listed_at <= GRACE_SECONDS if alive is None else alive
+
+
+def _group_by_holder(answer: Allocation, now: float, complete: Complete) -> dict[Workload, CachedHolder]:
+    holders: dict[Workload, CachedHolder] = {}
+
+    def find(workload: Workload) -> CachedHolder:
+        if workload not in holders:
+            identity = workload
+            with suppress(SourceError):  # contradictory identities
+                identity = complete(workload)
+            holders[workload] = CachedHolder(now, answer.source_instance, identity)
+        return holders[workload]
+
+    for assignment in answer.assignments:
+        find(assignment.holder).assignments.append(assignment)
+    for request in answer.vcuda:
+        find(Workload(*parts_of(request))).vcuda.append(request)
+    return holders
+
+
+def _resource_key(assignment: Assignment) -> tuple[str, ...]:
+    """Returns device, replica and attributes. The attributes distinguish DRA claims on one device."""
+    return assignment.device, assignment.replica, *(text for pair in assignment.attributes for text in pair)
 
 
 class AllocationReader:
@@ -115,11 +218,11 @@ class AllocationReader:
                     " processes or logs exist",
                     *(name, missing, GRACE_SECONDS),
                 )
-        is_alive: IsAlive = unknown_liveness
+        containers: Collection[Workload] = ()
         if any(cache.needs_liveness for cache in self._caches.values()):
-            is_alive = (
-                self._workers.run({"liveness": self._holders.read_liveness}, DEADLINE)["liveness"].value or is_alive
-            )
+            running = self._workers.run({"containers": self._holders.read_containers}, DEADLINE)["containers"]
+            containers = running.value or ()
+        is_alive = partial(self._identities.is_alive, containers=containers)
         resolved = {name: self._caches[name].resolve(now, is_alive) for name in results}
         return {name: allocation for name, allocation in resolved.items() if allocation is not None}
 

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 from podgpu.errors import UsageError
 from podgpu.holders import AllocationSource
 from podgpu.holders.annotations import AnnotationsAllocation
-from podgpu.holders.checkpoint import NAME as CHECKPOINT_NAME
-from podgpu.holders.checkpoint import CheckpointAllocation
-from podgpu.holders.hpc import HpcAllocation
-from podgpu.holders.podlist import DEFAULT_PATHS, PodlistAllocation
-from podgpu.holders.processes import ProcessHolders
+from podgpu.holders.node_files import (
+    CHECKPOINT_NAME,
+    DEFAULT_PATHS,
+    CheckpointAllocation,
+    HpcAllocation,
+    PodlistAllocation,
+    ProcessHolders,
+)
 from podgpu.model import Device, ProcessUsage
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace
 
@@ -95,7 +98,7 @@ SOURCES: Mapping[str, SourceType] = {
         lambda settings: settings.api.is_available,
     ),
     "podlist": SourceType(
-        lambda argument, settings: PodlistAllocation(argument or None, _podlist_paths(settings)),
+        lambda argument, settings: PodlistAllocation([argument] if argument else _podlist_paths(settings)),
         lambda settings: any(map(os.path.exists, _podlist_paths(settings))),
         "[:PATH]",
     ),

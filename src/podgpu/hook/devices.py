@@ -16,7 +16,7 @@ from podgpu.errors import SourceError
 from podgpu.files import read_bounded
 from podgpu.holders.annotations import KOORDINATOR_DEVICES, read_grants
 from podgpu.holders.device_ids import parse_id_or_minor
-from podgpu.holders.podlist import PodlistEntry
+from podgpu.holders.node_files import PodlistEntry
 from podgpu.kube.objects import PodRecord
 
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
@@ -127,9 +127,9 @@ def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
 def find_assigned(sandbox: Sandbox, cards: Cards) -> tuple[str, ...]:
     """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation."""
     annotations = ((KOORDINATOR_DEVICES, sandbox.koordinator),)
-    grants = read_grants(PodRecord(sandbox.namespace, sandbox.name, sandbox.uid, annotations=annotations))
-    devices = (grant.device for grant in grants)
-    return _unique(cards.find_by_minor(device) if isinstance(device, int) else device for device in devices)
+    held = read_grants(PodRecord(sandbox.namespace, sandbox.name, sandbox.uid, annotations=annotations))
+    minors = ((entry.text, entry.device_id.minor if entry.device_id else None) for entry in held)
+    return _unique(text if minor is None else cards.find_by_minor(minor) for text, minor in minors)
 
 
 def _unique(ids: Iterable[str]) -> tuple[str, ...]:

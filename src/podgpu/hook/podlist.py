@@ -16,7 +16,7 @@ import msgspec
 
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
-from podgpu.holders.podlist import MAX_BYTES, PodlistEntry
+from podgpu.holders.node_files import MAX_BYTES, PodlistEntry
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, Sandbox, find_gpus
 from podgpu.workers import Workers

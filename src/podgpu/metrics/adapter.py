@@ -15,16 +15,19 @@ import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
 from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LABELS, families_in
-from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
-from podgpu.metrics.names import KEY_FIELDS, POWER, Meaning, gpu_figures, meaning, slot_figures
+from podgpu.metrics.fields import DEVICE_LEVELS, fields
+from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
-from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey
+from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
-GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu")  # the first label that is present identifies the GPU
+UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+MODEL_LABELS = ("modelName", "model_name")
+GPU_LABELS = (*UUID_LABELS, "gpu")  # the first label that is present identifies the GPU
 IDENTITY = {
-    **{"gpu": "index", "UUID": "uuid", "uuid": "uuid", "gpu_uuid": "uuid", "modelName": "model"},
-    **{"model_name": "model", "pci_bus_id": "pci_bus_id", "device": "device", "GPU_I_PROFILE": "profile"},
+    **{"gpu": "index", "pci_bus_id": "pci_bus_id", "device": "device", "GPU_I_PROFILE": "profile"},
+    **dict.fromkeys(UUID_LABELS, "uuid"),
+    **dict.fromkeys(MODEL_LABELS, "model"),
 }
 POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod label is present is used
     EXPORTED,  # renamed by Prometheus (honor_labels: false)
@@ -38,7 +41,6 @@ _MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
 _DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
 _DIVIDED_FIELDS = {POWER, fields()[156].name}  # podgpu divides power and energy among virtual GPUs
 _CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
-_XID_NAME = fields()[XID_FIELD].name
 
 LabelMap = Mapping[str, str]
 PodName = tuple[str, str]  # namespace, name
@@ -72,7 +74,7 @@ OWN_RULES = {
 @cache
 def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | Meaning]:
     """Returns the rules by metric name. `keep_fields` lists the DCGM fields to store; None means all."""
-    needed = {*KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
+    needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
     rules: dict[str, OwnRule | Meaning] = {**OWN_RULES}
     for declared in fields().values():
         if declared.level in DEVICE_LEVELS and declared.type != "text" and declared.id < 9000:
@@ -129,9 +131,10 @@ class _SlotBuilder:
         if not is_podgpu:
             present = _read_conditions(slot.resolve_values(False) for slot in (self, *self.instances.values()))
         index, device = self.identity.pop("index", ""), self.identity.pop("device", "")
+        maker = device.rstrip("0123456789")
         return {
-            "index": _parse_integer(index),
-            "maker": device.rstrip("0123456789") or "nvidia",
+            "index": _parse_integer(index or device.removeprefix(maker)),
+            "maker": maker or "nvidia",
             "mig_enabled": bool(self.instances),
             "hidden": bool(self.instances) and not (values or present or self.holders or self.usage),
             "conditions": [present[name] for name in sorted(present, key=order_of)],
@@ -156,7 +159,7 @@ class _SlotBuilder:
             "usage": self.usage or None,
             "holders": [holder for holder in holders if holder["source"] or not is_lost],
             "fields": stored if values else None,
-            "last_xid": int(values.get(_XID_NAME, 0)) or None,
+            "last_xid": int(values.get(XID_NAME, 0)) or None,
         }
 
 
@@ -284,13 +287,19 @@ def read_gpu_id(labels: LabelMap) -> str:
     return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
 
 
+def read_device_key(labels: LabelMap) -> str:
+    """Returns `Device.key` of the GPU or MIG instance, or an empty string if the series has no UUID."""
+    uuid = next((labels[name] for name in UUID_LABELS if labels.get(name)), "")
+    return uuid and device_key(uuid, _parse_integer(labels.get("GPU_I_ID", "")))
+
+
 def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Derives conditions from the fields of dcgm-exporter. Their start times are unknown."""
     present: dict[str, dict[str, Any]] = {}
     for name, value in (item for values in slots for item in values.items() if 0 < item[1] < _DCGM_BLANK):
         if name in _CONDITION_FIELDS:
             present.setdefault(_CONDITION_FIELDS[name], {"name": _CONDITION_FIELDS[name]})
-        elif name == _XID_NAME and xid_spec(int(value)).needs_action:
+        elif name == XID_NAME and xid_spec(int(value)).needs_action:
             present.setdefault(XID, {"name": XID, "detail": str(int(value))})
     return present
 

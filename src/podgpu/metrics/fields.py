@@ -284,12 +284,12 @@ _NEVER_NEGATIVE = frozenset(
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
-def value_of(field: Field, raw: Any) -> Value:
-    """Converts NVML's value. Raises Blank."""
+def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
+    """Converts and checks a value of NVML. A value of DCGM is already converted, and only checked. Raises Blank."""
     if field.type != "text" and isinstance(raw, bytes) and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
     try:
-        converted = CONVERSIONS[field.convert](raw)
+        converted = CONVERSIONS["" if is_converted else field.convert](raw)
     except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
     if field.type == "text":

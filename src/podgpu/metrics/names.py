@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Literal, NamedTuple
 
-from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.metrics.fields import XID_FIELD, Field, field_named, fields
 from podgpu.model import MIB
 
 NameSet = Literal["4.8", "4.9", "both"]
@@ -132,6 +132,7 @@ def names_of(field_id: int) -> tuple[str, ...]:
 UTIL, ENGINE, POWER, TEMPERATURE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = KEY_FIELDS = tuple(
     fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
 )
+XID_NAME = fields()[XID_FIELD].name
 _MAX_RATIO = 1.01  # a counter that is read slightly late results in slightly more than 1
 
 

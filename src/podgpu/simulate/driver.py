@@ -107,11 +107,11 @@ class SimulatedNvml:
 
     def place(self, load: SimulatedLoad) -> None:
         with self.lock:
-            self._advance(self.gpus[load.gpu]).place(load)
+            self.advance(self.gpus[load.gpu]).place(load)
 
     def remove(self, pid: int) -> None:
         with self.lock:
-            if not sum(self._advance(gpu).evict(pid) for gpu in self.gpus):
+            if not sum(self.advance(gpu).evict(pid) for gpu in self.gpus):
                 raise ValueError(f"no simulated process {pid}")
 
     # Faults
@@ -128,7 +128,7 @@ class SimulatedNvml:
         gpu = self.gpus[number]
         with self.lock:
             self.recover(number)
-            self._advance(gpu).reset()
+            self.advance(gpu).reset()
             self._targets = {address: target for address, target in self._targets.items() if target[0] is not gpu}
 
     def raise_xid(self, number: int, xid: int, gi_id: int | None = None) -> None:
@@ -174,7 +174,7 @@ class SimulatedNvml:
                 raise_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
             gpu, instance = self._find(self._targets, arguments[0])
             _check_present(gpu)
-            return self._call_device(name, self._advance(gpu), instance, *arguments[1:])
+            return self._call_device(name, self.advance(gpu), instance, *arguments[1:])
 
     def _call_device(self, name: str, gpu: SimulatedGpu, instance: SimulatedInstance | None, *arguments: Any) -> Any:
         if "RunningProcesses" in name:
@@ -238,7 +238,8 @@ class SimulatedNvml:
 
     # Devices
 
-    def _advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
+    def advance(self, gpu: SimulatedGpu) -> SimulatedGpu:
+        """Computes the state of the GPU up to now. The caller holds the lock."""
         gpu.advance(self._clock())
         return gpu
 

@@ -196,6 +196,11 @@ class DcgmConnection:
         """Major version of the library."""
         return self.library_version[0] if self.library_version else _MAJORS[-1]
 
+    @property
+    def version(self) -> Version:
+        """The older version of library and engine. Empty if one of them is unknown."""
+        return min(self.library_version, self.engine_version)
+
     def open(self) -> None:
         """Connects, or starts the engine. Raises SourceError."""
         self._lock.open(self._connect)

@@ -32,48 +32,30 @@ SWITCH_LINK = "SWITCH_LINK"
 
 
 @dataclass(frozen=True, slots=True)
-class OtherEntity:
-    """A link, switch, CPU or core."""
-
+class DcgmEntity:
     kind: str
     """A value of `Field.level`, or SWITCH_LINK, because links of a switch have other fields than links of a GPU."""
     entity: Entity
-    labels: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuEntities:
-    """One physical GPU with its instances and links."""
-
-    id: int
-    device: Device
-    instances: Mapping[Entity, Device] = field(default_factory=dict)
-    compute_instances: Mapping[Entity, Device] = field(default_factory=dict)
-    """Compute instance -> device of its GPU instance."""
-    links: tuple[OtherEntity, ...] = ()
-    """NVLinks that are up."""
-
-    @property
-    def entity(self) -> Entity:
-        return Entity(EntityGroup.GPU, self.id)
-
-    @property
-    def devices(self) -> dict[Entity, Device]:
-        return {self.entity: self.device, **self.instances}
+    device: Device | None = None
+    """The GPU or the GPU instance. For a compute instance its GPU instance, for a link its GPU."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels of a link, switch, CPU or core."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    gpus: Mapping[str, GpuEntities] = field(default_factory=dict)
-    """UUID -> GPU."""
+    entities: tuple[DcgmEntity, ...] = ()
+    """Each GPU is followed by its instances and its links that are up."""
     unreachable: Mapping[int, str] = field(default_factory=dict)
-    others: tuple[OtherEntity, ...] = ()
 
     @property
-    def xid_entities(self) -> dict[Entity, str]:
-        """Entity -> device key. DCGM reports an XID for the GPU, the GPU instance or the compute instance."""
-        gpus = self.gpus.values()
-        return {e: d.key for gpu in gpus for e, d in (*gpu.devices.items(), *gpu.compute_instances.items())}
+    def gpus(self) -> list[DcgmEntity]:
+        return [e for e in self.entities if e.kind == "GPU"]
+
+    @property
+    def others(self) -> list[DcgmEntity]:
+        """Switches, links of switches, CPUs and cores."""
+        return [e for e in self.entities if e.device is None]
 
 
 class _Mig(NamedTuple):
@@ -115,9 +97,9 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
     `switches` and `cpus`: selections of the options `-s` and `-p`.
     """
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
-    minors = read_live(connection, ids, fields()[_MINOR]) if ids else {}
+    minors = read_live(connection, ids, fields()[_MINOR])
     gpu_links, switch_links = _read_links(connection)
-    gpus: dict[str, GpuEntities] = {}
+    entities: list[DcgmEntity] = []
     unreachable: dict[int, str] = {}
     for entity, state in zip(ids, outline.states.values(), strict=True):
         try:
@@ -128,11 +110,17 @@ def read_layout(connection: DcgmConnection, outline: Outline, switches: Selectio
             unreachable[entity.id] = str(e)
             continue
         minor = minors.get(entity)
-        device = replace(device, minor=minor if isinstance(minor, int) else None)
-        links = tuple(_make_link(device, entity.id, link) for link in gpu_links.get(entity.id, ()))
-        gpus[device.uuid] = _read_instances(connection, GpuEntities(entity.id, device, links=links), outline.migs)
-    others = (*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus))
-    return NodeLayout(gpus, unreachable, others)
+        migs = [m for m in outline.migs if m.parent == entity]
+        device = replace(
+            device,
+            minor=minor if isinstance(minor, int) else None,
+            mig_enabled=device.mig_enabled or bool(migs),
+        )
+        entities.append(DcgmEntity("GPU", entity, device))
+        entities += _read_instances(connection, device, migs, outline.migs)
+        entities += [_make_gpu_link(device, entity.id, link) for link in gpu_links.get(entity.id, ())]
+    entities += [*_read_switches(connection, switches, switch_links), *_read_cpus(connection, cpus)]
+    return NodeLayout(tuple(entities), unreachable)
 
 
 def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
@@ -153,31 +141,40 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
     return device
 
 
-def _read_instances(connection: DcgmConnection, gpu: GpuEntities, migs: Sequence[_Mig]) -> GpuEntities:
-    own = [m for m in migs if m.entity.group == EntityGroup.GPU_I and m.parent == gpu.entity]
-    if not own:
-        return gpu
-    parents = {m.entity for m in own}
-    compute = [m for m in migs if m.entity.group == EntityGroup.GPU_CI and m.parent in parents]
-    device = replace(gpu.device, mig_enabled=True)
-    profiles = read_live(connection, [m.entity for m in own], fields()[_NAME])
-    uuids = read_live(connection, [m.entity for m in compute], fields()[_UUID]) if compute else {}
-    mig_uuids: dict[Entity, tuple[str, ...]] = {}
-    for c in compute:
-        uuid = str(uuids.get(c.entity, ""))
-        if uuid.startswith("MIG-"):  # older engines return the UUID of the GPU instead
-            mig_uuids[c.parent] = (*mig_uuids.get(c.parent, ()), uuid)
-    instances = {
-        m.entity: replace(
-            device,
-            gi_id=m.instance_id,
-            profile=str(profiles.get(m.entity, "")),
-            mig_uuids=mig_uuids.get(m.entity, ()),
+def _read_instances(
+    connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
+) -> Iterator[DcgmEntity]:
+    """Yields the GPU instances, each with its compute instances."""
+    profiles = read_live(connection, [m.entity for m in instances], fields()[_NAME])
+    for instance in sorted(instances, key=lambda m: m.instance_id):
+        compute = [m.entity for m in migs if m.parent == instance.entity]
+        uuids = read_live(connection, compute, fields()[_UUID]).values()
+        device = replace(
+            gpu,
+            gi_id=instance.instance_id,
+            profile=str(profiles.get(instance.entity, "")),
+            # Older engines return the UUID of the GPU instead.
+            mig_uuids=tuple(str(uuid) for uuid in uuids if str(uuid).startswith("MIG-")),
         )
-        for m in sorted(own, key=lambda m: m.instance_id)
-    }
-    compute_instances = {c.entity: instances[c.parent] for c in compute}
-    return replace(gpu, device=device, instances=instances, compute_instances=compute_instances)
+        yield DcgmEntity("GPU_I", instance.entity, device)
+        yield from (DcgmEntity("GPU_CI", entity, device) for entity in compute)
+
+
+def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
+    """Numbers the links from 1 like dcgm-exporter, but counts links that are down, so that numbers do not change."""
+    labels = (
+        ("nvlink", str(link + 1)),
+        ("gpu", gpu.number),
+        ("gpu_uuid", gpu.uuid),
+        ("pci_bus_id", gpu.pci_bus_id),
+        ("device", gpu.name),
+        ("model_name", gpu.model),
+    )
+    return DcgmEntity("LINK", _link(EntityGroup.GPU, gpu_id, link), gpu, labels)
+
+
+def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
+    return Entity(EntityGroup.LINK, s.make_link_id(owner, owner_id, link))
 
 
 def _read_optional(connection: DcgmConnection, function: str, *arguments: object) -> bool:
@@ -190,23 +187,6 @@ def _read_optional(connection: DcgmConnection, function: str, *arguments: object
         _log.debug("%s", e)
         return False
     return True
-
-
-def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
-    return Entity(EntityGroup.LINK, s.make_link_id(owner, owner_id, link))
-
-
-def _make_link(gpu: Device, gpu_id: int, link: int) -> OtherEntity:
-    """Numbers the links from 1 like dcgm-exporter, but counts links that are down, so that numbers do not change."""
-    labels = (
-        ("nvlink", str(link + 1)),
-        ("gpu", str(gpu.index)),
-        ("gpu_uuid", gpu.uuid),
-        ("pci_bus_id", gpu.pci_bus_id),
-        ("device", gpu.name),
-        ("model_name", gpu.model),
-    )
-    return OtherEntity("LINK", _link(EntityGroup.GPU, gpu_id, link), labels)
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
@@ -223,28 +203,30 @@ def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[
 
 def _read_switches(
     connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
-) -> Iterator[OtherEntity]:
+) -> Iterator[DcgmEntity]:
     ids, count = (c_uint32 * _MAX_SWITCHES)(), c_int(_MAX_SWITCHES)
     if not _read_optional(connection, "dcgmGetEntityGroupEntities", EntityGroup.SWITCH, ids, byref(count), 0):
         return
     for switch in ids[: count.value]:
         name = ("nvswitch", f"nvswitch{switch}")
         if selection.shows_gpu(switch):
-            yield OtherEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), (name,))
+            yield DcgmEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), labels=(name,))
         for link in links.get(switch, ()):
             if selection.shows_instance(link):
-                yield OtherEntity(SWITCH_LINK, _link(EntityGroup.SWITCH, switch, link), (("nvlink", str(link)), name))
+                entity = _link(EntityGroup.SWITCH, switch, link)
+                yield DcgmEntity(SWITCH_LINK, entity, labels=(("nvlink", str(link)), name))
 
 
-def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[OtherEntity]:
+def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[DcgmEntity]:
     hierarchy = s.make_struct(s.CpuHierarchy)
     if not _read_optional(connection, "dcgmGetCpuHierarchy", byref(hierarchy)):
         return
     for cpu in hierarchy.cpus[: hierarchy.numCpus]:
         name = ("cpu", str(cpu.cpuId))
         if selection.shows_gpu(cpu.cpuId):
-            yield OtherEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), (name,))
+            yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=(name,))
         cores = (64 * n + bit for n, word in enumerate(cpu.cores.bitmask) for bit in range(64) if word >> bit & 1)
         for core in cores:
             if selection.shows_instance(core):
-                yield OtherEntity("CPU_CORE", Entity(EntityGroup.CPU_CORE, core), (("cpucore", str(core)), name))
+                entity = Entity(EntityGroup.CPU_CORE, core)
+                yield DcgmEntity("CPU_CORE", entity, labels=(("cpucore", str(core)), name))

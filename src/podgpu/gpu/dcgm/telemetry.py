@@ -9,35 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
-from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
-from podgpu.gpu.dcgm.entities import (
-    SWITCH_LINK,
-    GpuEntities,
-    NodeLayout,
-    OtherEntity,
-    Outline,
-    read_layout,
-    read_outline,
-)
+from podgpu.gpu.dcgm.entities import SWITCH_LINK, DcgmEntity, NodeLayout, Outline, read_layout, read_outline
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.gpu.dcgm.values import (
-    Entity,
-    FieldSubstitution,
-    LatestValues,
-    ValueReader,
-    Watch,
-    substitute_fields,
-)
-from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
+from podgpu.gpu.dcgm.values import Entity, LatestValues, Timestamps, Watch
+from podgpu.gpu.source import CompanionDriver, ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Detail, Device, OtherReading, Reading
@@ -46,11 +30,10 @@ _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
 """Interval of reading the whole layout, for changes that the outline does not contain, such as a link that came up."""
 _CLOSE_WAIT = 2.0
-_STALE_INTERVALS = 3
 _EXPORTER_FIELDS = 9000
 """Fields with this id or a larger one are defined by dcgm-exporter, not by DCGM."""
-_XID_WATCHES = "XID", "XID of MIG"
-"""Names of the watches for XIDs. There are two, because an engine may reject one of them."""
+_XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
+"""Entities for which DCGM reports XIDs. Each kind has its own watch, because an engine may reject some of them."""
 
 HEALTH_FIELD, P2P_FIELD = 9003, 9004
 _PASS = 0
@@ -65,7 +48,7 @@ _P2P_STATES = (
 _OVERLAP_US = 60_000_000
 """Each reading overlaps the previous one by this much, because samples may arrive out of order."""
 
-Details = Mapping[int, tuple[Detail, ...]]
+Details = Mapping[int, Sequence[Detail]]
 """GPU id -> details."""
 
 
@@ -108,12 +91,14 @@ class DcgmTelemetry:
         self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
         self._lanes: tuple[Lane, ...] = ()
+        self._xid_lane = Lane((fields()[XID_FIELD],), self._settings.interval)
         self._watch_lock = threading.Lock()
-        self._watches: dict[Hashable, Watch] = {}
+        self._watches: dict[tuple[str, Lane], Watch] = {}
+        """By kind of entity and lane."""
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
-        self._values = ValueReader(self._connection, clock)
+        self._timestamps = Timestamps(clock)
         self._xids = XidReader()
-        self._health: dict[int, tuple[Detail, ...]] = {}
+        self._health: dict[int, list[Detail]] = {}
         """GPU id -> state of its health watches and NVLink peers."""
         self._health_errors: dict[int, SourceError] = {}
         """Field id -> error of the last reading."""
@@ -148,8 +133,8 @@ class DcgmTelemetry:
             self._read_health()
         self._companion.update()
         layout = self._layout
-        gpus = tuple(self._companion.complete(gpu.device) for gpu in layout.gpus.values())
-        return Inventory(gpus, dict(layout.unreachable))
+        gpus = (gpu.device for gpu in layout.gpus if gpu.device is not None)
+        return Inventory(tuple(map(self._companion.complete, gpus)), dict(layout.unreachable))
 
     def _follow_layout(self) -> None:
         outline, now = read_outline(self._connection), self._clock()
@@ -173,9 +158,9 @@ class DcgmTelemetry:
                 return
             layout, lanes = self._watched
             self._read_xids(layout)
-            ids = [gpu.id for gpu in layout.gpus.values()]
-            health: dict[int, tuple[Detail, ...]] = {}
-            self._health, self._health_errors = {}, {}
+            ids = [gpu.entity.id for gpu in layout.gpus]
+            health: dict[int, list[Detail]] = {gpu: [] for gpu in ids}
+            errors: dict[int, SourceError] = {}
             for field_id in {HEALTH_FIELD, P2P_FIELD} & _field_ids(lanes):
                 try:
                     if field_id == HEALTH_FIELD:
@@ -185,28 +170,47 @@ class DcgmTelemetry:
                 except DriverGone:
                     raise
                 except SourceError as e:
-                    self._health_errors[field_id] = e
+                    errors[field_id] = e
                 else:
-                    health |= {gpu: (*health.get(gpu, ()), *more) for gpu, more in details.items()}
-            self._health = health
+                    for gpu in ids:
+                        health[gpu] += details.get(gpu, ())
+            self._health, self._health_errors = health, errors
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
-            entities = self._layout.gpus.get(gpu.uuid)
-            if entities is None:
+            own = [
+                e
+                for e in self._layout.entities
+                if e.device is not None and e.device.uuid == gpu.uuid and e.kind != "GPU_CI"
+            ]
+            if not own:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
-            lane = self._find_lane(fields)
-            self._update_watches()
-            return self._read_gpu(entities, lane)
+            latest = self._read_latest(own, fields)
+        devices = {e.entity: self._companion.complete(e.device) for e in own if e.device and e.kind != "LINK"}
+        readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
+        readings[0] = replace(readings[0], details=tuple(self._health.get(own[0].entity.id, ())))
+        links = [e for e in own if e.kind == "LINK"]
+        failed = self._health_errors
+        unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
+        unsupported |= {(gpu.uuid, i) for i, e in failed.items() if isinstance(e, Unsupported)}
+        errors = [e.reason for e in failed.values() if not isinstance(e, Unsupported)]
+        xid_watch = self._watches.get(("GPU", self._xid_lane))
+        return GpuAnswer(
+            tuple(readings),
+            unsupported=tuple(sorted(unsupported)),
+            dropped=tuple(latest.dropped),
+            errors=_deduplicate([*latest.errors, *errors]),
+            others=tuple(_make_readings(links, latest)),
+            reports_errors=xid_watch is not None and not xid_watch.rejected,
+            links_up=len(links) or None,
+        )
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
             others = self._layout.others
             if not any(_select_fields(fields, other.kind) for other in others):
                 return GpuAnswer(())
-            lane = self._find_lane(fields)
-            self._update_watches()
-            latest = self._read_latest({other.entity: other.kind for other in others}, lane)
+            latest = self._read_latest(others, fields)
         return GpuAnswer(
             (),
             dropped=tuple(latest.dropped),
@@ -214,44 +218,15 @@ class DcgmTelemetry:
             others=tuple(_make_readings(others, latest)),
         )
 
-    def _read_gpu(self, gpu: GpuEntities, lane: Lane) -> GpuAnswer:
-        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I")
-        kinds |= {link.entity: link.kind for link in gpu.links}
-        latest = self._read_latest(kinds, lane)
-        if gpu.entity in latest.lost:
-            raise latest.lost[gpu.entity]
-        devices = {entity: self._companion.complete(device) for entity, device in gpu.devices.items()}
-        readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
-        readings[0] = replace(readings[0], details=self._health.get(gpu.id, ()))
-        failed = self._health_errors
-        unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
-        unsupported |= {(gpu.device.key, i) for i, e in failed.items() if isinstance(e, Unsupported)}
-        errors = [e.reason for e in failed.values() if not isinstance(e, Unsupported)]
-        return GpuAnswer(
-            tuple(readings),
-            unsupported=tuple(sorted(unsupported)),
-            dropped=tuple(latest.dropped),
-            errors=_deduplicate([*latest.errors, *errors]),
-            others=tuple(_make_readings(gpu.links, latest)),
-            reports_errors=not self._find_rejected(_XID_WATCHES[0]),
-            links_up=len(gpu.links) or None,
-        )
-
-    def _read_latest(self, kinds: Mapping[Entity, str], lane: Lane) -> LatestValues:
-        latest = LatestValues({entity: {} for entity in kinds})
-        substitution = self._substitute(lane)
-        for kind in dict.fromkeys(kinds.values()):
-            entities = [e for e, k in kinds.items() if k == kind]
-            rejected = self._find_rejected((kind, id(lane)))
-            latest.unsupported += [(entity, i) for entity in entities for i in rejected]
-            watched = [f for f in _select_fields(substitution.fields, kind) if f.id not in rejected]
-            if watched:
-                self._values.read(entities, watched, _STALE_INTERVALS * lane.interval, latest)
-        substitution.apply(latest)
+    def _read_latest(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> LatestValues:
+        lane = self._find_lane(fields)
+        self._update_watches()
+        latest = LatestValues({e.entity: {} for e in entities})
+        for kind, some in _group_by_kind(entities).items():
+            watch = self._watches.get((kind, lane))
+            if watch is not None:
+                watch.read(some, latest)
         return latest
-
-    def _substitute(self, lane: Lane) -> FieldSubstitution:
-        return substitute_fields(min(self.versions), lane.fields)
 
     def _update_watches(self) -> None:
         with self._watch_lock:
@@ -287,42 +262,26 @@ class DcgmTelemetry:
         for reason, ids in sorted(reasons.items()):
             _log.warning("DCGM does not watch these fields (%s): %s", reason, few_of(sorted(ids)))
 
-    def _find_rejected(self, name: Hashable) -> Mapping[int, str]:
-        watch = self._watches.get(name)
-        return {} if watch is None else watch.rejected
-
-    def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[Hashable, Watch]:
-        gpus = layout.gpus.values()
-        entities: dict[str, list[Entity]] = {
-            "GPU": [gpu.entity for gpu in gpus],
-            "GPU_I": [e for gpu in gpus for e in gpu.instances],
-            "LINK": [link.entity for gpu in gpus for link in gpu.links],
-        }
-        for other in layout.others:
-            entities.setdefault(other.kind, []).append(other.entity)
-        watches: dict[Hashable, Watch] = {}
-
-        def add(name: Hashable, some: Sequence[Entity], read: Sequence[Field], interval: float) -> None:
-            if some and read:
-                watches[name] = Watch(self._connection, some, read, interval)
-
-        for lane in lanes:
-            read = self._substitute(lane).fields
-            for kind, some in entities.items():
-                add((kind, id(lane)), some, _select_fields(read, kind), lane.interval)
-        migs = [e for e in layout.xid_entities if e.group != EntityGroup.GPU]
-        for name, some in zip(_XID_WATCHES, (entities["GPU"], migs), strict=True):
-            add(name, some, (fields()[XID_FIELD],), self._settings.interval)
+    def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[tuple[str, Lane], Watch]:
+        watches: dict[tuple[str, Lane], Watch] = {}
+        for kind, entities in _group_by_kind(layout.entities).items():
+            wanted = {lane: _select_fields(lane.fields, kind) for lane in lanes}
+            if kind in _XID_KINDS:
+                wanted[self._xid_lane] = self._xid_lane.fields
+            for lane, some in wanted.items():
+                if some:
+                    watches[kind, lane] = Watch(self._connection, entities, some, lane.interval, self._timestamps)
         return watches
 
     def _read_xids(self, layout: NodeLayout) -> None:
-        watches = [self._watches[name] for name in _XID_WATCHES if name in self._watches]
+        watches = [watch for (_, lane), watch in self._watches.items() if lane is self._xid_lane]
         pairs = [(group, fields) for watch in watches for group in watch.groups for fields in watch.field_groups]
-        self._xids.read(self._connection, pairs, layout.xid_entities)
+        keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
+        self._xids.read(self._connection, pairs, keys)
 
     def _find_gpu_groups(self, lanes: Sequence[Lane]) -> list[int]:
         """Returns groups that contain all GPUs. Every lane with GPU fields has them, so the first such lane is used."""
-        watches = (self._watches.get(("GPU", id(lane))) for lane in lanes)
+        watches = (self._watches.get(("GPU", lane)) for lane in lanes)
         return next((watch.groups for watch in watches if watch is not None), [])
 
     def error_events(self) -> Sequence[ErrorEvent]:
@@ -336,7 +295,6 @@ class DcgmTelemetry:
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
-        """Closes the connection. `_values` is kept, so that stale values are still stale after a reconnect."""
         if not self._connection.close(wait, self._stop_watches):
             return False
         with self._watch_lock:
@@ -345,11 +303,18 @@ class DcgmTelemetry:
         return True
 
 
-def _make_readings(others: Iterable[OtherEntity], latest: LatestValues) -> Iterator[OtherReading]:
+def _make_readings(others: Iterable[DcgmEntity], latest: LatestValues) -> Iterator[OtherReading]:
     for other in others:
         if latest.values[other.entity]:
             kind = "LINK" if other.kind == SWITCH_LINK else other.kind
             yield OtherReading(kind, other.labels, latest.values[other.entity])
+
+
+def _group_by_kind(entities: Iterable[DcgmEntity]) -> dict[str, list[Entity]]:
+    groups: dict[str, list[Entity]] = {}
+    for entity in entities:
+        groups.setdefault(entity.kind, []).append(entity.entity)
+    return groups
 
 
 def _field_ids(lanes: Sequence[Lane]) -> set[int]:
@@ -363,6 +328,8 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
         return tuple(f for f in read if f.level in DEVICE_LEVELS)
     if kind == "GPU_I":
         return tuple(f for f in read if f.per_instance)
+    if kind == "GPU_CI":
+        return ()
     if kind in ("LINK", SWITCH_LINK):
         return tuple(f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK))
     return tuple(f for f in read if f.level == kind)

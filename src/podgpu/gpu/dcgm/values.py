@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import byref, c_uint16
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
@@ -24,6 +23,7 @@ _MAX_VALUES = 1024
 """Maximum number of values per call, because a value needs 4 KiB of memory."""
 _NOT_YET_READ = {"no_data", "not_watched"}
 _KEEP_SECONDS = 600.0  # how long the engine keeps a sample: dcgm-exporter's default
+_STALE_INTERVALS = 3
 _PROFILING = range(1000, 1100)
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
@@ -45,7 +45,29 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-# Watches
+@dataclass(slots=True)
+class LatestValues:
+    values: dict[Entity, dict[int, Value]]
+    unsupported: list[tuple[Entity, int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Timestamps:
+    """Remembers when the timestamp of each value changed. They are kept when the connection is opened again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
+
+    def is_fresh(self, entity: Entity, raw: Any, max_age: float) -> bool:
+        """Returns False if the timestamp has not changed for `max_age` seconds."""
+        now, key = self._clock(), (entity, raw.fieldId)
+        seen = self._seen.get(key)
+        if seen is None or seen[0] != raw.ts:
+            self._seen[key] = raw.ts, now
+            return True
+        return now - seen[1] < max_age
 
 
 class Watch:
@@ -58,16 +80,18 @@ class Watch:
         self,
         connection: DcgmConnection,
         entities: Sequence[Entity],
-        fields: Sequence[Field],
+        wanted: Sequence[Field],
         interval: float,
+        timestamps: Timestamps,
     ) -> None:
         self._connection = connection
         self._entities = entities
-        # Profiling fields are separate, because the profiling module may reject all of them.
-        plain = [f.id for f in fields if f.id not in _PROFILING]
-        profiling = [f.id for f in fields if f.id in _PROFILING]
-        self._fields = [*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)]
-        self._options = round(interval * 1_000_000), _KEEP_SECONDS, 0
+        self._interval = interval
+        self._timestamps = timestamps
+        self._wanted: dict[int, list[Field]] = {}
+        """Id of the field that is read -> wanted fields."""
+        for want in wanted:
+            self._wanted.setdefault(_read_as(want, connection.version).id, []).append(want)
         self.groups: list[int] = []
         """Groups of entities."""
         self.field_groups: list[int] = []
@@ -77,7 +101,10 @@ class Watch:
     def start(self) -> None:
         """Raises SourceError. Fields that the engine rejects are only added to `rejected`."""
         self.groups = [self._create_group(entities) for entities in _chunks(self._entities, s.MAX_ENTITIES)]
-        for ids in self._fields:
+        # Profiling fields are separate, because the profiling module may reject all of them.
+        plain = [i for i in self._wanted if i not in _PROFILING]
+        profiling = [i for i in self._wanted if i in _PROFILING]
+        for ids in (*_chunks(plain, s.MAX_FIELDS), *_chunks(profiling, s.MAX_FIELDS)):
             self._watch_fields(ids)
 
     def stop(self) -> None:
@@ -87,6 +114,40 @@ class Watch:
             with suppress(SourceError):
                 self._connection.call("dcgmGroupDestroy", group)
         self.groups, self.field_groups = [], []
+
+    def read(self, entities: Sequence[Entity], latest: LatestValues) -> None:
+        """Reads the values of some entities from the engine's cache.
+
+        Raises DeviceLost for a lost GPU, SourceError if the call itself fails.
+        """
+        rejected = [want.id for field_id in self.rejected for want in self._wanted[field_id]]
+        latest.unsupported += [(entity, field_id) for entity in entities for field_id in rejected]
+        watched = [field_id for field_id in self._wanted if field_id not in self.rejected]
+        for raw in _read_raw(self._connection, entities, watched):
+            entity = Entity(raw.entityGroupId, raw.entityId)
+            if entity in latest.values:
+                for want in self._wanted.get(raw.fieldId, ()):
+                    self._accept(latest, entity, want, raw)
+
+    def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any) -> None:
+        try:
+            value = decode(fields()[raw.fieldId], raw)
+        except Blank:
+            latest.dropped.append(wanted.id)
+        except Unsupported:
+            latest.unsupported.append((entity, wanted.id))
+        except SourceError as e:
+            if isinstance(e, DeviceLost) and entity.group == s.EntityGroup.GPU:
+                raise
+            latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
+        else:
+            # The timestamp of a constant never changes.
+            if not wanted.once and not self._timestamps.is_fresh(entity, raw, _STALE_INTERVALS * self._interval):
+                latest.errors.append("stale_data")
+            elif raw.fieldId == wanted.id or isinstance(value, str):
+                latest.values[entity][wanted.id] = value
+            else:
+                latest.values[entity][wanted.id] = converted(wanted, value, wanted.factor)
 
     def _create_group(self, entities: Sequence[Entity]) -> int:
         group = s.Handle()
@@ -102,12 +163,12 @@ class Watch:
 
     def _watch_fields(self, ids: Sequence[int]) -> None:
         """Watches these fields. If the engine rejects the group because of one field, finds that field by bisection."""
-        field_group = s.Handle()
+        field_group, period = s.Handle(), round(self._interval * 1_000_000)
         try:
             numbers = (c_uint16 * len(ids))(*ids)
             self._connection.call("dcgmFieldGroupCreate", len(ids), numbers, _make_name(), byref(field_group))
             for group in self.groups:
-                self._connection.call("dcgmWatchFields", group, field_group, *self._options)
+                self._connection.call("dcgmWatchFields", group, field_group, period, _KEEP_SECONDS, 0)
             self.field_groups.append(field_group.value)
         except (DriverGone, DeviceLost):
             raise
@@ -134,59 +195,14 @@ def _make_name() -> bytes:
     return f"podgpu-{uuid.uuid4().hex[:16]}".encode()
 
 
-# Values
+def _read_as(wanted: Field, version: Version) -> Field:
+    """Returns the field to read: the older one in another unit if this version of DCGM does not have the wanted field.
 
-
-@dataclass(slots=True)
-class LatestValues:
-    values: dict[Entity, dict[int, Value]] = field(default_factory=dict)
-    unsupported: list[tuple[Entity, int]] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    lost: dict[Entity, DeviceLost] = field(default_factory=dict)
-
-
-class ValueReader:
-    """Reads values from the engine's cache. A value is stale if its timestamp has not changed for `max_age` seconds."""
-
-    def __init__(self, connection: DcgmConnection, clock: Callable[[], float]) -> None:
-        self._connection = connection
-        self._clock = clock
-        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
-
-    def read(self, entities: Sequence[Entity], fields: Sequence[Field], max_age: float, latest: LatestValues) -> None:
-        """Adds the values to `latest`. Raises SourceError if the call itself fails."""
-        wanted = {f.id: f for f in fields}
-        for raw in _read_raw(self._connection, entities, list(wanted)):
-            entity = Entity(raw.entityGroupId, raw.entityId)
-            if entity in latest.values and raw.fieldId in wanted:
-                self._accept(latest, entity, wanted[raw.fieldId], raw, max_age)
-
-    def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any, max_age: float) -> None:
-        try:
-            value = decode(wanted, raw)
-        except Blank:
-            latest.dropped.append(wanted.id)
-        except Unsupported:
-            latest.unsupported.append((entity, wanted.id))
-        except DeviceLost as e:
-            latest.lost[entity] = e
-        except SourceError as e:
-            latest.errors += [e.reason] if e.reason not in _NOT_YET_READ else []
-        else:
-            # The timestamp of a constant never changes.
-            if wanted.once or self._is_fresh(entity, wanted.id, raw.ts, max_age):
-                latest.values[entity][wanted.id] = value
-            else:
-                latest.errors.append("stale_data")
-
-    def _is_fresh(self, entity: Entity, field_id: int, timestamp: int, max_age: float) -> bool:
-        now = self._clock()
-        seen = self._seen.get((entity, field_id))
-        if seen is None or seen[0] != timestamp:
-            self._seen[entity, field_id] = timestamp, now
-            return True
-        return now - seen[1] < max_age
+    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. Fields that the version has are not
+    replaced, because the older counterpart may be less exact.
+    """
+    first_version = (4, 7) if wanted.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
+    return wanted if wanted.legacy is None or version >= first_version else fields()[wanted.legacy]
 
 
 def read_live(connection: DcgmConnection, entities: Sequence[Entity], wanted: Field) -> dict[Entity, Value]:
@@ -235,48 +251,4 @@ def decode(wanted: Field, raw: Any) -> Value:
         raise Blank(repr(value))
     if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:
         return within_unit(wanted, value)  # a large counter, which `value_of` would treat as blank
-    return value_of(_without_conversion(wanted), value)
-
-
-@lru_cache(maxsize=2048)
-def _without_conversion(wanted: Field) -> Field:
-    """Returns the field without its conversion, which is only needed for NVML. DCGM's values are already converted."""
-    return replace(wanted, convert="")
-
-
-# Fields of newer versions
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSubstitution:
-    """Fields to read, and how to compute the wanted fields from them."""
-
-    fields: tuple[Field, ...]
-    substitutes: tuple[tuple[Field, int, float], ...]
-    """(wanted field, id of the field that is read instead, factor)"""
-
-    def apply(self, latest: LatestValues) -> None:
-        for wanted, field_id, factor in self.substitutes:
-            for values in latest.values.values():
-                value = values.get(field_id)
-                if value is not None and not isinstance(value, str):
-                    values[wanted.id] = converted(wanted, value, factor)
-            latest.unsupported += [(entity, wanted.id) for entity, i in latest.unsupported if i == field_id]
-
-
-def substitute_fields(version: Version, wanted: Sequence[Field]) -> FieldSubstitution:
-    """Replaces fields that this version of DCGM does not have by their older counterparts in other units.
-
-    DCGM 4.6.1 added the fields 1600 to 1612, and 4.7 the fields from 1613 on. Fields that the version has are not
-    replaced, because the older counterpart may be less exact. `version`: the older version of library and engine. If it
-    is unknown, all new fields are replaced.
-    """
-    substitutes: list[tuple[Field, int, float]] = []
-    read: dict[int, Field] = {}
-    for want in wanted:
-        first_version = (4, 7) if want.id >= _FIRST_FIELD_OF_4_7 else (4, 6, 1)
-        older = want if want.legacy is None or version >= first_version else fields()[want.legacy]
-        read[older.id] = older
-        if older is not want:
-            substitutes.append((want, older.id, want.factor))
-    return FieldSubstitution(tuple(read.values()), tuple(substitutes))
+    return value_of(wanted, value, is_converted=True)

@@ -69,6 +69,12 @@ class WaitEstimator:
         self._last: dict[int, tuple[int, int]] = {}
         """Begin and end of the last stay of each process."""
         self._until = -1
+        self.intervals: list[tuple[int, int, int]] = []
+        """Estimated waits of the last window: begin, end and pid. A wait may begin before the window."""
+
+    def is_cut(self, duration: int) -> bool:
+        """Returns True if a stay of this length ended with its time slice, so that the process still had work."""
+        return abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
         """Returns the waiting times in the next window. `busy`: busy time of each process in it."""
@@ -81,7 +87,7 @@ class WaitEstimator:
         shares = {pid: busy.get(pid, 0) / ns for pid, ns in resident.items()}
         totals: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
-        intervals: list[tuple[int, int]] = []
+        self.intervals = []
         for pid, began, _, until in residency.stays:
             begin = began - residency.lead
             if self._recent and self._recent[-1][:2] == (pid, began):  # continues from the last window
@@ -90,7 +96,7 @@ class WaitEstimator:
                 (estimate, least, most), runners = self._find_wait(pid, begin, shares)
                 old = totals.get(pid, (0, 0, 0))
                 totals[pid] = old[0] + estimate, old[1] + least, old[2] + most + residency.lead
-                intervals.append((begin - estimate, begin))
+                self.intervals.append((begin - estimate, begin, pid))
                 for runner, part in _divide_wait(begin, estimate, runners):
                     pairs[pid, runner] = pairs.get((pid, runner), 0) + part
             self._recent.append((pid, began, until))
@@ -99,7 +105,7 @@ class WaitEstimator:
         for pid, (estimate, least, most) in totals.items():
             limit = residency.window - resident[pid]  # waiting may have begun before the window
             totals[pid] = min(estimate, limit), min(least, limit), min(most, limit)
-        return ProcessWaits(totals, pairs, _measure_union(intervals, residency.since))
+        return ProcessWaits(totals, pairs, _measure_union(self.intervals, residency.since))
 
     def _find_wait(
         self, pid: int, begin: int, shares: Mapping[int, float]
@@ -123,8 +129,7 @@ class WaitEstimator:
             return (0, 0, 0), runners
         duration, gap = previous_end - previous_begin, begin - previous_end
         if within_one_round:
-            was_cut = abs(duration - self.slice) < self.slice * _CUT_TOLERANCE
-            return (gap, gap, gap + MAX_SAVE_NS) if was_cut else (gap, 0, gap), runners
+            return (gap, gap, gap + MAX_SAVE_NS) if self.is_cut(duration) else (gap, 0, gap), runners
         # The work arrived at some moment of the first of these stays. If its process was idle, it yielded immediately.
         first, (first_begin, first_end) = next(reversed(runners.items()))
         after = min(gap, begin - first_end)
@@ -141,10 +146,10 @@ def _divide_wait(begin: int, estimate: int, runners: Mapping[int, tuple[int, int
         begin, estimate = runner_begin, estimate - part
 
 
-def _measure_union(intervals: list[tuple[int, int]], since: int) -> int:
+def _measure_union(intervals: list[tuple[int, int, int]], since: int) -> int:
     """Returns the time after `since` that is covered by intervals, which are sorted by their ends."""
     covered, position = 0, intervals[-1][1] if intervals else since
-    for begin, end in reversed(intervals):
+    for begin, end, _ in reversed(intervals):
         covered += max(0, min(end, position) - max(begin, since))
         position = min(position, begin)
     return covered

@@ -1,14 +1,15 @@
 // Shows idle GPU time by holder, in hours and money, as a table that can be sorted, copied and downloaded as CSV.
 
+import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
-import { podHash, WASTE_BY, wordsOf, writeHash } from "./criteria.js";
+import { podHash, GROUPS, wordsOf, writeHash } from "./criteria.js";
 import { h, setAttribute, setText } from "./dom.js";
 import { amount, duration, money, moment, parts, percent, perHour, plural } from "./format.js";
+import { GROUP_TITLES } from "./pods.js";
 import { Table } from "./table.js";
 
 const EVERY_SECONDS = 60;
 export const RANGES = ["1h", "24h", "7d", "30d"];
-export const TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const MISSING = "This server keeps no account of waste: its podgpu is older than this page.";
 
 export class Waste {
@@ -17,16 +18,15 @@ export class Waste {
     this.context = context;
     this.question = new Question(onAnswer);
     this.ranges = RANGES.map((range) => h("a", {}, range));
-    this.ways = WASTE_BY.map((by) => h("a", {}, TITLES[by]));
+    this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
     this.about = h("p", { class: "about" });
-    this.copy = h("button", { type: "button", class: "quiet" }, "Copy");
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });
     this.table = new Table("Waste", onOrder);
+    this.copy = copyButton("Copy", () => this.table.asText());
     const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    const head = h("div", { class: "waste-head" }, tabs("Waste by", this.ways), tabs("Range", this.ranges), this.about, this.copy, this.csv);
+    const head = h("div", { class: "table-head" }, tabs("Waste by", this.ways), tabs("Range", this.ranges), this.about, this.copy, this.csv);
     this.element = h("div", { class: "waste" }, head, this.message, this.table.element);
-    this.copy.addEventListener("click", () => this.copyAll());
   }
 
   leave() {
@@ -34,13 +34,13 @@ export class Waste {
   }
 
   show(criteria) {
-    const by = WASTE_BY.includes(criteria.by) ? criteria.by : "pod";
+    const by = GROUPS.includes(criteria.by) ? criteria.by : "pod";
     const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
     const url = `api/v1/waste?range=${range}&by=${by}`;
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);
     const kept = { view: "waste", q: criteria.q, ns: criteria.ns };
     choose(this.ranges, RANGES, range, (way) => ({ ...kept, range: way, by }));
-    choose(this.ways, WASTE_BY, by, (way) => ({ ...kept, range: criteria.range, by: way }));
+    choose(this.ways, GROUPS, by, (way) => ({ ...kept, range: criteria.range, by: way }));
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const rows = state === "ready" ? matching(data.rows ?? [], criteria) : [];
     const isEmpty = !rows.length;
@@ -51,30 +51,6 @@ export class Waste {
     if (isEmpty) return;
     const columns = columnsOf(by, rows, data.currency ?? "", this.context.now());
     this.table.show(rows, columns, criteria.order || firstOrder(columns), keyOf);
-  }
-
-  async copyAll() {
-    const text = this.table.asText();
-    const done = await written(text);
-    setText(this.copy, done ? "Copied" : "Could not copy");
-    clearTimeout(this.saying);
-    this.saying = setTimeout(() => setText(this.copy, "Copy"), 2000);
-  }
-}
-
-// The clipboard API needs TLS or localhost. Otherwise, uses the deprecated copy command.
-async function written(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = h("textarea", { class: "announced", "aria-hidden": "true" });
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    const done = document.execCommand("copy");
-    field.remove();
-    return done;
   }
 }
 

@@ -1,0 +1,192 @@
+"""`podgpu trace`: records the context switches of one GPU as a trace for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from threading import Event
+from typing import Any
+
+import click
+import msgspec
+
+from podgpu import __version__
+from podgpu.cli.node import Options, make_identities, open_telemetry, simulated_driver
+from podgpu.cli.options import make_command, options_of
+from podgpu.cli.terminal import quiet_logs, stop_on_signal
+from podgpu.errors import SourceError, StartError, UsageError, few_of
+from podgpu.files import AtomicFile
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, SwitchLogError
+from podgpu.gpu.nvml.switch_trace import EngineTrace, make_trace
+from podgpu.holders.api import ApiAccess
+from podgpu.holders.identity import Identities
+from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
+from podgpu.metrics.fields import fields
+from podgpu.model import Device
+from podgpu.usage.containers import ContainerFinder, require_host_pid_namespace
+
+_STEP_SECONDS = 0.5
+
+
+@make_command(
+    "trace",
+    options_of("trace", ("telemetry", "path-proc", "path-varlog"), hidden=True),
+    ("podgpu trace --gpu 0 --seconds 10 -o trace.json", "record GPU 0, then open the file in ui.perfetto.dev"),
+    ("podgpu trace --gpu 4 --telemetry simulated", "try it without a GPU"),
+)
+def command(**options: Any) -> None:
+    """Record when each container had a GPU and when it waited for it, as a trace for ui.perfetto.dev.
+
+    Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
+    recording early.
+    """
+    out = AtomicFile(options["out"], option="-o")
+    try:
+        TemporaryFile(dir=out.path.parent).close()
+    except OSError as error:
+        raise UsageError(f"-o {out.path}: the directory cannot be written ({error.strerror})") from error
+    with quiet_logs(), _with_simulated_files(options) as paths:
+        telemetry = open_telemetry(options["telemetry"], {"usage_from": "exact"})
+        if not isinstance(telemetry, NvmlTelemetry):
+            raise UsageError(f"--telemetry {options['telemetry']}: podgpu trace needs nvml or simulated")
+        require_host_pid_namespace(paths["path_proc"])
+        try:
+            gpu = _find_gpu(telemetry, options["gpu"])
+            recording = Recording(telemetry, gpu, paths)
+            click.echo(f"podgpu: recording GPU {gpu.index} for {options['seconds']} s (Ctrl-C ends it)", err=True)
+            failure = recording.run(options["seconds"], stop_on_signal())
+        finally:
+            telemetry.release(1.0)
+    trace = msgspec.json.encode(recording.make_trace())
+    out.write(gzip.compress(trace) if options["out"].endswith(".gz") else trace)
+    click.echo(f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev", err=True)
+    if failure:
+        raise StartError(f"the recording ended early: {failure}")
+
+
+@contextmanager
+def _with_simulated_files(options: Options) -> Iterator[Options]:
+    """Creates /proc and /var/log of the simulated containers if the driver is simulated. Yields `options` with the
+    paths."""
+    name, _, argument = options["telemetry"].partition(":")
+    if name != "simulated":
+        yield options
+        return
+    from podgpu.simulate.node import furnish, tenants
+
+    with TemporaryDirectory() as folder:
+        furnish(Path(folder), tenants(simulated_driver(argument)))
+        yield {**options, "path_proc": f"{folder}/proc", "path_varlog": folder}
+
+
+def _find_gpu(telemetry: NvmlTelemetry, wanted: str) -> Device:
+    inventory = telemetry.inventory()
+    for gpu in inventory.gpus:
+        if wanted in (str(gpu.index), gpu.uuid):
+            return gpu
+    if wanted.isdigit() and int(wanted) in inventory.unreachable:
+        raise StartError(f"GPU {wanted} cannot be read: {inventory.unreachable[int(wanted)]}")
+    raise UsageError(f"--gpu {wanted}: this node has no such GPU; it has {few_of(g.index for g in inventory.gpus)}")
+
+
+class Recording:
+    """Reads the context-switch log, busy samples, XIDs and clock events of one GPU."""
+
+    def __init__(self, telemetry: NvmlTelemetry, gpu: Device, paths: Options) -> None:
+        """Opens the log. `paths`: the options `path_proc` and `path_varlog`. Raises StartError."""
+        self._telemetry = telemetry
+        self._gpu = gpu
+        self._finder = ContainerFinder(paths["path_proc"], finds_users=True)
+        self._identities = make_identities(paths, ApiAccess(""))
+        self._names = {
+            HIDDEN_PID: ("processes of other users (visible with CAP_SYS_ADMIN)", "all"),
+            KERNEL_PID: ("driver", "driver"),
+        }
+        self._engines: dict[str, EngineTrace] = {}
+        self._clock_events = ""
+        if any(process.mps for process in telemetry.processes(gpu)):
+            raise StartError(f"GPU {gpu.index} is shared by MPS: all clients use one context, which is never switched")
+        telemetry.usage(gpu)  # the busy time of the first window begins here
+        try:
+            self._listener = telemetry.open_switch_log(gpu)
+        except SwitchLogError as error:
+            advice = "; run podgpu trace as root" if os.geteuid() else ""
+            raise StartError(f"the context switches of GPU {gpu.index} cannot be read: {error}{advice}") from error
+        self._began_at = time.time()
+        self._elapsed = 0.0
+
+    def run(self, seconds: float, stopping: Event) -> str:
+        """Records until the time is over or `stopping` is set. Returns the reason if the recording failed, else an
+        empty text."""
+        try:
+            with closing(self._listener):
+                while self._elapsed < seconds and not stopping.is_set():
+                    stopping.wait(min(_STEP_SECONDS, seconds - self._elapsed))
+                    self._read()
+        except (SwitchLogError, SourceError) as error:
+            return str(error)
+        return ""
+
+    def make_trace(self) -> dict[str, Any]:
+        gpu = self._gpu
+        about = {
+            "recorder": f"podgpu {__version__}",
+            "gpu": gpu.index,
+            "uuid": gpu.uuid,
+            "model": gpu.model,
+            "began": datetime.fromtimestamp(self._began_at, UTC).isoformat(timespec="milliseconds"),
+            "seconds": round(self._elapsed, 3),
+            "slice_ms": {engine.name: engine.estimator.slice / 1e6 for engine in self._engines.values()},
+            "unsampled": self._listener.unsampled,
+        }
+        return make_trace(list(self._engines.values()), self._listener.began, self._names.__getitem__, about)
+
+    def summarize(self) -> str:
+        stays = sum(len(engine.stays) for engine in self._engines.values())
+        found = f"{stays:,} stays" if stays else "no context switch, because fewer than two processes used the GPU"
+        return f"{self._elapsed:.1f} s, {found}"
+
+    def _read(self) -> None:
+        now = time.time()
+        usages = self._telemetry.usage(self._gpu).usages
+        for usage in usages:
+            device = usage.device
+            residency, samples = self._listener.take_window(now, device.gi_id)
+            self._find_names({stay.pid for stay in residency.stays})
+            if device.key not in self._engines:
+                instance = f", MIG instance {device.gi_id} ({device.profile})" if device.is_instance else ""
+                self._engines[device.key] = EngineTrace(f"GPU {device.index}{instance}: {device.model}")
+            busy_share = 1.0 if usage.busy_ns is None else usage.busy_ns / max(1, usage.window_ns)
+            self._engines[device.key].add(residency, samples, busy_share)
+        self._elapsed = now - self._began_at
+        self._add_marks(self._engines[self._gpu.key].marks, now)
+
+    def _add_marks(self, marks: list[tuple[int, str]], now: float) -> None:
+        values = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]]).readings[0].values
+        mask = values.get(CLOCK_EVENTS_FIELD)
+        clock_events = clock_events_in_words(mask) if isinstance(mask, int) else ""
+        if clock_events != self._clock_events:
+            self._clock_events = clock_events
+            marks.append((self._listener.to_gpu_time(now), f"clocks reduced by: {clock_events}"))
+        for event in self._telemetry.error_events():
+            if event.device.startswith(self._gpu.uuid):
+                marks.append((self._listener.to_gpu_time(event.at), f"XID {event.code}"))
+
+    def _find_names(self, pids: set[int]) -> None:
+        """Finds the containers of new processes. Called often, because a process may end."""
+        new = pids - self._names.keys()
+        identities = self._identities.read() if new else Identities()
+        for pid in new:
+            lookup = self._finder.find(pid)
+            container = lookup.workload
+            with suppress(SourceError):  # the sources disagree: the container has no name, only an id
+                container = identities.complete(container)
+            process = f"{lookup.command or 'process'} {pid}"
+            self._names[pid] = (container.text if container.uid or container.container_id else process), process

@@ -1,0 +1,255 @@
+"""Allocation sources that read files of the node: podlist.json, the kubelet's checkpoint, job files, and processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from functools import partial
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from podgpu.decode import decode_json
+from podgpu.errors import SourceError
+from podgpu.files import ReadOnChange, explain_read_error, read_bounded
+from podgpu.holders import AllocationSource
+from podgpu.holders.device_ids import (
+    HeldId,
+    SharedDevice,
+    group_replicas,
+    is_gpu,
+    map_held,
+    parse_device_id,
+    parse_id_or_minor,
+    sort_allocation,
+)
+from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
+from podgpu.usage.containers import FAILED_LOOKUPS, ContainerFinder, require_host_pid_namespace, require_permission
+
+MAX_BYTES = 16 * 1024 * 1024
+_MAX_JOB_FILE_BYTES = 256 * 1024
+_MAX_ENVIRONMENT_BYTES = 256 * 1024
+_log = logging.getLogger(__name__)
+
+
+# podlist.json, written by koordinator's hook or `podgpu hook`. It does not contain shares.
+
+DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
+"""Next to the kubelet's socket, and the mount point in koordinator's manifest."""
+_NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+class PodlistEntry(Struct, frozen=True):
+    name: _NonEmpty
+    namespace: _NonEmpty
+    container: str
+    gpu_list: list[str] | None
+
+
+class PodlistAllocation(AllocationSource):
+    """Reads the first existing file of `paths`."""
+
+    name = "podlist"
+
+    def __init__(self, paths: Sequence[str] = DEFAULT_PATHS) -> None:
+        self.paths = paths
+        self._file = ReadOnChange(parse_podlist, MAX_BYTES)
+        self._mount_checked: set[str] = set()
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        path = _find_podlist(self.paths)
+        held = self._file.read(path)
+        if path not in self._mount_checked:
+            self._mount_checked.add(path)
+            if os.path.ismount(path):
+                _log.warning(
+                    "%s is mounted as a single file: if its writer replaces it, podgpu keeps reading the old file;"
+                    " mount its directory instead",
+                    path,
+                )
+        return map_held(self.name, held, devices)
+
+
+def _find_podlist(paths: Sequence[str]) -> str:
+    for path in paths:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # such as no permission; reading the file reports it
+        return path
+    raise SourceError(
+        "file_missing",
+        f"{' and '.join(paths)} not found: mount the host's directory in which koordinator's hook writes podlist.json,"
+        " or set its path",
+    )
+
+
+def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
+    """Parses the file. An empty list means that no GPU is held; an empty file is an error. Raises SourceError."""
+    entries: list[PodlistEntry] = decode_json(content, path, list[PodlistEntry] | None) or []  # type: ignore[arg-type]
+    return tuple(
+        HeldId(holder, "podlist", text, parse_id_or_minor(text))
+        for entry in entries
+        for holder in [Workload(entry.namespace, entry.name, entry.container)]
+        for text in entry.gpu_list or ()
+    )
+
+
+# The kubelet's checkpoint. It contains pod uids and the replicas of shared GPUs, but no names. It can be outdated: a
+# finished pod stays in it until the kubelet next allocates a device. The kubelet replaces the file by rename.
+
+CHECKPOINT_NAME = "device-plugins/kubelet_internal_checkpoint"
+"""Relative to the kubelet's root directory."""
+
+
+class _PodDevices(Struct):
+    uid: Annotated[str, Meta(min_length=1)] = field(name="PodUID")
+    container: str = field(name="ContainerName")
+    resource: str = field(name="ResourceName")
+    device_ids: dict[str, list[str] | None] | list[str] | None = field(name="DeviceIDs", default=None)
+    """A mapping by NUMA node since Kubernetes 1.20; a list in older versions."""
+
+    def held_ids(self) -> Iterator[HeldId]:
+        holder = Workload(container=self.container, uid=self.uid)
+        lists = self.device_ids.values() if isinstance(self.device_ids, dict) else [self.device_ids]
+        for text in (text for ids in lists for text in ids or ()):
+            yield HeldId(holder, self.resource, text, parse_device_id(text))
+
+
+class _DeviceData(Struct):
+    entries: list[_PodDevices] | None = field(name="PodDeviceEntries", default=None)
+    registered: dict[str, list[str] | None] | None = field(name="RegisteredDevices", default=None)
+
+
+class _DeviceFile(Struct):
+    data: _DeviceData = field(name="Data")
+
+
+class CheckpointAllocation(AllocationSource):
+    name = "checkpoint"
+
+    def __init__(self, path: str, resource_names: frozenset[str] = frozenset()) -> None:
+        self.path = os.path.abspath(path)
+        self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MAX_BYTES)
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        held, registered = self._file.read(self.path)
+        return map_held(self.name, held, devices, registered)
+
+
+def parse_checkpoint(
+    content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
+) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
+    """Returns the held ids of GPUs, and the registered replicas of shared GPUs. Raises SourceError."""
+    data = decode_json(content, path, _DeviceFile).data
+    held = [held for entry in data.entries or () for held in entry.held_ids() if is_gpu(held, resource_names)]
+    registered = (text for ids in (data.registered or {}).values() for text in ids or ())
+    return held, group_replicas(registered)
+
+
+# Job files of an HPC scheduler's prolog, in dcgm-exporter's format: a file is named `<gpu>` or `<gpu>.<gpu instance>`,
+# with the driver's numbers, and contains one job per line.
+
+_JOB_FILE = re.compile(r"\d+(\.\d+)?", re.ASCII)
+
+
+class HpcAllocation(AllocationSource):
+    """Reads all job files each time."""
+
+    name = "hpc"
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        # Names are compared as text, as dcgm-exporter does: `00` is not `0`.
+        by_name = {
+            str(device.index) if device.gi_id is None else f"{device.index}.{device.gi_id}": device
+            for device in devices
+        }
+        assignments: list[Assignment] = []
+        unmapped: list[Unmapped] = []
+        for name in self._list_files():
+            try:
+                jobs = parse_jobs(read_bounded(os.path.join(self.directory, name), _MAX_JOB_FILE_BYTES))
+            except SourceError as error:
+                if error.reason != "file_missing":  # the job ended after the directory was listed
+                    unmapped.append(Unmapped(self.name, error.reason, name, "hpc", Workload()))
+                continue
+            holders = [Workload(job=job) for job in jobs]
+            if name in by_name:
+                assignments += (Assignment(by_name[name].key, holder, self.name) for holder in holders)
+            else:
+                unmapped += (Unmapped(self.name, "unknown_device", name, "hpc", holder) for holder in holders)
+        return sort_allocation(assignments, unmapped)
+
+    def _list_files(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.directory) if _JOB_FILE.fullmatch(name)]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise SourceError(
+                "file_missing",
+                f"{self.directory} is not a directory with job files: create it in the scheduler's prolog, mount it,"
+                " or set --hpc-job-mapping-dir",
+            ) from error
+        except (OSError, ValueError) as error:
+            raise explain_read_error(error, self.directory) from error
+
+
+def parse_jobs(content: bytes) -> list[str]:
+    """Parses one job per line. Only a line feed ends a line, as in dcgm-exporter."""
+    lines = (line.strip() for line in content.decode(errors="replace").split("\n"))
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+# Processes: containers with processes on a device, for devices without a holder in other sources. Idle holders are not
+# found, and shares only of KAI Scheduler.
+
+
+class ProcessHolders(AllocationSource):
+    """`processes` lists the processes on a physical GPU and may raise SourceError."""
+
+    name = "processes"
+
+    def __init__(self, processes: Callable[[Device], Sequence[ProcessUsage]], finder: ContainerFinder) -> None:
+        self._processes = processes
+        self._finder = finder
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        require_host_pid_namespace(self._finder.proc)
+        processes = [process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)]
+        places = self._finder.find_all({process.pid for process in processes})
+        require_permission(places, self._finder.proc)
+        keys = {device.key for device in devices}
+        shares: dict[tuple[str, Workload], float | None] = {}
+        unmapped: set[Unmapped] = set()
+        for process in processes:
+            place = places[process.pid]
+            if place.outcome in FAILED_LOOKUPS:
+                unmapped.add(Unmapped(self.name, place.outcome, process.device, "pid", Workload()))
+            elif place.outcome != "found":
+                continue  # a process of the host, or one that ended
+            elif process.device in keys:
+                key = process.device, place.workload
+                shares[key] = shares.get(key) or _read_share(f"{self._finder.proc}/{process.pid}/environ")
+            else:
+                unmapped.add(Unmapped(self.name, "unknown_device", process.device, "pid", place.workload))
+        return sort_allocation((Assignment(*key, self.name, share=share) for key, share in shares.items()), unmapped)
+
+
+def _read_share(path: str) -> float | None:
+    """Returns the fraction of a GPU that KAI Scheduler wrote into the environment, or None.
+
+    Only a process with CAP_SYS_PTRACE can read the environments of others.
+    """
+    with suppress(OSError, ValueError):
+        with open(path, "rb") as file:
+            variables = file.read(_MAX_ENVIRONMENT_BYTES).split(b"\0")
+        shares = (float(text.partition(b"=")[2]) for text in variables if text.startswith(b"GPU_PORTION="))
+        return next((share for share in shares if 0 < share <= 1), None)
+    return None
