@@ -33,6 +33,7 @@ from podgpu.cluster.view import (
     View,
 )
 from podgpu.metrics.encode import Body, etag_of
+from podgpu.web.lifecycle import forget_route
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address
 from tests.web.server import LOOPBACK, Client, running
@@ -59,6 +60,7 @@ class Showing:
     more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """Changes the JSON before it is served."""
     asked: int = 0
+    forgotten: list[str] = field(default_factory=list)
     goes_on: bool = True
     """Renews the time of a picture, so that it does not become old on a slow machine."""
     _made: tuple[View, PageState] | None = field(default=None, repr=False)
@@ -91,10 +93,14 @@ class Showing:
 
         return answer
 
+    def _forget(self, uuid: str) -> tuple[int, str]:
+        self.forgotten.append(uuid)
+        return 200, "removed"
+
     @contextmanager
     def served(self, address: Address = LOOPBACK) -> Iterator[Client]:
         app = web.Application(middlewares=[self._answering()])
-        app.add_routes(page_routes(self.latest, _no_details, ["metrics"]))
+        app.add_routes([forget_route(self._forget, True), *page_routes(self.latest, _no_details, ["metrics"])])
         with running(cast(Agent, None), address, lambda _: app) as client:
             yield client
 

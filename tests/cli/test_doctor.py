@@ -19,8 +19,7 @@ from podgpu.cli.doctor import NodeExamination, command
 from podgpu.cli.main import run
 from podgpu.cli.node import simulated_driver
 from podgpu.doctor.findings import Finding, Level, as_text, note, ok, wrong
-from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.pci import count_pci_gpus
+from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.holders.node_files import CHECKPOINT_NAME as CHECKPOINT
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
@@ -284,7 +283,7 @@ def test_unsupported_counters_are_notes(clock: Clock, examined: Examined) -> Non
 @pytest.mark.parametrize(
     ("fault", "kernel", "gpus", "text", "advice"),
     [
-        ("remove_library", "", 0, "in the kernel: none; NVIDIA GPUs on the PCI bus: none", "nodes with GPUs only"),
+        ("remove_library", "", 0, "in the kernel: none; NVIDIA GPUs on the PCI bus: none", "on nodes without GPUs"),
         ("unload_driver", "", 8, "in the kernel: none; NVIDIA GPUs on the PCI bus: 8", "install the driver"),
         ("remove_library", OPEN_MODULE, 0, "libnvidia-ml.so.1 was not found", "runtimeClassName: nvidia"),
         ("unload_driver", OPEN_MODULE, 0, "driver in the kernel: 580.159.04", "runtimeClassName: nvidia"),

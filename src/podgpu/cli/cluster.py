@@ -158,7 +158,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
     headers = {"X-Scope-OrgID": tenant} if tenant else {}
     return PrometheusServer(
         url=options["prometheus"],
-        access=Access.from_options(options, "prometheus", "Prometheus", **headers),
+        access=Access.from_options(options, "prometheus", **headers),
         match=options["match"].strip(),
         node_labels=_names(options["node_label"]),
     )
@@ -167,7 +167,7 @@ def _prometheus_server(options: Mapping[str, Any]) -> PrometheusServer:
 def _scrape_collector(
     options: Mapping[str, Any], settings: ViewSettings, owners: ApiOwners | None, stack: ExitStack
 ) -> MakeCollector:
-    access = Access.from_options(options, "exporter", "the exporter")
+    access = Access.from_options(options, "exporter")
     node_labels = _names(options["node_label"])
     targets, wait = _targets(options, access, stack)
     # With auto, missing owners are not reported.

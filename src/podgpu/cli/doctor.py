@@ -17,9 +17,19 @@ from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.autoscale import check_autoscaling
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
-from podgpu.doctor.gpus import SIMULATED, GpuReadings, check_gpus, check_mps, check_usage, read_gpus
 from podgpu.doctor.holders import check_holders, check_watches
-from podgpu.doctor.host import check_device_files, check_host_name, check_pid_namespace, check_privileges
+from podgpu.doctor.node import (
+    SIMULATED,
+    GpuReadings,
+    check_device_files,
+    check_gpus,
+    check_host_name,
+    check_mps,
+    check_pid_namespace,
+    check_privileges,
+    check_usage,
+    read_gpus,
+)
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource

@@ -47,7 +47,7 @@ def command(**options: Any) -> None:
     Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
     recording early.
     """
-    out = AtomicFile(options["output"], option="-o")
+    out = AtomicFile(options["out"], option="-o")
     try:
         TemporaryFile(dir=out.path.parent).close()
     except OSError as error:
@@ -65,7 +65,7 @@ def command(**options: Any) -> None:
         finally:
             telemetry.release(1.0)
     trace = msgspec.json.encode(recording.make_trace())
-    out.write(gzip.compress(trace) if options["output"].endswith(".gz") else trace)
+    out.write(gzip.compress(trace) if options["out"].endswith(".gz") else trace)
     click.echo(f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev", err=True)
     if failure:
         raise StartError(f"the recording ended early: {failure}")

@@ -1,7 +1,6 @@
 // The head of the page: name, age of the data, problems, number of GPUs by state, and cost.
 
 import { Alerts } from "./alerts.js";
-import { isList } from "./criteria.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import { count, duration, money, parts, percent, plural, totalMoney, totalWatts, UNKNOWN } from "./format.js";
 
@@ -91,11 +90,10 @@ export class Overview {
     byId("prices-try").hidden = priced;
   }
 
-  showChosen(criteria) {
-    const list = isList(criteria);
-    document.body.dataset.shows = criteria.gpu || criteria.pod ? "one" : "all";
-    for (const total of this.buttons) total.press(list && criteria.state === total.state);
-    this.alerts.render(list);
+  // `shows`: the list of GPUs, a table, or one GPU, pod or node, which needs the room itself.
+  showChosen(criteria, shows) {
+    document.body.dataset.shows = shows;
+    for (const total of this.buttons) total.press(shows === "list" && criteria.state === total.state);
   }
 
   showState(feed) {

@@ -1,13 +1,14 @@
 // Shows idle GPU time by holder, in hours and money, as a table that can be sorted, copied and downloaded as CSV.
 
+import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
-import { podHash, WASTE_BY, wordsOf, writeHash } from "./criteria.js";
+import { podHash, GROUPS, wordsOf, writeHash } from "./criteria.js";
 import { h, setAttribute, setText } from "./dom.js";
 import { amount, duration, money, moment, parts, percent, perHour, plural } from "./format.js";
+import { GROUP_TITLES } from "./pods.js";
 import { Table } from "./table.js";
 
 const EVERY_SECONDS = 15;
-export const TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
 const MISSING = "This server keeps no account of waste: its podgpu is older than this page.";
 
 export class Waste {
@@ -15,15 +16,14 @@ export class Waste {
   constructor(context, onOrder, onAnswer) {
     this.context = context;
     this.question = new Question(onAnswer);
-    this.ways = WASTE_BY.map((by) => h("a", {}, TITLES[by]));
+    this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
     this.about = h("p", { class: "about" });
-    this.copy = h("button", { type: "button", class: "quiet" }, "Copy");
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });
     this.table = new Table("Waste", onOrder);
+    this.copy = copyButton("Copy", () => this.table.asText());
     const ways = h("nav", { class: "tabs", "aria-label": "Waste by" }, ...this.ways);
-    this.element = h("div", { class: "waste" }, h("div", { class: "waste-head" }, ways, this.about, this.copy, this.csv), this.message, this.table.element);
-    this.copy.addEventListener("click", () => this.copyAll());
+    this.element = h("div", { class: "waste" }, h("div", { class: "table-head" }, ways, this.about, this.copy, this.csv), this.message, this.table.element);
   }
 
   leave() {
@@ -31,10 +31,10 @@ export class Waste {
   }
 
   show(criteria) {
-    const by = WASTE_BY.includes(criteria.by) ? criteria.by : "pod";
+    const by = GROUPS.includes(criteria.by) ? criteria.by : "pod";
     const url = `api/v1/waste?by=${by}`;
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);
-    WASTE_BY.forEach((way, i) => {
+    GROUPS.forEach((way, i) => {
       setAttribute(this.ways[i], "href", writeHash({ view: "waste", by: way, q: criteria.q, ns: criteria.ns }));
       setAttribute(this.ways[i], "aria-current", way === by ? "page" : undefined);
     });
@@ -48,30 +48,6 @@ export class Waste {
     if (isEmpty) return;
     const columns = columnsOf(by, rows, data.currency ?? "", this.context.now());
     this.table.show(rows, columns, criteria.order || firstOrder(columns), keyOf);
-  }
-
-  async copyAll() {
-    const text = this.table.asText();
-    const done = await written(text);
-    setText(this.copy, done ? "Copied" : "Could not copy");
-    clearTimeout(this.saying);
-    this.saying = setTimeout(() => setText(this.copy, "Copy"), 2000);
-  }
-}
-
-// The clipboard API needs TLS or localhost. Otherwise, uses the deprecated copy command.
-async function written(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = h("textarea", { class: "announced", "aria-hidden": "true" });
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    const done = document.execCommand("copy");
-    field.remove();
-    return done;
   }
 }
 
