@@ -18,11 +18,21 @@ _lock = threading.Lock()
 
 
 def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Returns the decoder of a type. msgspec can crash if two threads use a type for the first time together."""
+    """Returns the decoder of a type.
+
+    msgspec can crash if two threads use a type for the first time together. So types are decoded only by this function
+    and `convert`, or by a decoder that is made when its module is imported.
+    """
     with _lock:
         if kind not in _decoders:
             _decoders[kind] = msgspec.json.Decoder(kind)
         return _decoders[kind]
+
+
+def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
+    """Converts JSON or YAML that is already parsed. Raises msgspec.ValidationError."""
+    find_decoder(kind)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def shorten_path(error: Exception) -> str:
@@ -68,7 +78,7 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     """
     try:
         document = _load(content.decode("utf-8-sig"))
-        return msgspec.convert({} if document is None else document, kind, strict=False)
+        return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:

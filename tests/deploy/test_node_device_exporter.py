@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from deploy.render import COUNTERS_1_X, MANIFESTS, ROOT
-from podgpu.gpu.exposition import parse_exposition
+from podgpu.gpu.exporter import parse_exposition
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.deploy.chart import pods_of
 from tests.net import free_port
@@ -91,8 +91,8 @@ def test_names_and_labels_of_seed_000(folder: Path) -> None:
         stack.enter_context(_run(containers["node-exporter"], places))
         text = _read(f"http://127.0.0.1:{node}/metrics", 'pod_name="pod1"')
 
-    found = {family.name: family for family in parse_exposition(text.encode(), "node_exporter").families}
-    for wanted in parse_exposition(SEED.encode(), "seed").families:
+    found = {family.name: family for family in parse_exposition(text.encode(), "node_exporter")}
+    for wanted in parse_exposition(SEED.encode(), "seed"):
         family = found[wanted.name]
         assert (family.help, family.type) == (wanted.help, wanted.type)
         assert len(family.samples) == len(uuids) == len(wanted.samples)

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.counter_feeds import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
+from podgpu.agent.counters import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.gpu.exporter import ExporterTelemetry, ExpositionSource, open_exposition_source
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api

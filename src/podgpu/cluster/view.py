@@ -36,6 +36,7 @@ from podgpu.cluster.parts import (
 )
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState
+from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
 from podgpu.metrics.encode import Body, etag_of
@@ -534,6 +535,6 @@ def decode_details(body: bytes) -> GpuDetails:
 
 def _decode(body: bytes, shape: type[_Response], path: str) -> _Response:
     try:
-        return msgspec.json.decode(body, type=shape)
+        return find_decoder(shape).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SourceError("malformed", f"is not a valid response of podgpu's {path}: {error}") from error

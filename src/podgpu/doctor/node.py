@@ -17,11 +17,10 @@ from podgpu.errors import SourceError, StartError, few_of
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.driver import VersionMismatch
 from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
 from podgpu.gpu.nvml.switch_splitter import Capability
-from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.fields import Field, Gpm, fields

@@ -18,6 +18,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
+from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
 from podgpu.gpu.exporter import UrlExposition
 from podgpu.http_client import HttpClient
@@ -127,7 +128,7 @@ class ClusterSource:
     def read_history(self, points: int) -> Sparklines | None:
         body = self._client.get_blocking("api/v1/history", {"points": str(points)})
         try:
-            answer = msgspec.json.decode(body, type=_HistoryAnswer)
+            answer = find_decoder(_HistoryAnswer).decode(body)
             decoded = {name: b64decode(text, validate=True) for name, text in answer.devices.items()}
         except (msgspec.DecodeError, ValueError) as error:
             raise SourceError("malformed", f"not a valid response of podgpu's /api/v1/history: {error}") from error
