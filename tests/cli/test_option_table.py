@@ -225,13 +225,6 @@ def test_go_habits(arguments: list[str], name: str, value: object) -> None:
     assert parsed(arguments)[name] == value
 
 
-def test_go_habits_reach_the_command() -> None:
-    ran = execute([*QUICK[:-2], "-c=100", "-collectors", "1.x", "--kubernetes=false", "--rbmn"])
-    assert ran.code == 0, ran.err
-    assert 'modelName="Tesla-T4"' in ran.out
-    assert "dcgm_gpu_temp{" in ran.out
-
-
 # --- what is wrong is said in one line
 
 
@@ -259,6 +252,8 @@ def test_go_habits_reach_the_command() -> None:
         (["--telemetry", "simulated:2xH1000"], ["'H1000'", "H100"]),
         (["--telemetry", "simulated:1xT4/7x1g.10gb"], ["T4", "MIG"]),
         (["--collector", "x"], ["--collector", "--collectors"]),
+        (["--max-concurrent-scrapes", "0"], ["in the range"]),
+        (["--web-read-timeout", "0s"], ["must be from 100"]),
         (["extra"], ["extra"]),
         (["-c"], ["-c"]),
     ],

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from podgpu.agent.counter_feeds import counters_in_configmap
-from podgpu.agent.lanes import collection_of_fields
+from podgpu.agent.counters import collection_of_fields, counters_in_configmap
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
