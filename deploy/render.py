@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podgpu import REGISTRY, __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "podgpu"
 MANIFESTS = ROOT / "deploy" / "manifests"
 NAMESPACE = "podgpu"
+COUNTERS_1_X = "/etc/dcgm-exporter/1.x-compatibility-metrics.csv"
 OPERATOR = "monitoring.coreos.com/v1"
 """API version of the Prometheus operator. `auto` is enabled if the cluster has it."""
 
@@ -50,6 +53,20 @@ FILES = {
     "enrich.yaml": Manifest(
         "dcgm-exporter, podgpu enrich and node_exporter in one pod on every GPU node.",
         ("exporter.enabled=false", "enrich.enabled=true"),
+        ("enrich/",),
+    ),
+    "node-device-exporter-daemonset.yaml": Manifest(
+        "Replaces the DaemonSet of pod-devices-exporter on nodes with the label hardware-type=NVIDIAGPU. "
+        "`curl NODE:9100/metrics | grep dcgm` then has the names and labels of dcgm-exporter 1.x.",
+        (
+            "exporter.enabled=false",
+            "enrich.enabled=true",
+            "enrich.kubernetes.oldNames=true",
+            f"enrich.dcgmExporter.image={REGISTRY}/podgpu:{__version__}",
+            f"enrich.dcgmExporter.arguments={{-o,--no-hostname,-f,{COUNTERS_1_X}}}",
+            "enrich.nodeExporter.hostPort=9100",
+            "gpuNodes.labels=hardware-type",
+        ),
         ("enrich/",),
     ),
     "hook.yaml": Manifest(

@@ -266,13 +266,14 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
         {"username": "a"},
         {"password_file": "a"},
         {"username": "a", "password_file": "b", "token_file": "c"},
-        {"ca_file": "a", "insecure": True},
-        {"headers": (("X", "a\r\nHost: b"),)},
+        {"ca_file": "a", "insecure_skip_verify": True},
     ],
 )
 def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Access(**options)
+        Access.from_options({f"exporter_{name}": value for name, value in options.items()}, "exporter")
+    with pytest.raises(UsageError):
+        Access.from_options({}, "prometheus", **{"X-Scope-OrgID": "a\r\nHost: b"})
 
 
 # URLs and paths
@@ -331,7 +332,7 @@ def test_login_of_a_url_is_never_shown(place: str) -> None:
             made = error
         assert SECRET not in str(getattr(made, "shown", "")) + str(getattr(made, "name", "")) + str(made)
         if isinstance(made, HttpClient):
-            assert SECRET not in str(made.status_error(HttpResponse(302, b"", "", "", place)))
+            assert SECRET not in str(made.status_error(HttpResponse(302, b"", "")))
             if "127.0.0.1:1/" in made.shown + "/":  # nothing listens there
                 with pytest.raises(SourceError) as caught:
                     made.get_blocking()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from endurance.soak.truth import RELEASED_SECONDS, HeldDevice
 from endurance.soak.world import World
+from podgpu.gpu.nvml.telemetry import SEARCH_SECONDS
 from podgpu.holders.reader import GRACE_SECONDS
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
 
@@ -17,7 +18,11 @@ _SETTLED = 2 * INTERVAL + 1.0
 _UNSURE = GRACE_SECONDS + 2 * INTERVAL + 60.0
 """How long a released holder may still be shown while the kubelet does not answer."""
 _HEALED = 90.0
-"""Seconds after which a repaired GPU is shown again: NVML is initialised at most once a minute."""
+"""Seconds after which a repaired GPU is shown again."""
+_RELISTED = SEARCH_SECONDS + 2 * INTERVAL
+"""The same for a GPU that the driver did not list: it is listed again when the driver is reopened."""
+_REOPENED = 4 * INTERVAL
+"""Seconds after which the driver is reopened, if a call that hung prevented it."""
 _QUIET = 3 * _SETTLED
 _DRIVER_COUNTERS = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "podgpu_device_throttled_seconds_total")
 """Counters that a reset of the GPU sets back. Other counters of dcgm-exporter are rates."""
@@ -103,9 +108,16 @@ class Judge:
                     self.breach("a device series has a pod, but several pods hold it", f"{name} {held}")
 
     def _judge_presence(self, temperatures: Iterable[ParsedSample]) -> None:
-        shown = {sample.labels["UUID"] for sample in temperatures}
+        truth, shown = self._truth, {sample.labels["UUID"] for sample in temperatures}
         for number in self._world.numbers:
-            if self._truth.gpu_healthy_for(number) > _HEALED and self._world.uuid_of(number) not in shown:
+            healthy = truth.gpu_healthy_for(number)
+            if self._world.uuid_of(number) in shown:
+                if healthy > 0:
+                    truth.unlisted.discard(number)
+            elif number in truth.unlisted:
+                if healthy > _RELISTED and truth.no_call_hangs_for() > _REOPENED:
+                    self.breach("a healthy GPU is not in the metrics", number)
+            elif healthy > _HEALED:
                 self.breach("a healthy GPU is not in the metrics", number)
 
     def _judge_counters(self, families: Iterable[ParsedFamily]) -> None:

@@ -47,6 +47,10 @@ class Truth:
     """Time of the last repair; infinite while it is broken."""
     gpu_broken_until: dict[int, float] = field(default_factory=dict)
     """The same for each GPU, by number: lost, hung, reset, new MIG layout, or reloaded driver."""
+    unlisted: set[int] = field(default_factory=set)
+    """Numbers of GPUs that the driver did not list, until the metrics show them again."""
+    hung_until: float = 0.0
+    """Time when the last call that hung returned; infinite while a call hangs."""
     changed: dict[str, float] = field(default_factory=dict)
     """Time of the last change of holders, by UUID."""
     resets: set[str] = field(default_factory=set)
@@ -71,6 +75,9 @@ class Truth:
 
     def gpu_healthy_for(self, number: int) -> float:
         return self.clock.monotonic() - self.gpu_broken_until.get(number, 0.0)
+
+    def no_call_hangs_for(self) -> float:
+        return self.clock.monotonic() - self.hung_until
 
     def describe(self) -> str:
         """Returns a text about parts that are broken or were repaired recently."""

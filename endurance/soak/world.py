@@ -238,8 +238,12 @@ class World:
         self.truth.gpu_broken_until[number] = float("inf")
         if self.random.random() < 0.3:
             self._hangs[number] = self.driver.faults.hang(self.random.choice(_HANGING), number)
+            self.truth.hung_until = float("inf")
         else:
-            self.driver.faults.lose(number, enumerated=self.random.random() < 0.5)
+            is_listed = self.random.random() < 0.5
+            self.driver.faults.lose(number, enumerated=is_listed)
+            if not is_listed:
+                self.truth.unlisted.add(number)
 
     def repair_gpus(self) -> None:
         for number in self.numbers:
@@ -248,6 +252,8 @@ class World:
             if self.truth.gpu_broken_until.get(number, 0.0) > self.clock.monotonic():
                 self.truth.gpu_broken_until[number] = self.clock.monotonic()
         self.driver.faults.release_all()
+        if self._hangs:
+            self.truth.hung_until = self.clock.monotonic()
         self._hangs.clear()
 
     def reset_gpu(self) -> None:

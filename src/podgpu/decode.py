@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,11 +18,21 @@ _lock = threading.Lock()
 
 
 def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Returns the decoder of a type. msgspec can crash if two threads use a type for the first time together."""
+    """Returns the decoder of a type.
+
+    msgspec can crash if two threads use a type for the first time together. So types are decoded only by this function
+    and `convert`, or by a decoder that is made when its module is imported.
+    """
     with _lock:
         if kind not in _decoders:
             _decoders[kind] = msgspec.json.Decoder(kind)
         return _decoders[kind]
+
+
+def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
+    """Converts JSON or YAML that is already parsed. Raises msgspec.ValidationError."""
+    find_decoder(kind)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def shorten_path(error: Exception) -> str:
@@ -62,14 +71,14 @@ class _TextLoader(yaml.CSafeLoader):
     }
 
 
-def decode_yaml(content: bytes, file: str, kind: type[T], decode_other: Callable[[type, Any], Any] | None = None) -> T:
+def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
     """Decodes a mapping; an empty file is an empty mapping. Raises UsageError.
 
-    `decode_other` decodes types that msgspec does not know. Messages quote no value, because it may be a secret.
+    Messages quote no value, because it may be a secret.
     """
     try:
         document = _load(content.decode("utf-8-sig"))
-        return msgspec.convert({} if document is None else document, kind, strict=False, dec_hook=decode_other)
+        return convert({} if document is None else document, kind, strict=False)
     except UnicodeDecodeError:
         raise UsageError(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:

@@ -53,40 +53,33 @@ class Access:
     password_file: str = ""
     token_file: str = ""
     headers: tuple[tuple[str, str], ...] = ()  # additional headers, such as a tenant's name
-    prefix: str = "exporter"  # prefix of the options: --PREFIX-ca-file. Empty if only the URL can contain a login
-    server: str = "the exporter"  # name of the program, for messages
+    advice: str = "write the login into the URL, http://USER:PASSWORD@HOST:PORT, and set SSL_CERT_FILE to its CA's file"
+    """What to do if the server rejects the credentials or its certificate is not trusted."""
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], prefix: str, server: str, **headers: str) -> Access:
-        """Uses the options --PREFIX-ca-file, --PREFIX-username and so on."""
-        return cls(
-            ca_file=options.get(f"{prefix}_ca_file", ""),
-            insecure=options.get(f"{prefix}_insecure_skip_verify", False),
-            username=options.get(f"{prefix}_username", ""),
-            password_file=options.get(f"{prefix}_password_file", ""),
-            token_file=options.get(f"{prefix}_token_file", ""),
-            headers=tuple(headers.items()),
-            prefix=prefix,
-            server=server,
-        )
-
-    def __post_init__(self) -> None:
-        """Raises UsageError if the options contradict each other."""
-        if self.token_file and self.username:
-            raise UsageError(f"{self.option('token-file')} and {self.option('username')}: only one of them can be set")
-        if bool(self.username) != bool(self.password_file):
-            raise UsageError(f"{self.option('username')} and {self.option('password-file')} must be set together")
-        if self.ca_file and self.insecure:
-            unchecked = self.option("insecure-skip-verify")
-            raise UsageError(f"{self.option('ca-file')}: has no effect together with {unchecked}")
-        for name, value in self.headers:
+    def from_options(cls, options: Mapping[str, Any], prefix: str, **headers: str) -> Access:
+        """Uses the options --PREFIX-ca-file, --PREFIX-username and so on. Raises UsageError if they contradict."""
+        names = ("ca_file", "insecure_skip_verify", "username", "password_file", "token_file")
+        ca_file, insecure, username, password_file, token_file = (options.get(f"{prefix}_{name}") for name in names)
+        if token_file and username:
+            raise UsageError(f"--{prefix}-token-file and --{prefix}-username: only one of them can be set")
+        if bool(username) != bool(password_file):
+            raise UsageError(f"--{prefix}-username and --{prefix}-password-file must be set together")
+        if ca_file and insecure:
+            raise UsageError(f"--{prefix}-ca-file: has no effect together with --{prefix}-insecure-skip-verify")
+        for name, value in headers.items():
             if not value.isprintable() or value != value.strip():
-                raise UsageError(
-                    f"the header {name}: {value!r} must be one line of printable text without surrounding spaces"
-                )
-
-    def option(self, name: str) -> str:
-        return f"--{self.prefix}-{name}"
+                raise UsageError(f"the header {name}: {value!r} must be one line without surrounding spaces")
+        flags = [f"--{prefix}-{name}" for name in ("username", "password-file", "token-file")]
+        return cls(
+            ca_file or "",
+            bool(insecure),
+            username or "",
+            password_file or "",
+            token_file or "",
+            tuple(headers.items()),
+            f"see {', '.join(flags)} and --{prefix}-ca-file",
+        )
 
     def make_headers(self) -> dict[str, str]:
         """Raises SourceError if a secret cannot be read."""
@@ -100,18 +93,6 @@ class Access:
     def tls_context(self) -> ssl.SSLContext:
         """Raises SourceError."""
         return _cached_context(self.ca_file, look_at(self.ca_file) if self.ca_file else None, self.insecure)
-
-    @property
-    def login_advice(self) -> str:
-        if not self.prefix:
-            return "write the login into the URL, http://USER:PASSWORD@HOST:PORT"
-        return f"see {self.option('username')}, {self.option('password-file')} and {self.option('token-file')}"
-
-    @property
-    def tls_advice(self) -> str:
-        return (
-            f"see {self.option('ca-file')}" if self.prefix else "set the variable SSL_CERT_FILE to the file of its CA"
-        )
 
 
 @lru_cache(maxsize=8)
@@ -173,8 +154,6 @@ class HttpResponse(NamedTuple):
     status: int
     body: bytes
     content_type: str  # without parameters, in lower case
-    reason: str = ""  # text after the status code
-    location: str = ""  # target of a redirect; may contain secrets
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -255,7 +234,7 @@ class HttpClient:
     ) -> HttpResponse:
         """Returns the response, whatever its status. `path` is appended to the URL's path. `form` is the query of a GET
         and the body of a POST. Raises SourceError: timeout, tls, truncated, unreachable, too_large, unauthorized."""
-        with explain_errors(self._failed):
+        with explain_errors(self._explain):
             async with asyncio.timeout(self.timeout):
                 try:
                     return await self._send_once(session, method, path, form, accept)
@@ -280,9 +259,7 @@ class HttpClient:
             ssl=self._access.tls_context() if url.scheme == "https" else True,
         ) as response:
             body = await read_body(response, self._max_bytes, self.shown)
-        reason = "".join(letter for letter in (response.reason or "")[:100] if letter.isprintable())
-        content_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        return HttpResponse(response.status, body, content_type, reason, response.headers.get("Location", ""))
+        return HttpResponse(response.status, body, response.content_type)
 
     async def get(
         self,
@@ -310,29 +287,25 @@ class HttpClient:
 
     def status_error(self, response: HttpResponse) -> SourceError:
         """Explains an unwanted status."""
-        status, shown = response.status, self.shown
+        status = response.status
         if status in (401, 403):
-            text = f"{shown} rejected the credentials ({status}): {self._access.login_advice}"
+            text = f"{self.shown} rejected the credentials ({status}): {self._access.advice}"
             return SourceError("unauthorized", text)
-        text = f"{shown} answers {status} {response.reason}".rstrip()
+        text = f"{self.shown} answers {status}"
         if 300 <= status < 400:
-            text = f"{shown} redirects to {redact_url(response.location)}, which podgpu does not follow: set that URL"
-        elif status == 503:
-            text = f"{shown} answers 503: it is not ready, or its metrics are too old"
+            text += ", a redirect, which podgpu does not follow: set the final URL"
         elif status < 500:
-            text = f"{text}: is the path right?"
+            text += ": is the path right?"
         return SourceError(f"http_{status}", text)
 
-    def _failed(self, failure: Failure) -> SourceError:
-        reason, why = failure
+    def _explain(self, reason: str, why: str) -> SourceError:
         if reason == "timeout":
-            return SourceError(reason, f"{self.shown}: no complete response within {self.timeout:g} s")
-        if reason == "tls":
-            return SourceError(reason, f"{self.shown}: no trusted connection ({why}): {self._access.tls_advice}")
-        if reason in ("truncated", "malformed"):
-            return SourceError(reason, f"{self.shown}: {why}")
-        advice = f"check that {self._access.server} runs there"
-        return SourceError("unreachable", f"{self.shown} cannot be reached ({why}): {advice}")
+            why = f"no complete response within {self.timeout:g} s"
+        elif reason == "tls":
+            why = f"{why}: {self._access.advice}"
+        elif reason == "unreachable":
+            why = f"{why}: check that the server runs there"
+        return SourceError(reason, f"{self.shown}: {why}")
 
 
 def check_is_metrics(body: bytes, shown: str) -> None:
@@ -346,41 +319,38 @@ def check_is_metrics(body: bytes, shown: str) -> None:
 # Errors
 
 
-class Failure(NamedTuple):
-    """The cause of a missing response."""
-
-    reason: str  # timeout, tls, truncated, malformed, not_http, bad_url or unreachable
-    why: str  # part of a sentence, without secrets
-
-
 @contextmanager
-def explain_errors(make_error: Callable[[Failure], SourceError]) -> Iterator[None]:
-    """Converts errors of aiohttp, ssl and the system. Errors of podgpu pass unchanged."""
+def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[None]:
+    """Converts errors of aiohttp, ssl and the system. Errors of podgpu pass unchanged.
+
+    The arguments of `make_error` are a reason (timeout, tls, truncated, malformed, not_http, bad_url or unreachable)
+    and a part of a sentence, without secrets.
+    """
     try:
         yield
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise make_error(_explain(error)) from error
+        raise make_error(*_explain(error)) from error
 
 
-def _explain(error: Exception) -> Failure:
+def _explain(error: Exception) -> tuple[str, str]:
     cause = error.__cause__ if isinstance(error, aiohttp.ClientError) and error.__cause__ else error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return Failure("tls", f"its certificate is not trusted: {cause.verify_message}")
+        return "tls", f"its certificate is not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
-        return Failure("tls", _first_line(str(cause.reason or cause).lower().replace("_", " ")))
+        return "tls", _first_line(str(cause.reason or cause).lower().replace("_", " "))
     if isinstance(error, TimeoutError):
-        return Failure("timeout", "no complete response in time")
+        return "timeout", "no complete response in time"
     if isinstance(error, aiohttp.ClientPayloadError):
         is_broken = "decode" in str(error) or "ContentEncodingError" in str(error)
-        return Failure("malformed" if is_broken else "truncated", "the response is incomplete or damaged")
+        return "malformed" if is_broken else "truncated", "the response is incomplete or damaged"
     if isinstance(error, aiohttp.ClientResponseError):
-        return Failure("not_http", "its response is not HTTP: is the port right?")
+        return "not_http", "its response is not HTTP: is the port right?"
     if isinstance(error, ValueError):
-        return Failure("bad_url", "the address is invalid")
+        return "bad_url", "the address is invalid"
     if isinstance(cause, ConnectionRefusedError):
-        return Failure("unreachable", "nothing listens there")
+        return "unreachable", "nothing listens there"
     why = getattr(cause, "strerror", None) or str(error) or type(error).__name__
-    return Failure("unreachable", _first_line(why))
+    return "unreachable", _first_line(why)
 
 
 def _first_line(text: str) -> str:

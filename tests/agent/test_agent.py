@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +46,23 @@ def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_in
     assert 'pod="p"' not in node.exposition, "no telemetry turn is needed for that"
 
 
+def test_memory_does_not_grow_with_the_number_of_ended_pods() -> None:
+    """100 pods share a GPU for one turn, then 100 others."""
+    node = Node("1xH100", SETTINGS)
+    uuid = node.uuid(0)
+    used = []
+    tracemalloc.start()
+    for turn in range(45):
+        pods = [Workload("ns", f"p{turn}-{n}", "c", f"uid{turn}-{n}") for n in range(100)]
+        node.holders.now = [Assignment(uuid, pod, "kubelet", str(n), 0.01) for n, pod in enumerate(pods)]
+        node.turn()
+        gc.collect()
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    node.stop()
+    assert used[44] - used[25] < 500_000
+
+
 def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
     node.turn()
     published = node.agent.published
@@ -54,7 +73,7 @@ def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
     assert not node.agent.is_fresh(published)
     assert exporter_app.is_live(node.agent)[0] is False
     assert exporter_app.is_ready(node.agent)[0] is False
-    stale = published.stale.plain.decode()
+    stale = published.render("stale").plain.decode()
     assert "podgpu_exporter_snapshot_timestamp_seconds" in stale
     assert "\nDCGM_" not in stale
     assert "podgpu_device" not in stale

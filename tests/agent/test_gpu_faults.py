@@ -147,6 +147,26 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
+    "The driver must be reopened to list a repaired GPU, while a call to another GPU hangs",
+    "the repaired GPU is listed 10 s after the call returns",
+)
+def test_a_repaired_gpu_is_listed_soon_after_a_call_that_hung(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
+        bench.faults.lose(1, enumerated=False)
+        bench.faults.reload_driver()
+        for _ in range(MINUTE // 5):
+            bench.turn(seconds=5.0)
+        bench.faults.recover(1)
+        bench.faults.hang("nvmlDeviceGetPowerUsage", 2)
+        for _ in range(90 // 5):  # the driver would be reopened 2 minutes after the reload
+            bench.turn(seconds=5.0)
+        bench.faults.release_all()
+        for _ in range(12):
+            bench.turn()
+        assert bench.shown(1)
+
+
+@pytest.mark.fault(
     "A GPU's MIG instances are laid out anew",
     "The new instances have figures with the next reading; the other GPUs notice nothing",
 )

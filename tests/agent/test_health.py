@@ -11,6 +11,7 @@ import pytest
 
 from podgpu.agent.health import XID_SECONDS
 from podgpu.agent.loop import Settings
+from podgpu.cli.main import run
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.conditions import conditions
 from podgpu.metrics.labels import Policy
@@ -110,7 +111,7 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     "A GPU that is lost is not held any more",
     "Who held it last stays beside it, until it is back or an operator has podgpu forget it (POST /-/forget)",
 )
-def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> None:
+def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.faults.lose(1, enumerated=False)
     bench.expected = 3
     for _ in range(8):
@@ -128,14 +129,15 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> Non
     assert last == 1
     path = f"/-/forget?gpu={bench.uuid(1)}"
     assert bench.client.ask(path, "POST").status == 403, "it has to be meant"
-    answer = bench.client.ask(path, "POST", **FORGET)
-    assert (answer.status, answer.text) == (200, f"removed {bench.uuid(1)}\n")
+    command = ["forget", bench.uuid(1), "--url", bench.client.address.url]
+    assert (run(command), capsys.readouterr().out) == (0, f"removed {bench.uuid(1)}\n")
     assert [g["index"] for g in view(bench)["nodes"][0]["gpus"]] == [0, 1, 2]
     for _ in range(3):
         bench.turn(seconds=5.0)
     assert bench.uuid(1) not in bench.scraped
     assert bench.client.ask("/health").text == "OK\n"
-    assert bench.client.ask(path, "POST", **FORGET).status == 404
+    assert run(command) == 1
+    assert "has never had one" in capsys.readouterr().err
 
 
 @pytest.mark.fault(

@@ -103,6 +103,30 @@ def test_the_namespace_keeps_what_an_ended_container_used(node: Node) -> None:
 
 
 @pytest.mark.fault(
+    "A container ends while its GPU is lost, and the GPU returns",
+    "energy after the return is not attributed to the container, and the unattributed rest equals the device's energy",
+)
+def test_energy_after_a_gap_is_not_attributed_to_a_container_that_ended_in_it(node: Node) -> None:
+    node.give("train")
+    node.work("train", 41, 0.5, GIB)
+    for _ in range(8):  # the energy counter is read every 5 s, so the last seconds are not attributed yet
+        node.turn()
+    node.faults.lose(0)
+    node.turn()
+    node.driver.remove(41)
+    node.give()
+    node.turn(60)
+    names = "podgpu_device_energy_joules_total", "podgpu_device_unattributed_energy_joules_total"
+    before = [node.value(name) or 0 for name in names]
+    node.faults.recover(0)
+    for _ in range(20):
+        node.turn()
+    device, rest = ((node.value(name) or 0) - value for name, value in zip(names, before, strict=True))
+    assert rest == pytest.approx(device)
+    assert device > 0
+
+
+@pytest.mark.fault(
     "The driver hangs in the energy counter while telemetry reads it",
     "usage goes on without it: busy time and memory keep their figures, and the energy comes with the next answer",
 )

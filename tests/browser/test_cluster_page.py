@@ -73,6 +73,29 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
     assert tab.evaluate("document.querySelector('#q').value") == "rerank"
 
 
+def test_pods_by_owner_and_namespace_and_nodes(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    tab.click("#tab-pods")
+    tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 14", "a row for each pod")
+    assert tab.texts(".pods tbody tr")[0].startswith("llm-pretrain-gpu-a-01 research gpu-a-01 8 ")
+    assert tab.evaluate("document.querySelector('main').getBoundingClientRect().top") < 150, "totals take one line"
+    tab.press("/")
+    tab.type("jupyter")
+    tab.wait_for("document.querySelectorAll('.pods tbody tr').length === 2", "filtered")
+    tab.press("Escape")
+    tab.click(".pods .tabs a:nth-child(3)")
+    tab.wait_for("document.querySelector('.pods tbody th').innerText === 'research'", "namespaces")
+    assert tab.texts(".pods tbody th") == ["research", "serving", "notebooks", "batch"]
+    tab.click("#tab-nodes")
+    tab.wait_for("document.querySelectorAll('.nodes-table tbody tr').length === 3", "a row for each node")
+    tab.click(".nodes-table tbody tr:nth-child(2) a")
+    tab.wait_for("document.querySelector('.node-view')", "the node's view")
+    assert tab.evaluate("location.hash") == "#view=nodes&node=gpu-a-02"
+    assert (tab.evaluate(TILES), tab.count(".node-view tbody tr")) == (8, 9)
+    tab.press("Escape")
+    tab.wait_for("location.hash === '#view=nodes'", "back to the nodes")
+
+
 # -- live ------------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +183,7 @@ def test_hostile_names_are_only_text(tab: Tab, url: str, shown: Showing) -> None
 def test_by_keyboard_alone(tab: Tab, url: str) -> None:
     opened(tab, url)
     focused = "document.activeElement"
-    tab.evaluate("document.querySelector('select[name=show]').focus()")
+    tab.evaluate("document.querySelector('.node-head a').focus()")
     tab.press("Tab")
     assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 0 of gpu-a-01, H100 80GB HBM3")
     tab.press("ArrowRight")
@@ -219,22 +242,3 @@ def test_light_and_dark(tab: Tab, url: str) -> None:
     opened(tab, url)
     assert tab.evaluate(ground) == dark, "the choice is remembered"
     tab.evaluate("localStorage.clear()")
-
-
-CONTRAST = """(() => {
-  const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const numbers = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => { const [r, g, b] = numbers(c).map(channel); return 0.2126*r + 0.7152*g + 0.0722*b; };
-  const ground = e => { for (; e; e = e.parentElement) {
-    const c = getComputedStyle(e).backgroundColor; const n = numbers(c); if (n.length < 4 || n[3] === 1) return c; }
-    return 'rgb(255,255,255)'; };
-  const bad = [];
-  for (const e of document.querySelectorAll('body *')) {
-    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
-    if (!own || !e.checkVisibility() || e.closest('noscript, option')) continue;
-    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) bad.push(`${e.className || e.tagName} ${ratio.toFixed(2)} ${e.textContent.slice(0, 20)}`);
-  }
-  return bad;
-})()"""

@@ -45,7 +45,7 @@ def test_a_history_that_makes_no_sense_leaves_the_page_whole(
 ) -> None:
     shown.records = lambda path, query: told if path == "history" else None
     opened(tab, url)
-    assert tab.count("main .tile[data-key]") == 24
+    assert tab.count("main .tile[data-key]") == 20
     shown.picture = troubled(1)
     tab.look_again()
     tab.wait_for("document.querySelector('main .spark-line').getAttribute('d')", "a line of this tab's own")
@@ -81,7 +81,7 @@ def test_without_a_history_the_rest_is_there_and_says_so(tab: Tab, url: str, sho
         tab.wait_for(
             "document.querySelector('.timeline').innerText.includes('does not store a history')", f"{view} says why"
         )
-        assert tab.count(".facts > div") > 3, view
+        assert tab.count(".groups dl > div, .facts > div") > 3, view
         assert not tab.evaluate("document.querySelector('.plot').checkVisibility()"), view
 
 

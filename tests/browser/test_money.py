@@ -75,11 +75,11 @@ def test_waste_by_pod_owner_and_namespace(tab: Tab, page: str) -> None:
     first = rows(tab)[0]
     assert first == "jupyter-ada notebooks Notebook/jupyter 1 1 1 d 3 h 26.0 26.0 100 % $2.50/h $65.00"
     assert tab.evaluate("location.hash") == "#view=waste"
-    assert "wasted" in tab.text(".waste-head .about")
-    tab.click(".waste-head a:nth-child(2)")
+    assert "wasted" in tab.text(".table-head .about")
+    tab.click(".table-head a:nth-child(2)")
     tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'Notebook/jupyter'", "owners")
     assert tab.evaluate("location.hash") == "#view=waste&by=owner"
-    tab.click(".waste-head a:nth-child(3)")
+    tab.click(".table-head a:nth-child(3)")
     tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'notebooks'", "namespaces")
     tab.evaluate("history.go(-2)")
     tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'jupyter-ada'", "back to pods")

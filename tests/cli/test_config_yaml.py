@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.lanes import Collection, collection_of_fields
+from podgpu.agent.counters import Collection, collection_of_fields
 from podgpu.cli.config_file import ConfigFile, parse_config_file
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError
@@ -48,8 +48,8 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "version: must be 2"),
-        ("version: 1", "version: must be 2"),
+        ("", "missing required field `version`"),
+        ("version: 1", "version: invalid enum value 1"),
         ("- version: 2", "expected `object`"),
         ("version: 2\nmetric: {}", "object contains unknown field `metric`"),
         ("version: 2\nmetrics: {file: a, fields: [{name: X, prometheusType: gauge, help: x}]}", "not both"),
@@ -65,7 +65,7 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
         ),
         ("version: 2\ncollections: []", "collections: expected `array` of length >= 1"),
         ("version: 2\ncollections: [{name: a, metrics: {include: [A]}}]", "missing required field `every`"),
-        (COLLECTION.format("0"), "collections[0].every: '0' must be from 100ms to 24h"),
+        (COLLECTION.format("0"), "collections[0].every: '0' is not a duration from 100ms to 24h"),
         (COLLECTION.format("30"), "not a duration"),
         (
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.promql import quote
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import WorkloadOwner
@@ -96,7 +95,7 @@ BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
 REPLIES: dict[str, tuple[Reply, str, str]] = {
     "422": (error(422, 'bad "match"\x1b[2J ' + "x" * 5000), "http_422", 'bad "match" [2J xxx'),
     "503": (Reply(b"not ready", 503, "text/plain"), "http_503", "503"),
-    "401": (Reply(b"", 401), "unauthorized", "--prometheus-token-file"),
+    "401": (Reply(b"", 401), "unauthorized", "rejected the credentials"),
     "404": (Reply(b"404 page not found", 404, "text/plain"), "http_404", "is the path right?"),
     "redirect": (Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "does not follow"),
     "truncated": (Reply(b'{"status":"succ', claimed_length=900), "truncated", "incomplete"),
@@ -140,7 +139,7 @@ def test_a_server_that_hangs_or_is_away(double: PrometheusDouble) -> None:
     made = Rounds(double, url="http://127.0.0.1:9")
     reading = made.run()
     assert reading.outcomes[0].error == "unreachable"
-    assert "check that Prometheus runs there" in reading.outcomes[0].message
+    assert "check that the server runs there" in reading.outcomes[0].message
     made.close()
 
 
@@ -220,7 +219,7 @@ def test_only_get_is_allowed(double: PrometheusDouble, rounds: Rounds) -> None:
 
 def test_secrets(double: PrometheusDouble, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
-    access = Access(token_file=str(tmp_path / "token"), headers=(("X-Scope-OrgID", "team-a"),), prefix="prometheus")
+    access = Access(token_file=str(tmp_path / "token"), headers=(("X-Scope-OrgID", "team-a"),))
     made = Rounds(double, access=access)
     made.run()
     made.close()

@@ -21,6 +21,8 @@ DCGM_CHART = {
 """Values of dcgm-exporter's chart: see test_chart_dcgm_chart.py."""
 
 
+MOVED = {"$ref": "#/definitions/moved"}
+"""Values of the chart 0.1: see test_chart_upgrade.py."""
 REFUSED = yaml.safe_load((FOLDER / "refused_values.yaml").read_text(encoding="utf-8"))
 
 
@@ -37,6 +39,7 @@ def compare(values: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> 
     properties = dict(resolved(schema).get("properties", {}))
     if not path:
         properties = {name: one for name, one in properties.items() if name not in {"global", *DCGM_CHART}}
+    properties = {name: one for name, one in properties.items() if one != MOVED}
     optional = {"maxSurge", "currency", "models", "level", "role", "type", "user"} - values.keys()
     assert values.keys() == properties.keys() - optional or not properties, path
     for key, value in values.items():

@@ -78,6 +78,17 @@ def test_an_exposition_that_is_not_true_is_noticed(world: World, spoil, rule: st
     assert rule in judge.breaches
 
 
+def test_a_gpu_may_be_missing_until_the_driver_lists_its_gpus_again(world: World) -> None:
+    judge, gpu = Judge(world), world.numbers[0]
+    _, _, others = everything(world, **pod_on(world)).partition("\n")
+    world.truth.unlisted.add(gpu)
+    world.truth.gpu_broken_until[gpu] = world.clock.monotonic()
+    for seconds, breaches in ((125.0, 0), (10.0, 1)):
+        world.clock.advance(seconds)
+        judge.look(others)
+        assert judge.breaches["a healthy GPU is not in the metrics"] == breaches
+
+
 def test_a_counter_that_falls_is_noticed_across_a_gap(world: World) -> None:
     judge = Judge(world)
     series = exposition("podgpu_device_energy_joules_total", 10, UUID="GPU-x")

@@ -23,7 +23,7 @@ from podgpu.metrics.parse import ParsedFamily
 from podgpu.workers import ErrorCounts
 from tests.nodes.clock import wait_until
 from tests.privilege import mounted_disk
-from tests.web.process import NO_LOGS
+from tests.process import NO_LOGS
 
 EXPOSITION = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0

@@ -135,7 +135,7 @@ def test_a_clock_that_jumps_invalidates_one_window(bench: NvmlBench, jump: float
 def test_energy_adds_up_to_the_difference_of_the_counter(bench: NvmlBench) -> None:
     moments, gpu = random.Random(2), bench.driver.gpus[0]
     bench.place(41, 0.7, period=5)
-    assert bench.after(1).energy_mj is None, "nothing to compare with"
+    assert bench.after(1).energy_mj == 0, "nothing to compare with"
     before, total = gpu.energy_mj, 0
     for turn in range(50):
         if turn % 10 == 3:
@@ -217,7 +217,7 @@ def test_after_a_reload_all_calls_are_supported(bench: NvmlBench, error: int) ->
         bench.after(1)
     bench.telemetry.release(1.0)
     usage = bench.after(1)
-    assert usage.energy_mj is None
+    assert usage.energy_mj == 0
     assert usage.busy_ns == SECOND // 2
-    assert bench.after(1).energy_mj is not None
+    assert bench.after(1).energy_mj
     assert not bench.lacks

@@ -20,6 +20,7 @@ from podgpu.model import (
     MigInstance,
     NodeState,
     Slot,
+    WaitPart,
     XidCount,
     decode_node,
     encode_node,
@@ -100,6 +101,20 @@ def test_no_series_and_no_family_twice(state: NodeState, old: bool, copy: bool, 
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
     assert text_of(decode_node(encode_node(state)), policy) == text
+
+
+def test_the_largest_pairs_of_waiting_pods_have_series_if_wanted() -> None:
+    runners = tuple(WaitPart("ns", f"r{n}", "main", ratio=n / 100) for n in range(1, 31))
+    usage = HolderUsage(wait_ratio=1.0, waits_for=(*runners, WaitPart(ratio=0.5)))
+    state = gpu(holders=(Holder("ns", "waiter", "main", usage=usage),))
+    name = "podgpu_container_gpu_waits_for_ratio"
+    assert name not in text_of(state)
+    for limit, first, last in ((1, 11, 30), (25, 25, 30)):
+        found = [line for line in text_of(state, Policy(wait_pairs=limit)).splitlines() if line.startswith(name)]
+        assert [line.split('runner_pod="')[1] for line in found] == [
+            f'r{n}"}} {n / 100}' for n in range(last, first - 1, -1)
+        ]
+        assert 'container="main",namespace="ns",pod="waiter",runner_container="main",runner_namespace="ns"' in found[0]
 
 
 @given(nodes)

@@ -1,4 +1,7 @@
-"""A release of the last commit, built once. `make check-release` runs these tests, because they download packages."""
+"""A release of the last commit, built once. `make check-release` runs these tests, because they download packages.
+
+`DIST=dist make check-release` tests an existing release.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ def build_release(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if "DIST" in os.environ:
+        return Path(os.environ["DIST"]).absolute()
     if sys.version_info[:2] != (3, 11):
         pytest.skip("images are built with Python 3.11")
     return build_release(tmp_path_factory.mktemp("release") / "dist")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,18 +14,30 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podgpu import __version__
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.net import free_port
 from tests.release.conftest import build_release
 
 HELM = str(Path(sys.executable).with_name("helm"))
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ENGINE_WITH_ONE_GPU = f"""\
+#include "{Path(__file__).parents[1] / "gpu/dcgm/fake_libdcgm.c"}"
+
+__attribute__((constructor)) static void add_gpu(void) {{
+    fake_reset();
+    fake_gpu(0, "GPU-1", "00000000:18:00.0", "NVIDIA H100 80GB HBM3", 0);
+    fake_int(1, 0, 55, 1700000000000000, 0, 4);
+    fake_int(1, 0, 150, 1700000000000000, 0, 41);
+}}
+"""
 REGISTRY_CONFIG = """\
 version: 0.1
 storage: {{filesystem: {{rootdirectory: {folder}}}}}
@@ -45,27 +58,29 @@ def need(*commands: str) -> None:
 
 
 @contextmanager
-def background(*command: str | Path, url: str, **options: Any) -> Iterator[str]:
-    """Runs a server and yields the first answer of a URL."""
+def background(*command: str | Path, url: str, text: str = "", **options: Any) -> Iterator[str]:
+    """Runs a server and yields the first answer of a URL that has a text."""
     with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True, **options) as process:
         try:
-            yield _wait_for(url, process)
+            yield _wait_for(url, text, process)
         finally:
             process.terminate()
             process.wait(30)
 
 
-def _wait_for(url: str, process: subprocess.Popen[str]) -> str:
+def _wait_for(url: str, text: str, process: subprocess.Popen[str]) -> str:
+    body = ""
     for _ in range(300):
-        try:
+        with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             with urllib.request.urlopen(url, timeout=5) as answer:
-                return str(answer.read().decode())
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            if process.poll() is not None:
-                break
-            time.sleep(0.2)
+                body = str(answer.read().decode())
+            if text in body:
+                return body
+        if process.poll() is not None:
+            break
+        time.sleep(0.2)
     process.kill()
-    raise AssertionError(f"no answer from {url}: {process.communicate()[1][-2000:]}")
+    raise AssertionError(f"no {text} from {url}: {body[-2000:]}\n{process.communicate()[1][-2000:]}")
 
 
 def test_checksums(dist: Path) -> None:
@@ -162,8 +177,16 @@ def unpack_image(archive: Path, folder: Path) -> dict[str, Any]:
     return config
 
 
-def run_image(archive: Path, folder: Path, arguments: list[str], url: str, uid: int = 0) -> str:
-    """Runs an image as the chart does: read-only root file system, no capability, no new privileges."""
+def write_bundle(
+    archive: Path,
+    folder: Path,
+    arguments: list[str],
+    *,
+    uid: int = 0,
+    mounts: Mapping[str, Path] | None = None,
+    variables: Sequence[str] = (),
+) -> None:
+    """Prepares an image for runc as the chart does: read-only root file system, no capability, no new privileges."""
     need("runc")
     if os.geteuid() != 0 or platform.machine() != "x86_64":
         pytest.skip("runc needs root here, and the image is for amd64")
@@ -173,36 +196,89 @@ def run_image(archive: Path, folder: Path, arguments: list[str], url: str, uid: 
     spec["process"] |= {
         "terminal": False,
         "user": {"uid": uid, "gid": uid},
-        "args": arguments or image["Entrypoint"],
-        "env": image["Env"],
+        "args": arguments,
+        "env": [*image["Env"], *variables],
         "capabilities": {},
         "noNewPrivileges": True,
     }
     spec["root"] = {"path": "rootfs", "readonly": True}
     spec["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"})
+    for destination, source in (mounts or {}).items():
+        spec["mounts"].append(
+            {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", "rw"]}
+        )
     spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
     (folder / "config.json").write_text(json.dumps(spec))
+
+
+def run_bundle(folder: Path, url: str, text: str) -> str:
+    """Runs a container until the answer of a URL has a text, and returns the answer."""
     name = f"podgpu-test-{os.getpid()}"
     try:
-        with background("runc", "run", name, url=url, cwd=folder) as text:
-            return text
+        with background("runc", "run", name, url=url, text=text, cwd=folder) as answer:
+            return answer
     finally:
         subprocess.run(["runc", "delete", "--force", name], check=False, capture_output=True)
 
 
 def test_exporter_image_runs(dist: Path, tmp_path: Path) -> None:
     port = free_port()
-    arguments = ["podgpu", "exporter", "--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}"]
-    archive = dist / f"podgpu-image-{__version__}.tar"
-    assert "DCGM_FI_DEV_GPU_TEMP{" in run_image(archive, tmp_path, arguments, f"http://127.0.0.1:{port}/metrics")
+    counters = "/etc/dcgm-exporter/dcp-metrics-included.csv"
+    options = ["--telemetry", "simulated:1xH100", "-a", f"127.0.0.1:{port}", "-f", counters, "-c", "1s"]
+    write_bundle(dist / f"podgpu-image-{__version__}.tar", tmp_path, ["podgpu", "exporter", *options])
+    text = run_bundle(tmp_path, f"http://127.0.0.1:{port}/metrics", "DCGM_FI_PROF_GR_ENGINE_ACTIVE{")
+    assert "DCGM_FI_DEV_GPU_TEMP{" in text
+
+
+def test_host_engine_with_a_mounted_library(dist: Path, tmp_path: Path) -> None:
+    """`-r` with a directory that has libdcgm.so.4 and LD_LIBRARY_PATH, as in docs/dcgm.md."""
+    need("cc")
+    library, port = tmp_path / "dcgm", free_port()
+    library.mkdir()
+    run("cc", "-shared", "-fPIC", "-o", library / "libdcgm.so.4", "-x", "c", "-", input=ENGINE_WITH_ONE_GPU)
+    options = ["-r", "localhost:5555", "-a", f"127.0.0.1:{port}"]
+    write_bundle(
+        dist / f"podgpu-image-{__version__}.tar",
+        tmp_path,
+        ["podgpu", "exporter", *options],
+        mounts={"/opt/dcgm": library},
+        variables=["LD_LIBRARY_PATH=/opt/dcgm"],
+    )
+    text = run_bundle(tmp_path, f"http://127.0.0.1:{port}/metrics", "DCGM_FI_DEV_GPU_TEMP{")
+    assert re.search(r'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1".*} 41', text)
+
+
+def test_enrich_in_a_container(dist: Path, tmp_path: Path) -> None:
+    """The `docker run` of docs/install-beside-dcgm-exporter.md, once."""
+    seed = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
+    bare = re.sub(r'(container_name|pod_name|pod_namespace)="[^"]*",', "", seed)
+    folders = {name: tmp_path / name for name in ("pod-resources", "prometheus", "textfile")}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["prometheus"] / "dcgm.prom").write_text(bare, encoding="utf-8")
+    places = ["--in", "/run/prometheus/dcgm.prom", "--out", "/run/textfile/podgpu.prom"]
+    mounts = {
+        "/var/lib/kubelet/pod-resources": folders["pod-resources"],
+        "/run/prometheus": folders["prometheus"],
+        "/run/textfile": folders["textfile"],
+    }
+    arguments = ["podgpu", "enrich", *places, "-o", "--once"]
+    write_bundle(dist / f"podgpu-image-{__version__}.tar", tmp_path, arguments, mounts=mounts)
+    uuids = sorted(set(re.findall(r"GPU-[-0-9a-f]+", seed)))
+    pod = SimulatedPod("default", "pod1", {"pod1-ctr": {"nvidia.com/gpu": uuids}})
+    with SimulatedKubelet(f"{folders['pod-resources']}/kubelet.sock", [pod]):
+        run("runc", "run", f"podgpu-enrich-{os.getpid()}", cwd=tmp_path)
+    text = (folders["textfile"] / "podgpu.prom").read_text(encoding="utf-8")
+    labels = 'container_name="pod1-ctr",pod_name="pod1",pod_namespace="default"'
+    assert f'dcgm_gpu_temp{{gpu="0",uuid="{uuids[0]}",{labels}}} 33' in text
 
 
 def test_demo_runs_in_the_autoscale_image(dist: Path, tmp_path: Path) -> None:
     exporter, cluster = free_port(), free_port()
     addresses = ["-a", f"127.0.0.1:{exporter}", "--cluster-address", f"127.0.0.1:{cluster}"]
     archive = dist / f"podgpu-image-{__version__}-autoscale.tar"
-    url = f"http://127.0.0.1:{cluster}/api/v1/view"
-    assert '"gpus"' in run_image(archive, tmp_path, ["podgpu", "demo", *addresses], url, uid=65534)
+    write_bundle(archive, tmp_path, ["podgpu", "demo", *addresses], uid=65534)
+    assert run_bundle(tmp_path, f"http://127.0.0.1:{cluster}/api/v1/view", '"gpus"')
 
 
 def test_debian_package(dist: Path, tmp_path: Path) -> None:

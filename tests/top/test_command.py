@@ -127,6 +127,8 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--url", "http://n", "--processes"], "--processes is for the local driver"),
         (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
         (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),
+        (["--cluster", "x:99999"], "not the URL of an HTTP server; write HOST:PORT"),
+        (["--cluster", "http://a", "--url", "http://b"], "give one of them"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )
@@ -152,3 +154,9 @@ def test_processes_of_containers_without_a_pod(tmp_path: Path, capsys: pytest.Ca
     lines = once(capsys, "--processes", "--interval", "100ms", *options)
     assert "container abababababab" in lines[1]
     assert "pid 4000 python3 " in lines[2]
+
+
+@pytest.mark.reads_host("the processes of simulated GPUs are not in the real /proc")
+def test_simulated_processes_have_no_user(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--json", "--telemetry", "simulated:1xH100", "--path-proc", "/proc", "--interval", "100ms"]) == 0
+    assert "unknown" not in capsys.readouterr().out.partition("nodes")[2]

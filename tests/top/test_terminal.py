@@ -165,7 +165,7 @@ def test_ctrl_z(session: Session) -> None:
 def test_an_error_at_the_start_is_one_line() -> None:
     with Session("--url", unused_url()) as live:
         assert live.wait() == 1
-        assert live.output.endswith(b"(nothing listens there): check that the exporter runs there\r\n")
+        assert live.output.endswith(b"nothing listens there: check that the server runs there\r\n")
         assert ALTERNATE not in live.output
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import click
 from msgspec import Meta, Struct
 
-from podgpu.agent.lanes import Collection
+from podgpu.agent.counters import Collection
 from podgpu.cli.options import FROM_FILE, is_set
 from podgpu.clock import parse_duration
 from podgpu.decode import decode_yaml
@@ -69,26 +69,6 @@ _Text = Annotated[str, Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 
-class _GoDuration:  # not a dataclass, because msgspec would not call `_decode_duration` for it
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-
-class _Interval(_GoDuration):
-    """A duration from 100 ms to 24 h."""
-
-
-def _decode_duration(kind: type, text: Any) -> _GoDuration:
-    seconds = parse_duration(text) if isinstance(text, str) else None
-    if seconds is None:
-        raise ValueError(f"{str(text)[:80]!a} is not a duration such as 30s, 1m30s or 500ms")
-    if kind is _GoDuration:
-        return _GoDuration(seconds)
-    if not 0.1 <= seconds <= 86_400:
-        raise ValueError(f"{text[:80]!a} must be from 100ms to 24h")
-    return _Interval(seconds)
-
-
 class _ConfigSection(Struct, rename="camel", forbid_unknown_fields=True):
     pass
 
@@ -100,20 +80,20 @@ class _ConfigField(_ConfigSection):
 
 
 class _Metrics(_ConfigSection):
-    file: _Text | None = None
+    file: str | None = None
     fields: Annotated[list[_ConfigField], Meta(min_length=1)] | None = None
     enable_exporter_metrics: bool | None = None
 
 
 class _BindUnbind(_ConfigSection):
     enabled: bool | None = None
-    poll_interval: _GoDuration | None = None
+    poll_interval: str | None = None
 
 
 class _Watch(_ConfigSection):
     """How long DCGM keeps samples. Has no effect, because podgpu uses the newest sample only."""
 
-    max_keep_age: _GoDuration | None = None
+    max_keep_age: str | None = None
     max_keep_samples: _Count | None = None
 
 
@@ -132,7 +112,7 @@ class _Include(_ConfigSection):
 
 class _ConfigCollection(_ConfigSection):
     name: _Text
-    every: _Interval
+    every: str
     metrics: _Include
     sources: _Sources | None = None
 
@@ -142,27 +122,21 @@ class _Server(_ConfigSection):
 
 
 class _Config(_ConfigSection):
-    version: int
+    version: Literal[2]
     metrics: _Metrics | None = None
     collections: Annotated[list[_ConfigCollection], Meta(min_length=1)] | None = None
     sources: _Sources | None = None
     server: _Server | None = None
 
 
-class _Version(Struct):
-    version: int | None = None
-
-
 def parse_config_file(content: bytes, path: str) -> ConfigFile:
     """Parses the file. Raises UsageError with the path of the file and of the invalid entry."""
-    if decode_yaml(content, path, _Version).version != 2:
-        raise UsageError(f"{path}: version: must be 2, as in dcgm-exporter 4.8.4 and later")
-    config = decode_yaml(content, path, _Config, _decode_duration)
+    config = decode_yaml(content, path, _Config)
     metrics, server = config.metrics or _Metrics(), config.server or _Server()
+    bind_unbind = ((config.sources or _Sources()).dcgm or _Dcgm()).detect_bind_unbind
     if metrics.file and metrics.fields:
         raise UsageError(f"{path}: metrics: set file or fields, not both")
     interval, collections = _read_collections(config, path)
-    bind_unbind = ((config.sources or _Sources()).dcgm or _Dcgm()).detect_bind_unbind
     where = f"{path}: sources.dcgm.detectBindUnbind"
     ignored = f"{where} has no effect: podgpu always detects GPUs that are added or removed"
     return ConfigFile(
@@ -183,12 +157,15 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
     collections = []
     for number, row in enumerate(config.collections or ()):
         place = f"{path}: collections[{number}]"
+        seconds = parse_duration(row.every)
+        if seconds is None or not 0.1 <= seconds <= 86_400:
+            raise UsageError(f"{place}.every: {row.every[:80]!a} is not a duration from 100ms to 24h, such as 1m30s")
         if row.metrics.include != _ALL_FIELDS:
-            collections.append(Collection(row.name, row.every.seconds, tuple(row.metrics.include), place))
+            collections.append(Collection(row.name, seconds, tuple(row.metrics.include), place))
         elif interval is not None:
             raise UsageError(f"{place}: only one collection may include ['*']")
         else:
-            interval = row.every.seconds
+            interval = seconds
     return interval, tuple(collections)
 
 

@@ -1,16 +1,20 @@
-"""`podgpu demo`: runs exporters with simulated GPUs, and the cluster view."""
+"""`podgpu demo`: runs exporters with simulated GPUs, and the cluster view.
+
+In each cycle a job ends, GPUs and an exporter fail, and everything recovers.
+"""
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +25,11 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder
@@ -35,7 +39,7 @@ from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.labels import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts, find_pod_owner
+from podgpu.simulate.node import StageNode
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
@@ -49,6 +53,21 @@ CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=120.0, window=6
 _PODS_PER_NODE = 8
 _LOOPBACK = "127.0.0.1"
 _STOP_SECONDS = 2.0
+CYCLE_SECONDS = 150.0
+_XID = 48  # a double-bit memory error, after which the GPU must be reset
+_LOST_GPU = 3
+_JOB = "llm-train"
+_FIRST_JOB = 2  # number of the job that runs on the third node at the start
+_OWNERS = {
+    _JOB: "Job",
+    "diffusion": "Job",
+    "chat": "Deployment",
+    "embed": "Deployment",
+    "ocr": "Deployment",
+    "jupyter-ada": "Notebook",
+    "jupyter": "StatefulSet",
+}
+"""Prefix of a pod's name -> kind of its owner."""
 
 
 @make_command(
@@ -100,8 +119,8 @@ def run_demo(
                 CLUSTER_OPTION,
             ),
         ]
-        script = [] if calm else acts(nodes)
-        director = Director(Play(script), lambda act: click.echo(f"demo: {act.message}"))
+        script = [] if calm else make_script(nodes)
+        director = Director(script, lambda act: click.echo(f"demo: {act.message}"))
         parts = [part for each in exporters for part in (each.agent, each.recorder)]
         services: list[Service] = [*parts, cluster, recorder, director]
 
@@ -127,38 +146,73 @@ def _print_overview(bound: Sequence[Address], script: Sequence[Act]) -> None:
     click.echo("Ctrl-C ends the demo.")
 
 
+class Act(NamedTuple):
+    at: float  # seconds since the start of the cycle
+    message: str
+    do: Callable[[], object]
+
+
+def make_script(nodes: Sequence[StageNode]) -> list[Act]:
+    """Returns the events of the demo's three nodes. All faults exist at the same time between 30 and 90 seconds."""
+    first, lost, last = nodes
+    ill = min(6, first.gpus - 1)
+    job = [tenant for tenant in last.tenants if tenant.pod == f"{_JOB}-{_FIRST_JOB}"]
+    numbers = itertools.count(_FIRST_JOB + 1)
+
+    def end_job() -> None:
+        last.move_out(job[0].namespace, job[0].pod)
+
+    def begin_next_job() -> None:
+        name = f"{_JOB}-{next(numbers)}"
+        job[:] = [replace(tenant, pod=name) for tenant in job]
+        last.move_in(*job)
+
+    return [
+        Act(10.0, f"{last.name}: a training job ends", end_job),
+        Act(15.0, f"{first.name}: GPU {ill} reports XID {_XID}", lambda: first.driver.raise_xid(ill, _XID)),
+        Act(20.0, f"{lost.name}: GPU {_LOST_GPU} falls off the bus", lambda: lost.driver.lose(_LOST_GPU)),
+        Act(30.0, f"{last.name}: the exporter stops answering", lambda: setattr(last, "answers", False)),
+        Act(90.0, f"{last.name}: the exporter answers again", lambda: setattr(last, "answers", True)),
+        Act(95.0, f"{last.name}: the next training job begins", begin_next_job),
+        Act(105.0, f"{lost.name}: GPU {_LOST_GPU} answers again", lambda: lost.driver.recover(_LOST_GPU)),
+        Act(115.0, f"{first.name}: GPU {ill} is reset", lambda: first.reset(ill)),
+    ]
+
+
+def schedule(script: Sequence[Act]) -> Iterator[tuple[float, Act]]:
+    """Yields each act with its time since the start, cycle after cycle."""
+    for cycle in itertools.count() if script else ():
+        for act in script:
+            yield cycle * CYCLE_SECONDS + act.at, act
+
+
 class Director:
     """Runs the scheduled events of the demo."""
 
     fatal: StartError | None = None
 
-    def __init__(
-        self, play: Play, on_act: Callable[[Act], object], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._play = play
+    def __init__(self, script: Sequence[Act], on_act: Callable[[Act], object]) -> None:
+        self._script = script
         self._on_act = on_act
-        self._clock = clock
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._direct, name="director", daemon=True)
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        del on_fatal
-        self._thread = threading.Thread(target=self._direct, name="director", daemon=True)
         self._thread.start()
 
     def _direct(self) -> None:
-        began = self._clock()
-        while not math.isinf(self._play.next_at):
-            if self._stopping.wait(max(0.0, began + self._play.next_at - self._clock())):
+        began = time.monotonic()
+        for at, act in schedule(self._script):
+            if self._stopping.wait(max(0.0, began + at - time.monotonic())):
                 return
-            for act in self._play.run_due(self._clock() - began):
-                self._on_act(act)
+            act.do()
+            self._on_act(act)
 
     def reload(self) -> None: ...
 
     def stop(self) -> None:
         self._stopping.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
 
@@ -207,7 +261,10 @@ def make_exporter(node: StageNode, prices: ReadPrices, clock: Clock | None = Non
 
 def find_owners(nodes: Sequence[StageNode]) -> dict[tuple[str, str], WorkloadOwner]:
     """Returns the simulated owners of pods. In a cluster, they are read from the API server."""
-    pods = {(tenant.namespace, tenant.pod) for node in nodes for tenant in node.tenants}
-    return {
-        (namespace, pod): WorkloadOwner(*owner) for namespace, pod in pods if (owner := find_pod_owner(pod)) is not None
-    }
+    owners = {}
+    for tenant in (tenant for node in nodes for tenant in node.tenants):
+        prefix = next((prefix for prefix in _OWNERS if tenant.pod.startswith(f"{prefix}-")), None)
+        if prefix is not None:
+            kind = _OWNERS[prefix]
+            owners[tenant.namespace, tenant.pod] = WorkloadOwner(kind, tenant.pod if kind == "Job" else prefix)
+    return owners

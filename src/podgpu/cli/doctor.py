@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from podgpu.agent.counter_feeds import counters_in_configmap
-from podgpu.agent.lanes import collection_of_fields
+from podgpu.agent.counters import collection_of_fields, counters_in_configmap
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
@@ -18,9 +17,19 @@ from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.autoscale import check_autoscaling
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
-from podgpu.doctor.gpus import SIMULATED, GpuReadings, check_gpus, check_mps, check_usage, read_gpus
 from podgpu.doctor.holders import check_holders, check_watches
-from podgpu.doctor.host import check_device_files, check_host_name, check_pid_namespace, check_privileges
+from podgpu.doctor.node import (
+    SIMULATED,
+    GpuReadings,
+    check_device_files,
+    check_gpus,
+    check_host_name,
+    check_mps,
+    check_pid_namespace,
+    check_privileges,
+    check_usage,
+    read_gpus,
+)
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
@@ -58,7 +67,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options, config_findings = _merge_config_file(ctx, options)
     check_options(options)
-    options = parse_host_engine(ctx, options)
+    options = parse_host_engine(options)
     ignored = (*list_ignored_options(ctx), *options["config"].ignored)
     examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
     with quiet_logs(options["debug"]):

@@ -24,6 +24,7 @@ MAIN_COMMANDS = {
 }
 OTHER_COMMANDS = {
     "report": "Print the cost and waste of a day, a week or a month, to send it.",
+    "forget": "Remove a lost GPU that was taken out of the machine.",
     "autoscale": "Provide GPU metrics to KEDA and the HPA.",
     "enrich": "Add pod labels to an existing dcgm-exporter's metrics, for node_exporter.",
     "hook": "Maintain koordinator's podlist.json as an NRI plugin.",

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.counter_feeds import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
+from podgpu.agent.counters import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.gpu.exporter import ExporterTelemetry, ExpositionSource, open_exposition_source
-from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry, count_pci_gpus
 from podgpu.gpu.nvml.switch_splitter import SwitchLogFactory
-from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, ApiHealth, LabelFilter, open_if_api
@@ -66,7 +65,6 @@ def build_exporter_agent(
         node_name=node,
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
-        usage_interval=options["usage_interval"],
         collections=options.get("config", ConfigFile()).collections,
         counters_may_come=configmap != "none",
         selection=selection,
@@ -81,6 +79,7 @@ def build_exporter_agent(
             virtual_gpus=options["kubernetes_virtual_gpus"],
             copy_parent_values=options["mig_copy_parent_values"],
             gpu_manager=options["gpu_manager_metrics"],
+            wait_pairs=options["wait_pairs"],
             process_metrics=options["path_proc"] if options["enable_exporter_metrics"] else "",
             xid_window_ms=round(options["xid_count_window_size"] * 1000),
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
@@ -149,7 +148,10 @@ def make_allocations(options: Options, api: ApiAccess, telemetry: Telemetry) -> 
 def make_finder(options: Options) -> ContainerFinder:
     """Users and jobs are found only if no option names another source of holders."""
     is_plain = not options["kubernetes"] and options["allocation"] == "auto"
-    return ContainerFinder(options["path_proc"], finds_users=is_plain)
+    is_simulated = options["telemetry"].partition(":")[0] == "simulated"  # its processes are not in the real /proc
+    return ContainerFinder(
+        options["path_proc"], finds_users=is_plain and not (is_simulated and options["path_proc"] == "/proc")
+    )
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
@@ -220,7 +222,7 @@ def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter, from a URL or a file. Raises UsageError."""
     # Shorter than the deadline of the turn, because the error of a timeout is more specific.
     timeout = min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))
-    return open_exposition_source(place, Access.from_options(options, "exporter", "the exporter"), timeout=timeout)
+    return open_exposition_source(place, Access.from_options(options, "exporter"), timeout=timeout)
 
 
 def _open_exporter(argument: str, options: Options) -> Telemetry:

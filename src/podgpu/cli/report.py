@@ -12,8 +12,9 @@ from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import print_out
 from podgpu.cluster.ranges import RangeAnswer, RangeFigures, describe_row, parse_range_query, utc_text
 from podgpu.cluster.view import decode_view
+from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, UsageError
-from podgpu.http_client import Access, HttpClient
+from podgpu.http_client import HttpClient
 
 _TIMEOUT = 90.0  # longer than a query to Prometheus
 _TOP_OWNERS = 10
@@ -43,7 +44,7 @@ def command(url: str, range: str, by: str, format: str) -> int:
         parse_range_query(query)
     except UsageError as error:
         raise UsageError(f"--{error}") from error  # by='x' becomes --by='x'
-    client = HttpClient(url.rstrip("/"), Access(prefix="", server="podgpu cluster"), timeout=_TIMEOUT)
+    client = HttpClient(url.rstrip("/"), timeout=_TIMEOUT)
     if format == "csv":
         print_out(client.get_blocking("api/v1/range", {**query, "format": "csv"}))
         return 0
@@ -60,7 +61,7 @@ def command(url: str, range: str, by: str, format: str) -> int:
 
 def _read_range(client: HttpClient, query: dict[str, str]) -> RangeAnswer:
     try:
-        return msgspec.json.decode(client.get_blocking("api/v1/range", query), type=RangeAnswer)
+        return find_decoder(RangeAnswer).decode(client.get_blocking("api/v1/range", query))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = f"{client.shown} is not a podgpu cluster: its answer to /api/v1/range is not valid: {error}"
         raise SourceError("malformed", text) from error

@@ -47,7 +47,7 @@ def command(**options: Any) -> None:
     Needs root on the GPU's node and driver 550 or later. Containers are not restarted or changed. Ctrl-C ends the
     recording early.
     """
-    out = AtomicFile(options["output"], option="-o")
+    out = AtomicFile(options["out"], option="-o")
     try:
         TemporaryFile(dir=out.path.parent).close()
     except OSError as error:
@@ -65,7 +65,7 @@ def command(**options: Any) -> None:
         finally:
             telemetry.release(1.0)
     trace = msgspec.json.encode(recording.make_trace())
-    out.write(gzip.compress(trace) if options["output"].endswith(".gz") else trace)
+    out.write(gzip.compress(trace) if options["out"].endswith(".gz") else trace)
     click.echo(f"podgpu: {out.path}: {recording.summarize()}; open it in https://ui.perfetto.dev", err=True)
     if failure:
         raise StartError(f"the recording ended early: {failure}")
@@ -151,6 +151,8 @@ class Recording:
     def summarize(self) -> str:
         stays = sum(len(engine.stays) for engine in self._engines.values())
         found = f"{stays:,} stays" if stays else "no context switch, because fewer than two processes used the GPU"
+        if any(stay.pid == HIDDEN_PID for engine in self._engines.values() for stay in engine.stays):
+            found += ", processes of other users without names (run as root)"
         return f"{self._elapsed:.1f} s, {found}"
 
     def _read(self) -> None:

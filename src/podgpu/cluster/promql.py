@@ -58,7 +58,7 @@ class PrometheusServer:
     """Options of --prometheus."""
 
     url: str
-    access: Access = field(default_factory=lambda: Access(prefix="prometheus", server="Prometheus"))
+    access: Access = field(default_factory=Access)
     match: str = ""  # label matchers for every selector
     node_labels: tuple[str, ...] = NODE_LABELS
     timeout: float = 10.0  # seconds for one query

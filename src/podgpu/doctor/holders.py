@@ -11,8 +11,7 @@ from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
-from podgpu.doctor.gpus import GpuReadings
-from podgpu.doctor.host import is_in_pod
+from podgpu.doctor.node import GpuReadings, is_in_pod
 from podgpu.errors import few_of
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct, field
 
-from podgpu.decode import decode_json, malformed, shorten_path
+from podgpu.decode import convert, decode_json, malformed, shorten_path
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
@@ -271,7 +271,7 @@ async def _get_results(client: ApiClient, version: str, name: ClaimName) -> tupl
     path = "/".join((RESOURCE_GROUP, version, "namespaces", quote(name[0], ""), "resourceclaims", quote(name[1], "")))
     try:
         claim = await client.get(path)
-        return msgspec.convert(claim.get("status") or {}, type=_ClaimStatus).results
+        return convert(claim.get("status") or {}, _ClaimStatus).results
     except SourceError as error:
         if error.reason != "not_found":  # `not_found`: a deleted claim, which the kubelet still lists for a moment
             raise

@@ -13,7 +13,7 @@ from aiohttp.http import HttpProcessingError
 
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
-from podgpu.http_client import Failure, explain_errors, open_session, read_body, send_request
+from podgpu.http_client import explain_errors, open_session, read_body, send_request
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.credentials import Credentials
 from podgpu.kube.objects import KubeObject
@@ -94,7 +94,7 @@ class ApiClient:
 
     async def _lines(self, response: aiohttp.ClientResponse, path: str) -> AsyncIterator[bytes]:
         while True:
-            with explain_errors(lambda failure: self._explain(failure, path)):
+            with explain_errors(lambda reason, why: self._explain(reason, why, path)):
                 try:
                     line = await response.content.readline()
                 except (ValueError, HttpProcessingError) as error:  # the type depends on the version of aiohttp
@@ -106,7 +106,7 @@ class ApiClient:
                 yield line
 
     async def _read(self, response: aiohttp.ClientResponse, path: str) -> bytes:
-        with explain_errors(lambda failure: self._explain(failure, path)):
+        with explain_errors(lambda reason, why: self._explain(reason, why, path)):
             async with asyncio.timeout(self._deadline):
                 return await read_body(response, _MAX_BYTES, self.config.server + path, "bad_answer")
 
@@ -134,7 +134,7 @@ class ApiClient:
             **content,
         )
         async with AsyncExitStack() as stack:
-            with explain_errors(lambda failure: self._explain(failure, path)):
+            with explain_errors(lambda reason, why: self._explain(reason, why, path)):
                 async with asyncio.timeout(self._deadline):
                     response = await stack.enter_async_context(request)
             if response.status != 200:
@@ -156,12 +156,12 @@ class ApiClient:
         retry_after = min(float(seconds), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
         return explain_status(response.status, body, path, self.config.origin, retry_after)
 
-    def _explain(self, failure: Failure, path: str) -> SourceError:
-        if failure.reason == "tls":
+    def _explain(self, failure: str, why: str, path: str) -> SourceError:
+        if failure == "tls":
             self._credentials.invalidate()
         other = "unreachable", "the API server is down, or a network policy blocks it"
-        reason, advice = _FAILURES.get(failure.reason, other)
-        return SourceError(reason, f"no answer from {self.config.server} to {path} ({failure.why}): {advice}")
+        reason, advice = _FAILURES.get(failure, other)
+        return SourceError(reason, f"no answer from {self.config.server} to {path} ({why}): {advice}")
 
 
 def _parse_object(body: bytes, path: str) -> KubeObject:

@@ -16,6 +16,7 @@ from subprocess import DEVNULL, PIPE
 
 import msgspec
 
+from podgpu.decode import find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.files import read_bounded
 from podgpu.kube.config import ApiConfig, ExecPlugin
@@ -173,7 +174,7 @@ class _ExecCredential(msgspec.Struct, rename="camel"):
 def parse_credential(output: bytes, plugin: ExecPlugin) -> Credential:
     name = f"the output of the credential plugin {plugin.command}"
     try:
-        answer = msgspec.json.decode(output, type=_ExecCredential)
+        answer = find_decoder(_ExecCredential).decode(output)
     except (msgspec.DecodeError, ValueError, RecursionError):  # the original error may quote a secret
         raise SourceError("exec_plugin", f"{name} is not an ExecCredential in JSON: update the plugin") from None
     status = answer.status

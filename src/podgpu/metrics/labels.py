@@ -36,6 +36,7 @@ class Policy:
     virtual_gpus: bool = False  # one series per holder of a shared device
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
+    wait_pairs: int = 0  # lowest percentage of waiting for which a pair of containers has a series; 0: no series
     process_metrics: str = ""  # path of /proc; no process_* families if empty
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
@@ -48,7 +49,7 @@ class Policy:
         return re.sub(r"\s+", "-", model.strip()) if self.replace_blanks_in_model_name else model
 
 
-make_labels = lru_cache(maxsize=8192)(Labels)
+make_labels = lru_cache(maxsize=2048)(Labels)
 """Takes a tuple of pairs. The text of labels is cached, because most labels are the same in every turn."""
 
 

@@ -22,6 +22,7 @@ from podgpu.metrics.labels import (
 from podgpu.metrics.mig import billed_name
 from podgpu.model import NS, DeviceState, Document, NodeState
 
+MAX_WAIT_PAIRS = 20  # per device
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. The sample has those labels that families.csv lists for the family."""
 
@@ -33,7 +34,8 @@ def render_node(state: NodeState, policy: Policy) -> list[Family]:
 
 def render_podgpu(state: NodeState, policy: Policy) -> list[Family]:
     """Renders podgpu's families about devices, holders and namespaces."""
-    return [*_usage(state, policy), *_collect((*_health(state, policy), *_devices(state, policy)), policy)]
+    rows = (*_waits(state, policy), *_health(state, policy), *_devices(state, policy))
+    return [*_usage(state, policy), *_collect(rows, policy)]
 
 
 def render_self(state: NodeState) -> list[Family]:
@@ -56,7 +58,7 @@ def _label_names(family: str, hostname_labels: tuple[str, ...]) -> tuple[str, ..
     return tuple(new for name in names for new in (hostname_labels if name == "Hostname" else (name,)))
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _select_labels(names: tuple[str, ...], values: tuple[str | None, ...]) -> Labels:
     return Labels((name, value) for name, value in zip(names, values, strict=True) if value is not None)
 
@@ -113,6 +115,19 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
         families_in("exporter")["podgpu_device_usage_method"].of(methods),
         *_figures("namespaces", namespaces),
     ]
+
+
+def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
+    """Renders the pairs of pods in which one waits for the other for at least `policy.wait_pairs` percent."""
+    for gpu, slot in visible_slots(state) if policy.wait_pairs else ():
+        names = device_names(gpu, slot, policy)
+        waiters = [(holder, holder.usage) for holder in slot.holders if holder.usage is not None and holder.pod]
+        pairs = [(part, holder) for holder, usage in waiters for part in usage.waits_for if part.pod]
+        pairs.sort(key=lambda pair: -pair[0].ratio)
+        for part, holder in pairs[:MAX_WAIT_PAIRS]:
+            if 100 * part.ratio >= policy.wait_pairs:
+                runner = {f"runner_{name}": text for name, text in holder_names(part).items()}
+                yield "podgpu_container_gpu_waits_for_ratio", {**names, **holder_names(holder), **runner}, part.ratio
 
 
 def _figures(part: str, rows: Iterable[tuple[Labels, Document]]) -> Iterator[Family]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 from uuid import UUID, uuid5
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.gpu import SimulatedLoad
-from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 _GIB = 1024**3
 _FIRST_PID = 4000
@@ -199,3 +202,82 @@ def stat_line(pid: int, name: str, started: int) -> str:
     before_start = " ".join(["1"] * 18)
     after_start = " ".join(["0"] * _FIELDS_AFTER_START)
     return f"{pid} ({name[:15]}) S {before_start} {started} {after_start}\n"
+
+
+# A whole node
+
+_SWAY = {"research": 0.08, "serving": 0.7, "batch": 0.9, "notebooks": 0.8}
+"""Namespace -> relative variation of its loads. Training is steady, services vary."""
+
+
+class StageNode:
+    """A simulated node with a driver, a gRPC kubelet and the files of a host. Pods and GPUs change while it runs."""
+
+    def __init__(
+        self,
+        name: str,
+        gpus: str,
+        root: Path,
+        *,
+        first: int = 0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`first`: position of the first GPU in the pattern of tenants. `root`: directory for the host's files."""
+        self.name = name
+        self.driver = SimulatedNvml(gpus, seed=seed, node=name, clock=clock, wall=wall)
+        self.root = root
+        self.answers = True  # False while the node's exporter does not answer
+        self._proc = SimulatedProc(root / "proc")
+        self._numbers = itertools.count()
+        self._pids: dict[Tenant, int] = {}
+        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        self.move_in(*tenants(self.driver, first))
+
+    def __enter__(self) -> Self:
+        self.kubelet.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kubelet.stop()
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        return list(self._pids)
+
+    @property
+    def gpus(self) -> int:
+        return len(self.driver.gpus)
+
+    def move_in(self, *new: Tenant) -> None:
+        for tenant in new:
+            pid = self._pids[tenant] = make_pid(next(self._numbers))
+            create_files(self.root, self._proc, tenant, pid)
+            self._start(tenant, pid)
+        self.kubelet.pods = tuple(pods(self._pids))
+
+    def move_out(self, namespace: str, pod: str) -> list[Tenant]:
+        """Ends a pod and returns its containers."""
+        leaving = [tenant for tenant in self._pids if (tenant.namespace, tenant.pod) == (namespace, pod)]
+        for tenant in leaving:
+            pid = self._pids.pop(tenant)
+            if tenant.duty:
+                self.driver.remove(pid)
+            remove_files(self.root, self._proc, tenant, pid)
+        self.kubelet.pods = tuple(pods(self._pids))
+        return leaving
+
+    def _start(self, tenant: Tenant, pid: int) -> None:
+        if tenant.duty:
+            sway = _SWAY.get(tenant.namespace, 0.0)
+            self.driver.place(make_load(tenant, self.driver, pid, phase=pid * 1.7, sway=sway))
+
+    def reset(self, gpu: int) -> None:
+        """Resets the GPU and restarts its processes."""
+        self.driver.reset(gpu)
+        for tenant, pid in self._pids.items():
+            if tenant.gpu == gpu:
+                self._start(tenant, pid)

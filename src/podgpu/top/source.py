@@ -14,13 +14,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.collect import ClusterReading, NodeReading
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
+from podgpu.decode import find_decoder
 from podgpu.errors import MOST_NAMED, SourceError, UsageError, few_of
 from podgpu.gpu.exporter import UrlExposition
-from podgpu.http_client import Access, HttpClient
+from podgpu.http_client import HttpClient
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import NodeState, has_readings
@@ -112,7 +112,7 @@ class ClusterSource:
     def __init__(self, url: str, server: str = "podgpu cluster", timeout: float = CLUSTER_TIMEOUT) -> None:
         """`server` names the expected server in error messages. Raises UsageError."""
         base = url.rstrip("/").removesuffix("/metrics")
-        self._client = HttpClient(base, Access(prefix="", server=server), timeout=timeout)
+        self._client = HttpClient(base, timeout=timeout)
         self._server = server
         self.name = self._client.shown
         self.deadline = timeout + 1.0  # longer than the request's timeout, so that its more detailed error is shown
@@ -127,7 +127,7 @@ class ClusterSource:
     def read_history(self, points: int) -> Sparklines | None:
         body = self._client.get_blocking("api/v1/history", {"points": str(points)})
         try:
-            answer = msgspec.json.decode(body, type=_HistoryAnswer)
+            answer = find_decoder(_HistoryAnswer).decode(body)
             decoded = {name: b64decode(text, validate=True) for name, text in answer.devices.items()}
         except (msgspec.DecodeError, ValueError) as error:
             raise SourceError("malformed", f"not a valid response of podgpu's /api/v1/history: {error}") from error
@@ -159,7 +159,7 @@ class ExporterSource:
     def __init__(self, url: str) -> None:
         """If the URL has no path, /metrics is used. Raises UsageError."""
         try:
-            self._metrics = UrlExposition(url, Access(prefix=""), EXPORTER_TIMEOUT)
+            self._metrics = UrlExposition(url, timeout=EXPORTER_TIMEOUT)
             self._api = ClusterSource(url, "a podgpu exporter", EXPORTER_TIMEOUT)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error

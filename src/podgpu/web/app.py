@@ -164,10 +164,10 @@ def _run_once_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
 async def listening(listener: Listener, limits: ConnectionLimits) -> AsyncIterator[Address]:
     """Serves requests while the context is open. Raises StartError if the address cannot be bound."""
     sockets = listener.sockets or await bind(listener.address, listener.option)
-    server = LimitedServer(listener.app, limits, listener.tls)
+    server = asyncio.create_task(LimitedServer(listener.app, limits, listener.tls).serve(sockets))
     try:
-        await server.start(sockets)
         host = None if listener.sockets else listener.address.host
         yield address_of(sockets[0], host, secure=listener.tls is not None)
     finally:
-        await server.close()
+        server.cancel()
+        await asyncio.wait([server])

@@ -127,8 +127,8 @@ def forget_in_cluster(cluster: Cluster) -> Forget:
         if result == "present":
             return 409, f"{uuid} and its node are both present: nothing to remove"
         return 200, (
-            f"{uuid} is removed from this page until it reappears. To remove it from its exporter, send POST /-/forget"
-            " there."
+            f"{uuid} is removed from this page until it reappears. To remove it from its exporter, run `podgpu forget`"
+            " on its node."
         )
 
     return forget

@@ -1,9 +1,10 @@
-"""Reads the MIG mode, the instances and the processes of one GPU."""
+"""Finds a GPU, its MIG instances and its processes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,67 +18,74 @@ _PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
-    gi_id: int
-    profile: str
-    mig_uuids: tuple[str, ...]
-    handle: Any = field(compare=False, hash=False)
-    """Handle of a MIG device in the instance. Memory figures read with it are those of the whole instance."""
+class DeviceHandle:
+    """A GPU or MIG instance with its NVML handle."""
 
-    def make_device(self, gpu: Device) -> Device:
-        return replace(gpu, gi_id=self.gi_id, profile=self.profile, mig_uuids=self.mig_uuids)
+    device: Device
+    handle: Any = field(compare=False, hash=False)
+    """For an instance the handle of one of its MIG devices. Memory figures read with it are of the whole instance."""
+
+
+def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
+    """Returns the GPU with this index. Raises SourceError."""
+    handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+    minor: int | None = None
+    with suppress(Unsupported):
+        minor = int(driver.call("nvmlDeviceGetMinorNumber", handle))
+    device = Device(
+        index=index,
+        uuid=driver.call("nvmlDeviceGetUUID", handle),
+        pci_bus_id=driver.call("nvmlDeviceGetPciInfo", handle).busId,
+        model=driver.call("nvmlDeviceGetName", handle),
+        minor=minor,
+    )
+    return DeviceHandle(device, handle)
 
 
 class MigLayout:
     """Reads the MIG mode and the instances of one GPU. All readers of the GPU use the same object."""
 
-    def __init__(self, driver: NvmlDriver, handle: Any, clock: Callable[[], float]) -> None:
+    def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, clock: Callable[[], float]) -> None:
         self._driver = driver
-        self._handle = handle
+        self._gpu = gpu
         self._clock = clock
         self._is_supported = True
         self._off_at = float("-inf")
         """Time when MIG was last read as disabled."""
 
-    def read(self) -> tuple[bool, tuple[Instance, ...]]:
-        now = self._clock()
-        if not self._is_supported or now - self._off_at < _OFF_SECONDS:
-            return False, ()
-        try:
-            enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self._handle)[0])
-        except Unsupported:
-            self._is_supported = False
-            return False, ()
-        if not enabled:
-            self._off_at = now
-            return False, ()
-        return True, self._read_instances()
+    def read(self) -> tuple[DeviceHandle, ...]:
+        """Returns the GPU, then each of its instances."""
+        gpu = replace(self._gpu.device, mig_enabled=self._is_enabled())
+        return DeviceHandle(gpu, self._gpu.handle), *(self._read_instances(gpu) if gpu.mig_enabled else ())
 
-    def _read_instances(self) -> tuple[Instance, ...]:
-        instances: dict[int, Instance] = {}
-        for slot in range(self._driver.call("nvmlDeviceGetMaxMigDeviceCount", self._handle)):
+    def _is_enabled(self) -> bool:
+        now, enabled = self._clock(), False
+        if self._is_supported and now - self._off_at >= _OFF_SECONDS:
             try:
-                mig = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, slot)
+                enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self._gpu.handle)[0])
+            except Unsupported:
+                self._is_supported = False
+            if not enabled:
+                self._off_at = now
+        return enabled
+
+    def _read_instances(self, gpu: Device) -> list[DeviceHandle]:
+        instances: dict[int, DeviceHandle] = {}
+        for slot in range(self._driver.call("nvmlDeviceGetMaxMigDeviceCount", self._gpu.handle)):
+            try:
+                mig = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", self._gpu.handle, slot)
             except SourceError as e:
                 if e.reason == "not_found" or isinstance(e, Unsupported):
                     continue  # an empty slot; older drivers return INVALID_ARGUMENT
                 raise
-            instance = self._read_instance(mig)
-            known = instances.get(instance.gi_id)
-            if known is not None:  # several compute instances in one GPU instance
-                instance = replace(known, mig_uuids=(*known.mig_uuids, *instance.mig_uuids))
-            instances[instance.gi_id] = instance
-        return tuple(instances[gi] for gi in sorted(instances))
-
-    def _read_instance(self, mig: Any) -> Instance:
-        name = self._driver.call("nvmlDeviceGetName", mig)
-        profile = _PROFILE.search(name)
-        return Instance(
-            gi_id=self._driver.call("nvmlDeviceGetGpuInstanceId", mig),
-            profile=profile[1] if profile else name,
-            mig_uuids=(self._driver.call("nvmlDeviceGetUUID", mig),),
-            handle=mig,
-        )
+            gi_id = self._driver.call("nvmlDeviceGetGpuInstanceId", mig)
+            name = self._driver.call("nvmlDeviceGetName", mig)
+            profile = _PROFILE.search(name)
+            device = replace(gpu, gi_id=gi_id, profile=profile[1] if profile else name)
+            known = instances.get(gi_id, DeviceHandle(device, mig))  # may have several compute instances
+            mig_uuids = (*known.device.mig_uuids, self._driver.call("nvmlDeviceGetUUID", mig))
+            instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
+        return [instances[gi_id] for gi_id in sorted(instances)]
 
 
 # Processes
@@ -89,15 +97,17 @@ MAX_PID = 1 << 22
 """Linux's PID_MAX_LIMIT. Larger numbers are uninitialized memory of the driver."""
 
 
-def list_processes(
-    driver: NvmlDriver, handle: Any, gpu: Device, instances: Sequence[Instance]
-) -> tuple[ProcessUsage, ...]:
-    """Raises Unsupported if the driver provides no list at all, SourceError if a call fails."""
-    targets = [(handle, gpu.uuid)]
+def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
+    """Lists the processes on a GPU and its instances.
+
+    Raises Unsupported if the driver provides no list at all, SourceError if a call fails.
+    """
+    gpu, *instances = layout
+    targets = [(gpu.handle, gpu.device.uuid)]
     for instance in instances:
-        key = device_key(gpu.uuid, instance.gi_id)
-        targets += [(driver.call("nvmlDeviceGetHandleByUUID", uuid), key) for uuid in instance.mig_uuids]
-    if gpu.mig_enabled and len(targets) == 1:
+        uuids = instance.device.mig_uuids
+        targets += [(driver.call("nvmlDeviceGetHandleByUUID", uuid), instance.device.key) for uuid in uuids]
+    if gpu.device.mig_enabled and len(targets) == 1:
         return ()
     usages: list[ProcessUsage] = []
     refusals: list[Unsupported] = []
@@ -108,11 +118,12 @@ def list_processes(
             except Unsupported as e:
                 refusals.append(e)
                 continue
-            usages += [_parse(gpu.uuid, key, entry, "MPS" in function) for entry in entries if 0 < entry.pid <= MAX_PID]
-            if entries and target is handle:
+            mps = "MPS" in function
+            usages += [_parse(gpu.device.uuid, key, entry, mps) for entry in entries if 0 < entry.pid <= MAX_PID]
+            if entries and target is gpu.handle:
                 break  # with privileges, the GPU lists the processes of its MIG devices, too
     if len(refusals) == len(_LISTS) * len(targets):
-        raise Unsupported(f"NVML lists no processes on {gpu.uuid}", refusals[0].reason)
+        raise Unsupported(f"NVML lists no processes on {gpu.device.uuid}", refusals[0].reason)
     return _deduplicate(usages)
 
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver
+from podgpu.gpu.nvml.mig import DeviceHandle
 from podgpu.gpu.nvml.switch_attribution import (
     HIDDEN_PID,
     KERNEL_PID,
@@ -244,20 +245,20 @@ class SwitchLogFactory:
     privileged: Callable[[], bool] = has_sys_admin
     make_listener: Callable[..., SwitchListener] = SwitchListener
 
-    def open_listener(self, driver: NvmlDriver, handle: Any, wall: Callable[[], float], gpu: Device) -> SwitchListener:
+    def open_listener(self, driver: NvmlDriver, gpu: DeviceHandle, wall: Callable[[], float]) -> SwitchListener:
         """Opens the log of a GPU and starts a listener. Raises SwitchLogError."""
-        version, architecture = _identify(driver, handle, gpu)
+        version, architecture = _identify(driver, gpu)
         _, costs = MEASURED_ARCHITECTURES.get(architecture or 0, ("", SwitchCosts()))
-        log = self.open_log(gpu, version)
+        log = self.open_log(gpu.device, version)
         return self.make_listener(log, costs, unsampled=self._explain_unsampled(architecture), wall=wall)
 
-    def check_capability(self, driver: NvmlDriver, handle: Any, gpu: Device) -> Capability:
+    def check_capability(self, driver: NvmlDriver, gpu: DeviceHandle) -> Capability:
         """Tests whether the log can be opened, if context switches are wanted."""
-        version, architecture = _identify(driver, handle, gpu)
+        version, architecture = _identify(driver, gpu)
         error = None
         if self.wanted != "samples":
             try:
-                self.open_log(gpu, version).close()
+                self.open_log(gpu.device, version).close()
             except SwitchLogError as e:
                 error = e
         return Capability(self.wanted, self.privileged(), self._explain_unsampled(architecture), error)
@@ -273,13 +274,13 @@ class SwitchLogFactory:
         return "" if self.privileged() else "CAP_SYS_ADMIN is missing (chart: exporter.usage.from: exact adds it)"
 
 
-def _identify(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int | None]:
+def _identify(driver: NvmlDriver, gpu: DeviceHandle) -> tuple[str, int | None]:
     """Returns the driver's version and the GPU's architecture. The architecture is None if unknown, and in MIG mode,
     for which there are no measurements."""
     architecture: int | None = None
-    if not gpu.mig_enabled:
+    if not gpu.device.mig_enabled:
         with CallGuard[str]().catch():
-            architecture = int(driver.call("nvmlDeviceGetArchitecture", handle))
+            architecture = int(driver.call("nvmlDeviceGetArchitecture", gpu.handle))
     return str(driver.call("nvmlSystemGetDriverVersion")), architecture
 
 
@@ -306,13 +307,12 @@ class BusyTimeSplitter:
     def __init__(
         self,
         driver: NvmlDriver,
-        handle: Any,
         factory: SwitchLogFactory,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self._clock = clock
-        self._open_listener = partial(factory.open_listener, driver, handle, wall)
+        self._open_listener = partial(factory.open_listener, driver, wall=wall)
         self._name = ""
         self._listener: SwitchListener | None = None
         self._model = BusyShareModel()
@@ -327,12 +327,13 @@ class BusyTimeSplitter:
         self._saturated_ns = 0
         self.status = SwitchStatus()
 
-    def begin_turn(self, gpu: Device, running: Sequence[ProcessUsage] | None, shared: Collection[str]) -> None:
+    def begin_turn(self, target: DeviceHandle, running: Sequence[ProcessUsage] | None, shared: Collection[str]) -> None:
         """Opens or closes the log as needed.
 
         `running`: processes on the GPU. `shared`: keys of devices with processes of several containers.
         """
         self.status = replace(self.status, errors=())
+        gpu = target.device
         self._name = f"GPU {gpu.index} ({gpu.uuid})"
         self._previous_pids, self._pids = self._pids, frozenset(process.pid for process in running or ())
         own = frozenset(key for key in shared if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"))
@@ -344,7 +345,7 @@ class BusyTimeSplitter:
         elif self._shared:
             self._shared_at = now
             if self._listener is None and now >= self._retry_at:
-                self._open(gpu)
+                self._open(target)
         else:
             self._saturated_ns = 0
             self._clear_fallback()
@@ -381,7 +382,7 @@ class BusyTimeSplitter:
             self._waits.clear()
             _log.info("%s: the context-switch log is closed", self._name)
 
-    def _open(self, gpu: Device) -> None:
+    def _open(self, gpu: DeviceHandle) -> None:
         try:
             listener = self._open_listener(gpu)
         except SwitchLogError as e:
@@ -413,7 +414,7 @@ class BusyTimeSplitter:
         listener: SwitchListener,
     ) -> DeviceUsage:
         worked = max(0, busy_ns - residency.switching)
-        resident = residency.sum_by_process()
+        resident = residency.resident
         if not listener.unsampled:
             self._model.learn(residency, samples)
             saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
@@ -444,7 +445,7 @@ def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> Non
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
         raise _WindowError("unaccounted_time", f"the context-switch log does not cover {percent} % of the time")
-    resident = residency.sum_by_process()
+    resident = residency.resident
     if resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
         raise _WindowError(
             "hidden_process",

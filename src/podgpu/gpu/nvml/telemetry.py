@@ -7,25 +7,28 @@ of GPUs on the PCI bus changes, if no GPU answers, and every 2 minutes while it 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import pynvml
 
-from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError
+from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, XidWatcher, handle_address
-from podgpu.gpu.nvml.gpu import NvmlGpu, open_device
+from podgpu.gpu.nvml.mig import DeviceHandle, MigLayout, list_processes, open_gpu
+from podgpu.gpu.nvml.plan import DevicePlan, EnergyCounter, GpmSampler
 from podgpu.gpu.nvml.switch_splitter import Capability, SwitchListener, SwitchLogFactory
-from podgpu.gpu.nvml.usage import UsageSettings
+from podgpu.gpu.nvml.usage import UsageReader, UsageSettings
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, UsageAnswer
-from podgpu.metrics.fields import Field
-from podgpu.model import Device, ProcessUsage
+from podgpu.metrics.fields import Field, detail_fields
+from podgpu.model import Device, ProcessUsage, Reading, Value
 
 _log = logging.getLogger(__name__)
 _MAX_WAIT_SECONDS = 4.5
@@ -38,28 +41,26 @@ _CLOSE_WAIT = 0.45
 """Maximum wait for driver calls in progress, including the wait for XIDs. Shorter than the shortest deadline of an
 inventory."""
 _RESTART_SECONDS = 10.0
-"""Minimum interval of restarts after the bus changed or if no GPU answers."""
-_SEARCH_SECONDS = 120.0
+"""Minimum interval of restarts after the bus changed, if no GPU answers, or if a call in progress prevented one."""
+SEARCH_SECONDS = 120.0
 """Interval of restarts while the driver lists fewer GPUs than the PCI bus."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    """Result of opening one GPU."""
-
-    index: int
-    handle: Any = None
-    device: Device | None = None
-    error: SourceError | StartError | None = None
+_DETAIL_SECONDS = 60.0
+"""Interval of reading the details and links of a GPU: about fifty calls of a few microseconds each."""
+_MAX_PLANS = 128
+_LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36)]
+_NVIDIA = "0x10de"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller; NVSwitches are bridges (0x0680)
+_Lookup = tuple[int, DeviceHandle | SourceError | StartError]
+"""Index of a GPU, and the result of opening it."""
 
 
 def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
     try:
         with driver.hold():
-            handle, device = open_device(driver, index)
-        results.put(_Lookup(index, handle, device))
+            results.put((index, open_gpu(driver, index)))
     except (SourceError, StartError) as e:
-        results.put(_Lookup(index, error=e))
+        results.put((index, e))
 
 
 class NvmlTelemetry:
@@ -103,6 +104,7 @@ class NvmlTelemetry:
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._bus_changed = False
+        self._close_failed = False
         self._restarted_at = float("-inf")
         self._listed = 0
 
@@ -138,17 +140,17 @@ class NvmlTelemetry:
             elapsed = time.monotonic() - began
             wait = min(quiet, _MAX_WAIT_SECONDS - elapsed) if any(index in self._pending for index in new) else 0.0
             try:
-                lookup = self._lookups.get(timeout=max(0.0, wait))
+                index, result = self._lookups.get(timeout=max(0.0, wait))
             except Empty:
                 break
             quiet = max(_QUIET_SECONDS, 1.5 * (time.monotonic() - began))
-            del self._pending[lookup.index]
-            self._errors.pop(lookup.index, None)
-            if lookup.error is not None:
-                self._errors[lookup.index] = lookup.error
-            elif lookup.device is not None:
-                self._opened[lookup.index] = lookup.device.uuid
-                self._add_gpu(lookup.handle, lookup.device)
+            del self._pending[index]
+            self._errors.pop(index, None)
+            if isinstance(result, DeviceHandle):
+                self._opened[index] = result.device.uuid
+                self._add_gpu(result)
+            else:
+                self._errors[index] = result
 
     def _raise_common_error(self) -> None:
         """Raises a StartError of any GPU. Raises DriverGone if all GPUs failed with it."""
@@ -159,13 +161,13 @@ class NvmlTelemetry:
         if gone and len(gone) == self._listed:
             raise gone[0]
 
-    def _add_gpu(self, handle: Any, device: Device) -> None:
-        gpu = NvmlGpu(self._driver, handle, device, self._settings, self._xids)
-        previous = self._previous.pop(device.uuid, None)
+    def _add_gpu(self, opened: DeviceHandle) -> None:
+        gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
+        previous = self._previous.pop(gpu.device.uuid, None)
         if previous is not None:
-            gpu.device = replace(device, mig_enabled=previous.device.mig_enabled)
+            gpu.device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
             gpu.usage_reader.continue_after(previous.usage_reader)
-        self._gpus[device.uuid] = gpu
+        self._gpus[gpu.device.uuid] = gpu
 
     def _read_bus(self) -> None:
         now = self._clock()
@@ -179,7 +181,9 @@ class NvmlTelemetry:
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
         none_answers = bool(answers or self._errors) and not any(answers)
         elapsed = self._clock() - self._restarted_at
-        if self._listed < (self.expected or 0) and elapsed >= _SEARCH_SECONDS:
+        if self._listed < (self.expected or 0) and elapsed >= (
+            _RESTART_SECONDS if self._close_failed else SEARCH_SECONDS
+        ):
             return True
         return (self._bus_changed or none_answers) and elapsed >= _RESTART_SECONDS
 
@@ -207,8 +211,10 @@ class NvmlTelemetry:
             self._opening.release()
 
     def _close(self, wait: float) -> bool:
-        if not self._driver.close(wait, self._free):
-            _log.warning("the driver cannot be closed: a call has not returned")
+        failed_before, self._close_failed = self._close_failed, not self._driver.close(wait, self._free)
+        if self._close_failed:
+            if not failed_before:
+                _log.warning("the driver cannot be closed: a call has not returned")
             return False
         # Counters of a GPU that did not answer may have been reset.
         self._previous |= {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.answers is not False}
@@ -236,13 +242,13 @@ class NvmlTelemetry:
     def check_capability(self, gpu: Device) -> Capability:
         """Returns how usage would be split if containers shared this GPU. Raises SourceError."""
         with self._hold(gpu) as state:
-            return self._settings.switch_logs.check_capability(self._driver, state.handle, state.device)
+            return self._settings.switch_logs.check_capability(self._driver, DeviceHandle(state.device, state.handle))
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the context-switch log of this GPU. Raises SwitchLogError or SourceError."""
         with self._hold(gpu) as state:
-            logs = self._settings.switch_logs
-            return logs.open_listener(self._driver, state.handle, self._settings.wall, state.device)
+            gpu_handle = DeviceHandle(state.device, state.handle)
+            return self._settings.switch_logs.open_listener(self._driver, gpu_handle, self._settings.wall)
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
@@ -287,7 +293,7 @@ class NvmlTelemetry:
                 return gpu  # only a single call failed
             _log.info("%s was found again at %s", gpu.name, device.pci_bus_id)
             self._replaced.append(gpu)
-            self._gpus[device.uuid] = NvmlGpu(self._driver, handle, device, self._settings, self._xids)
+            self._gpus[device.uuid] = NvmlGpu(self._driver, DeviceHandle(device, handle), self._settings, self._xids)
             return self._gpus[device.uuid]
 
     def _has_uuid(self, handle: Any, uuid: str) -> bool:
@@ -298,3 +304,157 @@ class NvmlTelemetry:
 
     def error_events(self) -> Sequence[ErrorEvent]:
         return self._xids.drain()
+
+
+class NvmlGpu:
+    """`read`, `processes` and `usage` may run in different workers. They share handle, layout and energy readings."""
+
+    def __init__(self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher) -> None:
+        self._driver = driver
+        self.handle = gpu.handle
+        self.handle_lock = threading.Lock()
+        """Held while the handle is checked."""
+        self.device = gpu.device
+        self.answers: bool | None = None
+        """True if the last reading succeeded; None before the first reading."""
+        self._clock = settings.clock
+        self._layout = MigLayout(driver, gpu, self._clock)
+        self._energy = EnergyCounter(driver, gpu.handle, self._clock)
+        self.usage_reader = UsageReader(driver, gpu.handle, self._energy, settings)
+        # State of `read`
+        self._xids = xids
+        self._xids_registered: bool | None = None
+        """None until the registration succeeded or the GPU rejected it."""
+        self._xids_failed = False
+        self._devices: tuple[DeviceHandle, ...] = ()
+        """The GPU and its instances."""
+        self._plans: dict[tuple[tuple[int, ...], str], DevicePlan] = {}
+        """(field ids, device key) -> plan."""
+        self._detail_plan: DevicePlan | None = None
+        self._details_at = float("-inf")
+        self._details: Mapping[int, Value] = {}
+        self._links_up: int | None = None
+
+    def read(self, fields: Sequence[Field]) -> GpuAnswer:
+        now = self._clock()
+        self._register_xids()
+        self._follow_layout()
+        if len(self._plans) > _MAX_PLANS:  # the selected fields were changed many times
+            self._drop_plans()
+        plans = {one.device: self._find_plan(one, fields) for one in self._devices}
+        readings = tuple(Reading(device, plan.read(now)) for device, plan in plans.items())
+        if fields:
+            self._read_details(now)
+        guards = {device.key: plan.guard for device, plan in plans.items()}
+        return GpuAnswer(
+            readings,
+            unsupported=tuple((key, i) for key, guard in guards.items() for i in sorted(guard.unsupported)),
+            dropped=tuple(i for guard in guards.values() for i in guard.dropped),
+            errors=tuple(e for guard in guards.values() for e in guard.errors),
+            details=self._details if fields else {},
+            reports_errors=bool(self._xids_registered),
+            links_up=self._links_up if fields else None,
+        )
+
+    def processes(self) -> tuple[ProcessUsage, ...]:
+        return list_processes(self._driver, self._layout.read())
+
+    def usage(self, shared: Collection[str] = ()) -> UsageAnswer:
+        return self.usage_reader.read(self._layout.read(), shared)
+
+    def close(self) -> None:
+        """Frees the driver's resources. Call when no other method runs."""
+        self._drop_plans()
+        self.usage_reader.close()
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.device.index} ({self.device.uuid})"
+
+    def _register_xids(self) -> None:
+        """Registers the GPU for XIDs. A failure does not affect the reading, and the next reading tries again."""
+        if self._xids_registered is not None:
+            return
+        try:
+            self._xids_registered = self._xids.register(self.device.uuid, self.handle)
+        except Unsupported:
+            self._xids_registered = False
+            _log.info("%s reports no XID errors", self.name)
+        except SourceError as e:
+            if not self._xids_failed:
+                _log.warning("XID errors of %s cannot be watched: %s", self.name, e)
+            self._xids_failed = True
+
+    def _follow_layout(self) -> None:
+        devices = self._layout.read()
+        if devices != (self._devices or (DeviceHandle(self.device, self.handle),)):
+            state = "on" if devices[0].device.mig_enabled else "off"
+            layout = ", ".join(one.device.profile for one in devices[1:]) or "none"
+            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, layout)
+            self._drop_plans()
+        self._devices, self.device = devices, devices[0].device
+
+    def _find_plan(self, one: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
+        device = one.device
+        key = tuple(field.id for field in fields), device.key
+        if key not in self._plans:
+            wanted = [f for f in fields if f.per_instance] if device.is_instance else fields
+            energy = None if device.is_instance else self._energy
+            gpm = GpmSampler(self._driver, self.handle, device.gi_id)
+            self._plans[key] = DevicePlan(self._driver, one.handle, gpm, wanted, energy)
+        return self._plans[key]
+
+    def _read_details(self, now: float) -> None:
+        if self._detail_plan is None:
+            gpm = GpmSampler(self._driver, self.handle)
+            self._detail_plan = DevicePlan(self._driver, self.handle, gpm, detail_fields())
+            self._details_at = float("-inf")
+        if now - self._details_at >= _DETAIL_SECONDS:
+            self._details_at = now
+            self._details = self._detail_plan.read(now)
+            self._links_up = self._count_links()
+
+    def _count_links(self) -> int | None:
+        """Returns the number of NVLinks that are up, None if the GPU has none or does not report them."""
+        try:
+            answer = self._driver.call("nvmlDeviceGetFieldValues", self.handle, _LINK_STATES)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError:
+            return None
+        states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
+        return states.count(1) if states else None
+
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
+        self._plans, self._detail_plan = {}, None
+
+
+def count_pci_gpus(sysfs: str = "/sys") -> int | None:
+    """Returns the number of GPUs, None if sysfs is missing (some sandboxes) or has no NVIDIA GPU (WSL, Tegra)."""
+    try:
+        devices = list(Path(sysfs, "bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    return sum(_is_gpu(device) for device in devices) or None
+
+
+def _is_gpu(device: Path) -> bool:
+    try:
+        if (device / "vendor").read_text().strip() != _NVIDIA:
+            return False
+        return (device / "class").read_text().startswith(_DISPLAY_CLASSES) and not _has_other_driver(device)
+    except OSError:
+        return False  # unplugged between listing and reading
+
+
+def _has_other_driver(device: Path) -> bool:
+    """Returns True if the GPU is used by another driver, such as vfio-pci for a virtual machine.
+
+    Returns False for a GPU without a driver, because it may be lost.
+    """
+    try:
+        return os.path.basename(os.readlink(device / "driver")) != "nvidia"
+    except OSError:
+        return False

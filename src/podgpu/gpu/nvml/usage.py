@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml.driver import CallGuard, NvmlDriver, translate
-from podgpu.gpu.nvml.mig import MAX_PID, Instance, list_processes
+from podgpu.gpu.nvml.mig import MAX_PID, DeviceHandle, list_processes
 from podgpu.gpu.nvml.plan import ENERGY, MIN_GPM_SECONDS, EnergyCounter, GpmSampler
 from podgpu.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
 from podgpu.gpu.source import Lack, UsageAnswer
@@ -87,9 +87,9 @@ class UsageReader:
         self._settings = settings
         self._clock = settings.clock
         self._guard: CallGuard[str] = CallGuard()
-        self._layout: tuple[bool, tuple[Instance, ...]] | None = None
-        self._gpm: dict[int, GpmSampler] = {}
-        """GPU instance -> its sampler."""
+        self._layout: tuple[DeviceHandle, ...] = ()
+        self._gpm: dict[str, GpmSampler] = {}
+        """Device key of an instance -> its sampler."""
         self._window_start: tuple[int, float] | None = None
         """Start of the next window: the driver's timestamp, and a monotonic time that is not later."""
         self._energy_at: tuple[float, int] | None = None
@@ -99,24 +99,25 @@ class UsageReader:
         self._pids: Collection[int] | None = None
         self._splitter: BusyTimeSplitter | None = None
         if settings.switch_logs.wanted != "samples":
-            self._splitter = BusyTimeSplitter(driver, handle, settings.switch_logs, settings.clock, settings.wall)
+            self._splitter = BusyTimeSplitter(driver, settings.switch_logs, settings.clock, settings.wall)
 
     def continue_after(self, previous: UsageReader) -> None:
         """Continues the windows of another reader of the same GPU, so that no time is lost between them."""
         self._window_start = previous._window_start
         self._energy_at = previous._energy_at
 
-    def read(self, device: Device, instances: tuple[Instance, ...], shared: Collection[str] = ()) -> UsageAnswer:
-        """Raises DeviceLost or DriverGone; other errors affect only their figures."""
+    def read(self, layout: tuple[DeviceHandle, ...], shared: Collection[str] = ()) -> UsageAnswer:
+        """Reads the GPU and its instances. Raises DeviceLost or DriverGone; other errors affect only their figures."""
         self._guard.begin()
-        self._follow_layout(device.mig_enabled, instances)
+        self._follow_layout(layout)
+        device = layout[0].device
         memory = self._read_memory(_MEMORY, self._handle)
         running: Sequence[ProcessUsage] | None = None
         if self._settings.sees_processes:
-            running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, self._handle, device, instances))
+            running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
         if self._splitter is not None:
-            self._splitter.begin_turn(device, running, shared)
-        parts = [self._read_instance(device, instance, running) for instance in instances]
+            self._splitter.begin_turn(layout[0], running, shared)
+        parts = [self._read_instance(instance, running) for instance in layout[1:]]
         busy = BusyTime() if device.mig_enabled else self._read_busy()
         # Energy is read last, because it takes 5 to 20 ms and should cover the same time as the busy windows.
         power = self._read_power()
@@ -138,13 +139,14 @@ class UsageReader:
         if self._splitter is not None:
             self._splitter.close()
 
-    def _follow_layout(self, mig_enabled: bool, instances: tuple[Instance, ...]) -> None:
-        if self._layout != (mig_enabled, instances):
+    def _follow_layout(self, layout: tuple[DeviceHandle, ...]) -> None:
+        if self._layout != layout:
             self.close()
             self._guard.unsupported.clear()
-            self._gpm = {i.gi_id: GpmSampler(self._driver, self._handle, i.gi_id) for i in instances}
-            self._layout = (mig_enabled, instances)
-        if mig_enabled:
+            keys = {one.device.key: one.device.gi_id for one in layout[1:]}
+            self._gpm = {key: GpmSampler(self._driver, self._handle, gi_id) for key, gi_id in keys.items()}
+            self._layout = layout
+        if layout[0].device.mig_enabled:
             self._window_start = None
 
     def _list_lacks(self) -> tuple[tuple[str, Lack], ...]:
@@ -194,15 +196,17 @@ class UsageReader:
 
     # Instances
 
-    def _read_instance(self, gpu: Device, instance: Instance, running: Sequence[ProcessUsage] | None) -> DeviceUsage:
-        suffix = f" gi{instance.gi_id}"
+    def _read_instance(self, instance: DeviceHandle, running: Sequence[ProcessUsage] | None) -> DeviceUsage:
+        device = instance.device
+        suffix = f" gi{device.gi_id}"
         memory = self._read_memory(_MEMORY + suffix, instance.handle)
-        busy = self._read(_GPM + suffix, lambda: self._read_instance_busy(instance.gi_id, _GPM + suffix)) or BusyTime()
-        return self._make_usage(instance.make_device(gpu), busy, memory, running)
+        gpm = self._gpm[device.key]
+        busy = self._read(_GPM + suffix, lambda: self._read_instance_busy(gpm, _GPM + suffix)) or BusyTime()
+        return self._make_usage(device, busy, memory, running)
 
-    def _read_instance_busy(self, gi_id: int, part: str) -> BusyTime:
+    def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
         """Reads GPM's graphics activity. NVML has no figures per process in MIG mode."""
-        gpm, now = self._gpm[gi_id], self._clock()
+        now = self._clock()
         before = gpm.last_at
         if before is not None and now - before < MIN_GPM_SECONDS:
             return BusyTime(0, 0)
@@ -308,6 +312,7 @@ class UsageReader:
 
         The counter is read every 5 s and when processes change. Without power
         readings it is read in every turn, because its energy cannot be divided among turns.
+        The first reading, and the first after a reset, return 0: earlier use has no part in the energy that follows.
         """
         changed, self._pids = pids != self._pids, pids
         if changed or power is None or not self._energy_is_known or self._energy_at is None:
@@ -321,7 +326,7 @@ class UsageReader:
             return None
         before, self._energy_at, self._energy_is_known = self._energy_at, reading, False
         if before is None or reading[1] < before[1]:
-            return None
+            return 0
         most = int(_MAX_WATTS * 1000 * (reading[0] - before[0] + _COUNTER_STEP_SECONDS))
         used = self._check(ENERGY, int(reading[1] - before[1]), most)
         self._energy_is_known = used is not None

@@ -1,12 +1,11 @@
 // Shows alerts: problems open and in colour, notes folded below them.
 
 import { conditionTitle, goneText } from "./conditions.js";
-import { gpuHash, writeHash } from "./criteria.js";
+import { gpuHash, nodeHash } from "./criteria.js";
 import { byId, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { count, duration, plural } from "./format.js";
 
-const FEW = 4;
-const FEWER = 2; // number of alerts on a phone
+const FEW = 2;
 const MOST = 200;
 const WORDS = { broken: "Broken", warning: "Warning" };
 
@@ -16,7 +15,6 @@ export class Alerts {
     this.list = byId("alerts-list");
     this.more = byId("alerts-more");
     this.isOpen = false;
-    this.narrow = matchMedia("(max-width: 720px)");
     this.alerts = [];
     this.lines = [];
     this.more.addEventListener("click", () => {
@@ -33,21 +31,18 @@ export class Alerts {
     this.notes.show(notesOf(picture, this.alerts), alone);
   }
 
-  // `room`: there is room for the full list.
-  render(room = this.room ?? true) {
+  render() {
     const { alerts } = this;
-    this.room = room;
-    const few = !room ? 1 : this.narrow.matches ? FEWER : FEW; // in the view of a GPU or pod, its details are more important
-    const shown = alerts.slice(0, this.isOpen ? MOST : few);
+    const shown = alerts.slice(0, this.isOpen ? MOST : FEW);
     this.element.hidden = !alerts.length;
     while (this.lines.length < shown.length) this.lines.push(new Line());
     shown.forEach((alert, i) => this.lines[i].show(alert));
     place(this.list, this.lines.slice(0, shown.length).map((line) => line.element));
     this.lines.length = shown.length;
-    this.more.hidden = alerts.length <= few;
+    this.more.hidden = alerts.length <= FEW;
     setAttribute(this.more, "aria-expanded", String(this.isOpen));
     if (this.more.hidden) return;
-    setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - few)} more`);
+    setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - FEW)} more`);
   }
 
   // Returns the highest severity: broken, warning or nothing.
@@ -74,7 +69,7 @@ class Line {
     setText(this.word, WORDS[alert.severity]);
     setText(this.text, plain(alert.text));
     this.link.hidden = !alert.uuid && !alert.node;
-    setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : writeHash({ node: alert.node }));
+    setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : nodeHash(alert.node));
     setText(this.link, alert.uuid ? "Show the GPU" : "Show the node");
   }
 }
@@ -84,7 +79,8 @@ function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
   const alerts = worded.map((alert) => ({ ...alert, severity: alert.severity === "broken" ? "broken" : "warning" }));
-  return alerts.sort((a, b) => (a.severity === b.severity ? 0 : a.severity === "broken" ? -1 : 1));
+  const rank = (alert) => (alert.severity === "broken" ? 0 : 2) + (alert.uuid ? 1 : 0); // a node before single GPUs
+  return alerts.sort((a, b) => rank(a) - rank(b));
 }
 
 function gathered(picture, devices) {

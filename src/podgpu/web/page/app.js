@@ -3,7 +3,7 @@
 import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
-import { isFiltered, isList, matching, readHash, sorted, without, writeHash } from "./criteria.js";
+import { isFiltered, isList, matching, placeOf, readHash, sorted, without, writeHash } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -13,9 +13,10 @@ import { GpuView } from "./gpu.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Keys } from "./keys.js";
-import { Namespaces } from "./namespaces.js";
+import { hasPods, Nodes, NodeView } from "./nodes.js";
 import { NO_FIGURES, Overview } from "./overview.js";
 import { PodView } from "./pod.js";
+import { Pods } from "./pods.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { totalsOf } from "./totals.js";
@@ -26,7 +27,8 @@ const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
-const TABLES = ["namespaces", "waste", "cost"];
+const TABLES = ["pods", "nodes", "waste", "cost"];
+const FILTERED = ["", "pods", "nodes", "waste"]; // views to which the filter row applies
 
 class Page {
   constructor() {
@@ -54,7 +56,9 @@ class Page {
     this.map = new HeatMap(context, this.card);
     this.pod = new PodView(context, again);
     this.gpu = new GpuView(context, again);
-    this.namespaces = new Namespaces(order);
+    this.node = new NodeView(context, order);
+    this.pods = new Pods(context, order);
+    this.nodes = new Nodes(context, order);
     this.waste = new Waste(context, order, again);
     this.cost = new Cost(order, again);
     this.main = byId("main");
@@ -86,7 +90,7 @@ class Page {
   take(picture) {
     const first = !this.devices.length;
     this.devices = devicesOf(picture, picture.taken_at);
-    this.nodes = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
+    this.nodesByName = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
     const now = this.feed.now();
     const away = now - (this.takenAt ?? now) > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
     const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // the server may have a history by now
@@ -147,7 +151,7 @@ class Page {
     this.render(true);
     if (isList(this.criteria)) {
       if (!isList(before)) scrollTo(0, this.listTop);
-    } else if (before.pod !== this.criteria.pod || before.gpu !== this.criteria.gpu || before.view !== this.criteria.view) {
+    } else if (placeOf(before) !== placeOf(this.criteria)) {
       scrollTo(0, 0);
     }
   }
@@ -156,7 +160,7 @@ class Page {
     const { criteria, trail } = this;
     if (isList(criteria)) trail.length = 0;
     else if (trail.at(-1) === writeHash(criteria)) trail.pop();
-    else if (before.pod !== criteria.pod || before.gpu !== criteria.gpu || before.view !== criteria.view) trail.push(writeHash(before));
+    else if (placeOf(before) !== placeOf(criteria)) trail.push(writeHash(before));
   }
 
   // Returns to the view from which one came.
@@ -164,17 +168,17 @@ class Page {
     const field = byId("q");
     if (this.card.hide()) return;
     this.writeAddress();
-    if (isFiltered(this.criteria) && this.criteria.view === "waste") this.change(without(this.criteria));
+    if (isFiltered(this.criteria) && TABLES.includes(this.view)) this.change(without(this.criteria));
     else if (!isList(this.criteria)) location.hash = this.trail.at(-1) ?? writeHash(this.list);
     else if (isFiltered(this.criteria)) this.change(without(this.criteria));
     else if (document.activeElement === field) field.blur();
   }
 
   // Returns the view that the address selects.
-  viewOf(criteria, picture) {
+  viewOf(criteria) {
     if (criteria.gpu) return "gpu";
     if (criteria.pod) return "pod";
-    if (criteria.view === "namespaces" && !(picture.namespaces ?? []).length) return "";
+    if (criteria.view === "nodes" && criteria.node) return "node";
     return TABLES.includes(criteria.view) ? criteria.view : "";
   }
 
@@ -191,22 +195,21 @@ class Page {
   draw(anew) {
     const { picture } = this.feed;
     const { criteria } = this;
-    const view = this.viewOf(criteria, picture);
+    const view = this.viewOf(criteria);
     if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };
     const at = this.main.getBoundingClientRect();
     for (const [name, other] of [["gpu", this.gpu], ["pod", this.pod], ["waste", this.waste], ["cost", this.cost]]) {
       if (name !== view && this.view === name) other.leave();
     }
     this.view = view;
-    this.overview.showChosen(criteria);
-    this.filters.show(criteria);
-    byId("controls").hidden = false;
-    byId("filters").hidden = view !== "" && view !== "waste";
+    this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
+    this.filters.show(criteria, view);
+    byId("views").hidden = false;
+    byId("controls").hidden = !FILTERED.includes(view);
     byId("shown").hidden = true;
-    byId("tab-namespaces").hidden = !(picture.namespaces ?? []).length;
     setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
-    for (const [id, name] of [["tab-gpus", ""], ["tab-waste", "waste"], ["tab-cost", "cost"], ["tab-namespaces", "namespaces"]]) {
-      setAttribute(byId(id), "aria-current", name === view ? "page" : undefined);
+    for (const name of ["", ...TABLES]) {
+      setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
     }
     this.showView(view, picture, anew, at);
     if (!this.map.element.isConnected) this.card.hide();
@@ -216,9 +219,11 @@ class Page {
   showView(view, picture, anew, at) {
     const { criteria, devices } = this;
     const back = writeHash(this.list);
-    if (view === "gpu") this.gpu.show(devices, criteria, back);
+    if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture));
     else if (view === "pod") this.pod.show(devices, criteria, back);
-    else if (view === "namespaces") this.namespaces.show(picture, devices, criteria);
+    else if (view === "node") this.node.show(picture, devices, criteria, anew);
+    else if (view === "nodes") this.nodes.show(picture, devices, criteria);
+    else if (view === "pods") this.pods.show(devices, criteria);
     else if (view === "waste" || view === "cost") this[view].show(criteria);
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
@@ -233,10 +238,10 @@ class Page {
       place(this.main, [this.message]);
     } else if (isMap(found, criteria)) {
       place(this.main, [this.map.element]);
-      this.map.show(found, this.nodes, anew, at);
+      this.map.show(found, this.nodesByName, anew, at);
     } else {
       place(this.main, [this.tiles.element]);
-      this.tiles.show(found, this.nodes, !criteria.sort, anew);
+      this.tiles.show(found, this.nodesByName, !criteria.sort, anew);
     }
   }
 

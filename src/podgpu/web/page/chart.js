@@ -15,8 +15,9 @@ export class Chart {
     this.value = h("span", { class: "chart-value" });
     this.top = h("span");
     this.bottom = h("span");
+    this.legend = h("ul", { class: "chart-legend" });
     this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    const head = h("figcaption", { class: "chart-head" }, h("span", { class: "chart-name" }, name), this.value);
+    const head = h("figcaption", { class: "chart-head" }, h("span", { class: "chart-name" }, name), this.legend, this.value);
     const scale = h("div", { class: "chart-scale", "aria-hidden": "true" }, this.top, this.bottom);
     this.element = h("figure", { class: "chart" }, head, h("div", { class: "chart-body" }, scale, this.svg));
   }
@@ -38,6 +39,8 @@ export class Chart {
     if (many) paths.push(path(meanOf(lines), axis, x, most, "line line-1"));
     const grid = ticks.map((at) => svg("path", { class: "grid", d: `M${x(at).toFixed(1)},0V${HEIGHT}` }));
     place(this.svg, [...grid, ...marks.map((mark) => markShape(mark, axis, x)), ...paths]);
+    place(this.legend, many ? [legendEntry(1, `mean of ${lines.length}`), legendEntry("many", "each of them")] : lines.map(({ name }, i) => legendEntry(i + 1, name)));
+    this.legend.hidden = lines.length < 2;
     this.rest = restText(known, this.write);
     setText(this.value, this.rest);
   }
@@ -57,6 +60,10 @@ export class Chart {
     if (this.lines.length <= MOST_TINTED) return at.map(([name, value]) => `${name} ${this.write(value)}`).join(" \u00b7 ");
     return restText(at.map(([, value]) => value), this.write, true);
   }
+}
+
+function legendEntry(tint, name) {
+  return h("li", {}, h("span", { class: `swatch tint-${tint}`, "aria-hidden": "true" }), name);
 }
 
 function restText(values, write, withLeast = false) {

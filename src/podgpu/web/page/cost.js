@@ -1,21 +1,21 @@
 // Shows GPU-hours, energy and cost of a range of time, by pod, owner, namespace or label, with totals and CSV.
 
 import { noneText, Question } from "./ask.js";
-import { podHash, WASTE_BY, writeHash } from "./criteria.js";
+import { podHash, GROUPS, writeHash } from "./criteria.js";
 import { h, setAttribute, setText } from "./dom.js";
 import { amount, money, percent, totalMoney } from "./format.js";
+import { GROUP_TITLES } from "./pods.js";
 import { Table } from "./table.js";
-import { ownerText, podText, TITLES } from "./waste.js";
+import { choose, ownerText, podText, RANGES } from "./waste.js";
 
 const EVERY_SECONDS = 60;
-const RANGES = ["1h", "24h", "7d", "30d"];
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 
 export class Cost {
   constructor(onOrder, onAnswer) {
     this.question = new Question(onAnswer);
     this.ranges = RANGES.map((range) => h("a", {}, range));
-    this.ways = WASTE_BY.map((by) => h("a", {}, TITLES[by]));
+    this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
     this.label = h("input", { type: "search", placeholder: "Pod label, such as team", "aria-label": "Pod label" });
     this.about = h("p", { class: "about" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
@@ -23,7 +23,7 @@ export class Cost {
     this.notes = h("p", { class: "message" });
     this.table = new Table("Cost", onOrder);
     const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    const head = h("div", { class: "waste-head" }, tabs("Range", this.ranges), tabs("Cost by", this.ways), h("span", { class: "filter" }, this.label), this.about, this.csv);
+    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges), tabs("Cost by", this.ways), h("span", { class: "filter" }, this.label), this.about, this.csv);
     this.element = h("div", { class: "cost" }, head, this.message, this.table.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
@@ -38,11 +38,11 @@ export class Cost {
   show(criteria) {
     const range = (this.range = RANGES.includes(criteria.range) ? criteria.range : "24h");
     const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
-    const by = isLabel || WASTE_BY.includes(criteria.by) ? criteria.by : "namespace";
+    const by = isLabel || GROUPS.includes(criteria.by) ? criteria.by : "namespace";
     const url = `api/v1/range?range=${range}&by=${encodeURIComponent(by)}`;
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);
     choose(this.ranges, RANGES, range, (way) => ({ view: "cost", range: way, by }));
-    choose(this.ways, WASTE_BY, by, (way) => ({ view: "cost", range, by: way }));
+    choose(this.ways, GROUPS, by, (way) => ({ view: "cost", range, by: way }));
     if (document.activeElement !== this.label) this.label.value = isLabel ? by.slice("label:".length) : "";
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const rows = state === "ready" ? (data.rows ?? []) : [];
@@ -54,13 +54,6 @@ export class Cost {
     setText(this.notes, (data?.notes ?? []).join(" \u00b7 "));
     if (!isEmpty) this.table.show(rows, columnsOf(by, rows, data.currency), criteria.order || "cost", nameOf);
   }
-}
-
-function choose(links, values, chosen, hashOf) {
-  links.forEach((link, i) => {
-    setAttribute(link, "href", writeHash(hashOf(values[i])));
-    setAttribute(link, "aria-current", values[i] === chosen ? "true" : undefined);
-  });
 }
 
 function aboutText(totals, currency) {
@@ -79,7 +72,7 @@ function nameOf(row) {
 
 function columnsOf(by, rows, currency) {
   const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
-  const title = by.startsWith("label:") ? by.slice("label:".length) : TITLES[by];
+  const title = by.startsWith("label:") ? by.slice("label:".length) : GROUP_TITLES[by];
   const columns = [
     { name: by, title, value: nameOf, link: by === "pod" ? (row) => (row.pod ? podHash(row.namespace ?? "", row.pod) : undefined) : undefined },
     number("gpu_hours", "GPU-hours", amount),

@@ -26,13 +26,15 @@ export const SHOWS = [
   ["map", "Map"],
 ];
 export const RANGES = ["1h", "6h", "24h"];
-export const WASTE_BY = ["pod", "owner", "namespace"];
+export const GROUPS = ["pod", "owner", "namespace"];
 export const NAMES = ["q", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "ns", "node", "model", "state"];
 const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "cost"];
 
 export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
+  if (given.get("view") === "namespaces") given.set("by", "namespace"); // the address of earlier versions
+  if (given.get("view") === "namespaces") given.set("view", "pods");
   return Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
 }
 
@@ -51,6 +53,15 @@ export function podHash(namespace, pod) {
 
 export function gpuHash(uuid) {
   return writeHash({ gpu: uuid });
+}
+
+export function nodeHash(name) {
+  return writeHash({ view: "nodes", node: name });
+}
+
+// Identifies what is shown, without the filters.
+export function placeOf({ view, pod, gpu, node }) {
+  return writeHash({ view, pod, gpu, node: view === "nodes" ? node : "" });
 }
 
 // True for the list of GPUs, false for the other views.

@@ -1,4 +1,4 @@
-// Shows all fields of one GPU in groups, with descriptions, units and source.
+// Shows the fields of one GPU: the important ones in four groups, and all of them with names, units and source.
 
 import { h, plain } from "./dom.js";
 import { duration, energy, memory, moment, UNKNOWN } from "./format.js";
@@ -19,6 +19,66 @@ const REST = "Identity and modes";
 const BARE = /^(count|number|string|enum|index|id|code|event|packed|bitmask|bitmap|gen\b|binary|$)/; // units that are not shown
 const SECONDS = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1 };
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
+
+// Names of fields for which the server has no description.
+const NAMES = {
+  GPU_UTIL: "GPU utilisation",
+  MEM_COPY_UTIL: "Memory bandwidth utilisation",
+  ENC_UTIL: "Encoder utilisation",
+  DEC_UTIL: "Decoder utilisation",
+  FB_RESERVED: "Reserved memory",
+  TOTAL_ENERGY_CONSUMPTION: "Energy since the driver was loaded",
+  SYNC_BOOST_VIOLATION: "Sync boost throttling time",
+  LOW_UTIL_VIOLATION: "Low utilisation throttling time",
+  RELIABILITY_VIOLATION: "Reliability voltage throttling time",
+  NVLINK_BANDWIDTH_TOTAL: "NVLink traffic",
+  DRIVER_VERSION: "Driver version",
+  VGPU_LICENSE_STATUS: "vGPU license",
+  PROF_GR_ENGINE_ACTIVE: "Graphics engine active",
+  PROF_SM_ACTIVE: "SMs active",
+  PROF_SM_OCCUPANCY: "SM occupancy",
+  PROF_PIPE_TENSOR_ACTIVE: "Tensor cores active",
+  PROF_PIPE_FP64_ACTIVE: "FP64 pipe active",
+  PROF_PIPE_FP32_ACTIVE: "FP32 pipe active",
+  PROF_PIPE_FP16_ACTIVE: "FP16 pipe active",
+  PROF_DRAM_ACTIVE: "Memory interface active",
+  PROF_PCIE_TX_BYTES: "PCIe traffic sent",
+  PROF_PCIE_RX_BYTES: "PCIe traffic received",
+  PROF_NVLINK_TX_BYTES: "NVLink traffic sent",
+  PROF_NVLINK_RX_BYTES: "NVLink traffic received",
+};
+// Fields of the groups at the top. Those of HEALTH are shown only if they are not 0, because 0 is good.
+export const NOW = { PROF_PIPE_TENSOR_ACTIVE: "Tensor cores", SM_CLOCK: "SM clock", CLOCKS_EVENT_REASONS: "Throttled by", FAN_SPEED: "Fan" };
+export const MEMORY = { PROF_DRAM_ACTIVE: "Interface active", MEM_COPY_UTIL: "Bandwidth used", MEMORY_TEMP: "Temperature", MEM_CLOCK: "Clock" };
+export const HEALTH = {
+  ECC_DBE_VOL_TOTAL: "Uncorrectable errors",
+  ECC_SBE_VOL_TOTAL: "Corrected errors",
+  UNCORRECTABLE_REMAPPED_ROWS: "Remapped rows",
+  CORRECTABLE_REMAPPED_ROWS: "Remapped rows, corrected errors",
+  ROW_REMAP_PENDING: "Row remap pending",
+  ROW_REMAP_FAILURE: "Row remap failed",
+  PCIE_REPLAY_COUNTER: "PCIe replays",
+  NVLINK_REPLAY_ERROR_COUNT_TOTAL: "NVLink replays",
+  THERMAL_VIOLATION: "Thermal throttling",
+  POWER_VIOLATION: "Power throttling",
+};
+export const IDENTITY = { PCI_BUSID: "PCI bus ID", SERIAL: "Serial number", DRIVER_VERSION: "Driver", CUDA_COMPUTE_CAPABILITY: "Compute capability", VBIOS_VERSION: "VBIOS", MIG_MODE: "MIG" };
+
+function shortName(name) {
+  return name.replace(/^DCGM_FI_(DEV_)?/, "");
+}
+
+// Returns [title, text] for each field of `group` that the server has.
+export function groupFacts(fields, group, isWanted = () => true) {
+  const known = new Map(fields.filter((field) => typeof field?.name === "string").map((field) => [shortName(field.name), field]));
+  return Object.entries(group)
+    .filter(([name]) => known.has(name) && isWanted(known.get(name)))
+    .map(([name, title]) => [title, valueText(known.get(name))]);
+}
+
+export function isProblem({ value }) {
+  return Boolean(value) && value !== "0";
+}
 
 // Sections, in the order that is most useful for troubleshooting.
 export function fieldSections(fields) {
@@ -61,10 +121,10 @@ function timeText(seconds) {
   return seconds < 60 ? `${NUMBER.format(seconds)}\u00a0s` : duration(seconds);
 }
 
-// Derives a name for a field without a description: DCGM_FI_DEV_PCIE_LINK_GEN becomes "pcie link gen".
+// Derives a name for an unknown field: DCGM_FI_DEV_PCIE_LINK_GEN becomes "pcie link gen".
 function wordsOf({ name, help }) {
   if (help) return plain(help).replace(/\.$/, "");
-  return plain(name).replace(/^DCGM_FI_(DEV_)?/, "").replaceAll("_", " ").toLowerCase();
+  return NAMES[shortName(name)] ?? plain(shortName(name)).replaceAll("_", " ").toLowerCase();
 }
 
 export function xidRows(xids) {

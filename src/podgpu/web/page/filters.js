@@ -55,13 +55,13 @@ export class Filters {
     this.form.elements.cost.closest("label").hidden = !priced;
   }
 
-  show(criteria) {
+  show(criteria, view) {
     for (const name of NAMES) {
       const field = this.form.elements[name];
       if (field.value !== criteria[name]) field.value = criteria[name];
     }
     this.form.elements.cost.checked = Boolean(criteria.cost);
-    this.form.classList.toggle("is-table", criteria.view === "waste"); // of a table only some apply
+    this.form.dataset.view = view || "list"; // only some apply to a table
     byId("clear").hidden = !isFiltered(criteria);
   }
 }

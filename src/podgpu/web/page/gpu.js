@@ -1,15 +1,18 @@
-// The view of one GPU: its problems, its history, and all its fields.
+// The view of one GPU: its problems and what to do, its figures in groups, its history, and all its fields.
 
+import { commandsFor, Commands, copyButton, forgetButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
-import { gpuHash, RANGES } from "./criteria.js";
+import { conditionTitle } from "./conditions.js";
+import { gpuHash, nodeHash, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
-import { fieldSections, sourceRows, xidRows } from "./fields.js";
-import { celsius, energy, memory, memoryOf, percent, perHour, watts } from "./format.js";
+import { fieldSections, groupFacts, HEALTH, IDENTITY, isProblem, MEMORY, NOW, sourceRows, xidRows } from "./fields.js";
+import { celsius, energy, memory, percent, perHour, watts } from "./format.js";
 import { Rows, showText } from "./rows.js";
 import { brokenText, idleText, Troubles } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
 
 const EVERY_SECONDS = 10;
+const GROUPS = ["Now", "Memory", "Health", "Identity"];
 const NO_FIELDS = "This server provides no details: its podgpu is older than this page.";
 
 export class GpuView {
@@ -21,12 +24,15 @@ export class GpuView {
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.name = h("span");
     this.model = h("bdi", { class: "title-more" });
-    this.node = h("bdi", { class: "title-more" });
+    this.node = h("a", { class: "title-more" }, h("bdi"));
     this.badge = h("span", { class: "badge" });
-    this.uuid = h("code", { class: "uuid" });
+    this.uuid = h("code");
     const title = h("h2", { class: "pod-title" }, this.name, this.model, this.node, this.badge);
     this.troubles = new Troubles();
-    this.facts = h("dl", { class: "facts" });
+    this.commands = new Commands();
+    this.forget = forgetButton("Forget this GPU", () => [this.shown]);
+    this.groups = Object.fromEntries(GROUPS.map((name) => [name, h("dl")]));
+    this.facts = h("div", { class: "groups" }, ...GROUPS.map((name) => h("section", {}, h("h3", {}, name), this.groups[name])));
     this.rows = new Rows();
     this.parts = h("nav", { class: "tabs", "aria-label": "Instances" });
     this.running = h("ul", { class: "marks" });
@@ -40,8 +46,11 @@ export class GpuView {
     this.sourceSection = h("section", {}, h("h3", {}, "Sources"), this.sources);
     this.method = h("p", { class: "about" });
     this.about = h("p", { class: "about" });
-    const more = h("section", { class: "known" }, h("h2", {}, "All fields"), this.about, this.xidSection, this.fields, this.sourceSection, this.method);
-    this.element = h("div", { class: "pod gpu" }, this.back, title, this.uuid, this.troubles.element, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, more);
+    const uuid = h("p", { class: "uuid" }, this.uuid, copyButton("Copy", () => this.shown));
+    const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
+    const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
+    const actions = [this.troubles.element, this.commands.element, this.forget];
+    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, ...actions, this.facts, this.holding, this.runningSection, this.parts, this.timeline.element, more);
   }
 
   leave() {
@@ -50,37 +59,60 @@ export class GpuView {
     this.drawn = null;
   }
 
-  // `back` is the target of "All GPUs".
-  show(devices, criteria, back) {
+  // `back` is the target of "All GPUs". `hasPods`: kubectl can be used.
+  show(devices, criteria, back, hasPods) {
     setAttribute(this.back, "href", back);
     const [uuid, instance] = splitGpu(criteria.gpu);
+    this.shown = uuid;
     const device = devices.find((gpu) => gpu.uuid === uuid);
     const answer = this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
-    this.showHead(device, uuid, answer.data);
+    this.showHead(device, uuid, answer.data, hasPods);
+    this.showGroups(device, answer.data);
     this.showParts(device, uuid, instance);
     this.showHistory(device, uuid, instance, criteria);
     this.showKnown(answer);
   }
 
-  showHead(device, uuid, known) {
+  showHead(device, uuid, known, hasPods) {
     const now = this.context.now();
     setText(this.name, device?.name ?? nameOf(known?.gpu));
     setText(this.model, plain(device?.model ?? known?.gpu?.model ?? ""));
-    showText(this.node, device || known ? `on ${plain(device?.node ?? known?.node ?? "")}` : "");
+    const node = device?.node ?? known?.node;
+    this.node.hidden = node === undefined;
+    setAttribute(this.node, "href", nodeHash(node ?? ""));
+    setText(this.node.firstChild, `on ${plain(node ?? "")}`);
     setText(this.uuid, plain(uuid));
     const badge = device ? (device.broken ? brokenText(device) : idleText(device, now)) : "not present";
     showText(this.badge, badge);
     this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
     this.troubles.element.hidden = !device;
-    this.facts.hidden = this.holding.hidden = !device;
+    this.holding.hidden = !device;
+    this.forget.hidden = device ? !device.absent && !device.gone : true;
+    this.commands.show(device?.conditions.length ? commandsFor(device, hasPods) : []);
     const processes = device ? processRows(device) : [];
     place(this.running, processes);
     this.runningSection.hidden = !processes.length;
     if (!device) return;
     this.troubles.show(device, now);
     this.rows.show(device, { now, cost: this.context.prices(), waits: true });
-    place(this.facts, factsOf(device, this.context.prices()));
-    this.facts.hidden = device.absent || device.gone;
+  }
+
+  showGroups(device, known) {
+    const isThere = device && !device.absent && !device.gone;
+    const fields = known?.fields ?? [];
+    const facts = {
+      Now: [...(isThere ? factsOf(device, this.context.prices()) : []), ...groupFacts(fields, NOW)],
+      Memory: [...(isThere ? memoryFacts(device) : []), ...groupFacts(fields, MEMORY)],
+      Health: healthFacts(device, fields, known?.xids ?? []),
+      Identity: [["Model", device?.model ?? known?.gpu?.model], ...groupFacts(fields, IDENTITY)].filter(([, text]) => text),
+    };
+    const written = JSON.stringify(facts);
+    if (written === this.writtenFacts) return;
+    this.writtenFacts = written;
+    for (const name of GROUPS) {
+      place(this.groups[name], facts[name].map(([title, text]) => fact(title, h("bdi", {}, plain(text)))));
+      this.groups[name].parentElement.hidden = !facts[name].length;
+    }
   }
 
   // The GPU and each of its instances have separate histories.
@@ -139,14 +171,30 @@ function processRows(device) {
 
 function factsOf(device, currency) {
   return [
-    fact("Utilisation", percent(device.utilization)),
-    fact("Memory", memoryOf(device.memoryUsed, device.memoryTotal)),
-    fact("Power", watts(device.power)),
-    fact("Temperature", celsius(device.temperature)),
-    device.energy !== undefined && fact("Energy", energy(device.energy)),
-    fact("Allocated", percent(device.amounts.allocated)),
-    device.price !== undefined && fact("Price", perHour(device.price, currency)),
-    device.wasted !== undefined && fact("Wasted", perHour(device.wasted, currency)),
+    ["Utilisation", percent(device.utilization)],
+    ["Power", watts(device.power)],
+    ["Temperature", celsius(device.temperature)],
+    ["Allocated", percent(device.amounts.allocated)],
+    device.energy !== undefined && ["Energy", energy(device.energy)],
+    device.price !== undefined && ["Price", perHour(device.price, currency)],
+    device.wasted !== undefined && ["Wasted", perHour(device.wasted, currency)],
+  ].filter(Boolean);
+}
+
+function memoryFacts({ memoryUsed, memoryTotal }) {
+  const ratio = memoryTotal ? ` (${percent(memoryUsed / memoryTotal)})` : "";
+  const free = memoryUsed === undefined || memoryTotal === undefined ? undefined : memoryTotal - memoryUsed;
+  return [["Used", `${memory(memoryUsed)}${memoryUsed === undefined ? "" : ratio}`], ["Free", memory(free)], ["Total", memory(memoryTotal)]];
+}
+
+function healthFacts(device, fields, xids) {
+  const state = !device ? "not present" : device.conditions.length ? device.conditions.map(({ name }) => conditionTitle(name)).join(", ") : "ok";
+  const links = fields.find((field) => field.name === "nvlinks_up");
+  return [
+    ["State", state],
+    ["XID errors", xids.length ? xids.map(({ xid, total }) => `${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
+    ...groupFacts(fields, HEALTH, isProblem),
+    links && ["NVLinks up", String(links.value)],
   ].filter(Boolean);
 }
 

@@ -1,7 +1,6 @@
 // The head of the page: name, age of the data, problems, number of GPUs by state, and cost.
 
 import { Alerts } from "./alerts.js";
-import { isList } from "./criteria.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import { count, duration, money, parts, percent, plural, totalMoney, totalWatts, UNKNOWN } from "./format.js";
 
@@ -52,6 +51,7 @@ export class Overview {
     setAttribute(byId("scope"), "title", scopeText(picture));
     byId("simulated").hidden = !picture.simulated;
     this.showTotals(totals);
+    setAttribute(this.used.button, "title", meanText(picture));
     this.showMoney(picture, totals);
     COLOURS.forEach(([colour], i) => {
       const number = totals.colours[colour] ?? 0;
@@ -91,11 +91,10 @@ export class Overview {
     byId("prices-try").hidden = priced;
   }
 
-  showChosen(criteria) {
-    const list = isList(criteria);
-    document.body.dataset.shows = criteria.gpu || criteria.pod ? "one" : "all";
-    for (const total of this.buttons) total.press(list && criteria.state === total.state);
-    this.alerts.render(list);
+  // `shows`: the list of GPUs, a table, or one GPU, pod or node, which needs the room itself.
+  showChosen(criteria, shows) {
+    document.body.dataset.shows = shows;
+    for (const total of this.buttons) total.press(shows === "list" && criteria.state === total.state);
   }
 
   showState(feed) {
@@ -192,6 +191,11 @@ function scopeText(picture) {
   const nodes = picture.nodes ?? [];
   if (picture.scope === "node" && nodes.length === 1) return plain(nodes[0].name);
   return `Cluster, ${plural(nodes.length, "node")}`;
+}
+
+// `avg_GPU_utilization` is the mean of a field that can be chosen, so it may differ from the mean below "Used".
+function meanText({ used_field: field, used_utilization_ratio: ratio }) {
+  return field ? `avg_GPU_utilization, the mean of ${plain(field)} over the GPUs in use, is ${percent(ratio)}` : undefined;
 }
 
 function shareText(part, whole) {

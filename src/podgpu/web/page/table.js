@@ -5,8 +5,8 @@ import { plural, UNKNOWN } from "./format.js";
 
 const AT_ONCE = 200;
 
-// Columns: name, title, value(row) and, for all but texts, write(value). The first is the row's name; `link(row)` of it
-// is where it leads. `isWarm(value)`: worth a colour.
+// Columns: name, title, value(row) and, for all but texts, write(value). The first is the row's name. `link(row)` is
+// where a value leads. `isWarm(value)`: worth a colour.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
   constructor(label, onOrder) {
@@ -65,15 +65,11 @@ export class Table {
 
   row(row, key) {
     let element = this.rows.get(key);
-    if (!element) {
-      const [first, ...others] = this.columns;
-      const name = first.link ? h("a", {}, h("bdi")) : h("bdi");
-      element = h("tr", {}, h("th", { scope: "row" }, name), ...others.map((column) => h("td", { class: kindOf(column), "data-title": column.title })));
-    }
+    if (!element) element = h("tr", {}, ...this.columns.map((column, i) => cellOf(column, i === 0)));
     this.columns.forEach((column, i) => {
-      const cell = i ? element.children[i] : element.querySelector("bdi");
-      if (!i && column.link) setAttribute(element.querySelector("a"), "href", column.link(row));
-      setText(cell, textOf(column, row));
+      const cell = element.children[i];
+      if (column.link) setAttribute(cell.firstElementChild, "href", column.link(row));
+      setText(cell.querySelector("bdi"), textOf(column, row));
       if (i) setClass(cell, `${kindOf(column)}${column.isWarm?.(column.value(row)) ? " wasted" : ""}`.trim());
     });
     return element;
@@ -85,6 +81,11 @@ export class Table {
     const lines = this.ordered.map((row) => this.columns.map((column) => cell(textOf(column, row))).join("\t"));
     return [this.columns.map((column) => column.title).join("\t"), ...lines].join("\n");
   }
+}
+
+function cellOf(column, isName) {
+  const text = column.link ? h("a", {}, h("bdi")) : h("bdi");
+  return isName ? h("th", { scope: "row" }, text) : h("td", { class: kindOf(column), "data-title": column.title }, text);
 }
 
 function kindOf(column) {

@@ -1,12 +1,13 @@
 // Tiles grouped by node, or ungrouped if they are sorted. More tiles are added on scrolling, to keep the page fast.
 
 import { goneText } from "./conditions.js";
-import { groupedByNode } from "./criteria.js";
-import { h, place, plain, setClass, setText } from "./dom.js";
+import { groupedByNode, nodeHash, podHash } from "./criteria.js";
+import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { duration, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
 
 const AT_ONCE = 32;
+const MOST_PODS = 8;
 
 export class Tiles {
   constructor(context) {
@@ -46,7 +47,8 @@ export class Tiles {
     for (const [name, members] of groups) {
       const section = this.section(name);
       section.show(byNode ? nodes.get(name) : undefined, members);
-      place(section.grid, members.map((device) => this.tile(device, kept, spare, !byNode)));
+      const tiled = section.isGone ? [] : members;
+      place(section.grid, tiled.map((device) => this.tile(device, kept, spare, !byNode)));
       sections.push(section.element);
     }
     this.tiles = kept;
@@ -81,18 +83,25 @@ class NodeSection {
   constructor(context) {
     this.context = context;
     this.name = h("bdi");
+    this.link = h("a", {}, this.name);
     this.about = h("span", { class: "node-about" });
     this.age = h("span", { class: "badge badge-old", hidden: true });
     this.notes = h("ul", { class: "node-notes", hidden: true });
-    this.head = h("div", { class: "node-head" }, h("h2", {}, this.name), this.age, this.about);
+    this.head = h("div", { class: "node-head" }, h("h2", {}, this.link), this.age, this.about);
+    this.pods = h("p", { class: "node-about" });
     this.grid = h("div", { class: "tiles" });
-    this.element = h("section", { class: "node" }, this.head, this.notes, this.grid);
+    this.element = h("section", { class: "node" }, this.head, this.notes, this.pods, this.grid);
   }
 
+  // A node that is gone is one row with its pods, because its GPUs have no figures.
   show(node, members) {
     this.head.hidden = !node;
+    this.isGone = Boolean(node?.gone);
+    this.pods.hidden = !this.isGone;
     if (!node) return;
     setText(this.name, plain(node.name));
+    setAttribute(this.link, "href", nodeHash(node.name));
+    if (this.isGone) this.showPods(members);
     setClass(this.element, node.gone ? "node is-gone" : node.old ? "node is-old" : "node");
     setText(this.about, aboutText(members));
     this.age.hidden = !node.old && !node.gone;
@@ -102,6 +111,24 @@ class NodeSection {
     this.notes.hidden = !notes.length;
     place(this.notes, notes.map((text) => h("li", {}, plain(text))));
   }
+
+  showPods(members) {
+    const pods = podsOf(members);
+    const written = pods.map((holder) => holder.name).join("\n");
+    if (written === this.writtenPods) return;
+    this.writtenPods = written;
+    const links = pods.slice(0, MOST_PODS).flatMap((holder, i) => {
+      const href = holder.pod ? podHash(holder.namespace, holder.pod) : undefined;
+      return [i ? ", " : "", h("a", { href }, h("bdi", {}, plain(holder.name)))];
+    });
+    const more = pods.length > MOST_PODS ? ` and ${pods.length - MOST_PODS} more` : "";
+    this.pods.replaceChildren(pods.length ? "Held by " : "No pod held its GPUs.", ...links, more);
+  }
+}
+
+function podsOf(members) {
+  const holders = members.flatMap((device) => (device.held ? device.holders : device.lastHolders));
+  return [...new Map(holders.map((holder) => [holder.name, holder])).values()];
 }
 
 function aboutText(members) {

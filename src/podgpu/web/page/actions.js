@@ -1,0 +1,108 @@
+// Commands that solve a problem, with a button that copies them, and the button that forgets a removed GPU.
+
+import { h, place, plain } from "./dom.js";
+
+const SAFE = /^[\w.:@%+=/-]+$/;
+
+// Returns [where, command] for each step of what to do about a GPU. The server's advice decides which steps apply.
+export function commandsFor(device, hasPods) {
+  if (device.gone) return nodeCommands(device.node, [device], hasPods);
+  const advice = adviceOf([device]);
+  const gpu = device.index ?? quoted(device.uuid);
+  const onNode = `on ${plain(device.node)}`;
+  const isDrained = advice.includes("drain") && hasPods;
+  return [
+    isDrained && drain(device.node),
+    advice.includes("dmesg") && [onNode, "dmesg -T | grep -iE 'xid|nvrm'"],
+    advice.includes("nvlink") && [onNode, `nvidia-smi nvlink -s -i ${gpu}`],
+    advice.includes("reset") && !device.absent && [onNode, `nvidia-smi -r -i ${gpu}`],
+    isDrained && ["kubectl", `kubectl uncordon ${quoted(device.node)}`],
+  ].filter(Boolean);
+}
+
+// Returns [where, command] for a node that does not respond, or that has broken GPUs.
+export function nodeCommands(name, devices, hasPods) {
+  const node = quoted(name);
+  if (!hasPods) return [["here", `ping -c 3 ${node}`]];
+  return [
+    ["kubectl", `kubectl describe node ${node}`],
+    ["kubectl", `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
+    adviceOf(devices).includes("drain") && drain(name),
+  ].filter(Boolean);
+}
+
+function adviceOf(devices) {
+  return devices.flatMap((device) => device.conditions.map((condition) => condition.do)).join("\n").toLowerCase();
+}
+
+function drain(node) {
+  return ["kubectl", `kubectl drain ${quoted(node)} --ignore-daemonsets --delete-emptydir-data`];
+}
+
+// A name from the cluster may contain anything, and the command is pasted into a shell.
+function quoted(text) {
+  return SAFE.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;
+}
+
+export class Commands {
+  constructor() {
+    this.element = h("ul", { class: "commands", "aria-label": "Commands" });
+    this.written = "";
+  }
+
+  show(commands) {
+    this.element.hidden = !commands.length;
+    const written = JSON.stringify(commands);
+    if (written === this.written) return;
+    this.written = written;
+    place(this.element, commands.map(([where, command]) => {
+      const copy = copyButton("Copy", () => command);
+      return h("li", {}, h("span", { class: "command-where" }, where), h("code", {}, command), copy);
+    }));
+  }
+}
+
+// `text()` returns what is copied.
+export function copyButton(name, text) {
+  return reportingButton(name, async () => ((await copied(text())) ? "Copied" : "Could not copy"));
+}
+
+// Asks the server to forget GPUs that were removed. Only requests from the server's own machine are allowed.
+export function forgetButton(name, uuids) {
+  return reportingButton(name, async () => {
+    for (const uuid of uuids()) {
+      const headers = { "X-Podgpu-Request": "forget" };
+      const response = await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, { method: "POST", headers }).catch(() => undefined);
+      if (response?.status === 403) return `Not allowed from here: run podgpu forget ${quoted(uuid)} where podgpu runs`;
+      if (!response?.ok) return plain((await response?.text())?.trim() || "No answer from the server");
+    }
+    return "Forgotten";
+  });
+}
+
+// Shows what `act` returns for a moment.
+function reportingButton(name, act) {
+  const button = h("button", { type: "button", class: "quiet", "aria-live": "polite" }, name);
+  button.addEventListener("click", async () => {
+    const text = await act();
+    button.textContent = text;
+    setTimeout(() => (button.textContent = name), Math.max(2000, 80 * text.length));
+  });
+  return button;
+}
+
+// The clipboard API needs TLS or localhost. Otherwise, uses the deprecated copy command.
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = h("textarea", { class: "announced", "aria-hidden": "true" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
+}

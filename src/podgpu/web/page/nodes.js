@@ -1,0 +1,147 @@
+// Shows the nodes as a table, and one node with its GPUs and pods.
+
+import { Commands, copyButton, forgetButton, nodeCommands } from "./actions.js";
+import { goneText } from "./conditions.js";
+import { nodeHash, wordsOf } from "./criteria.js";
+import { fact, h, place, plain, setText } from "./dom.js";
+import { duration, memoryOf, money, parts, percent, perHour, plural, totalWatts } from "./format.js";
+import { holderColumns, holderRows } from "./pods.js";
+import { showText } from "./rows.js";
+import { Table } from "./table.js";
+import { Tiles } from "./tiles.js";
+import { Sum, totalsOf } from "./totals.js";
+
+export class Nodes {
+  constructor(context, onOrder) {
+    this.context = context;
+    this.about = h("p", { class: "about" });
+    this.message = h("p", { class: "message" }, "No node matches the filter. Press Escape to clear it.");
+    this.table = new Table("Nodes", onOrder);
+    this.copy = copyButton("Copy", () => this.table.asText());
+    this.element = h("div", { class: "nodes-table" }, h("div", { class: "table-head" }, this.about, this.copy), this.message, this.table.element);
+  }
+
+  show(picture, devices, criteria) {
+    const words = wordsOf(criteria.q);
+    const all = rowsOf(picture, devices, Boolean(picture.currency));
+    const rows = all.filter((row) => words.every((word) => row.text.includes(word)));
+    this.message.hidden = rows.length > 0;
+    this.copy.hidden = this.table.element.hidden = !rows.length;
+    setText(this.about, `${plural(rows.length, "node")} \u00b7 ${plural(rows.reduce((sum, row) => sum + row.gpus, 0), "GPU")}`);
+    if (rows.length) this.table.show(rows, columnsOf(rows, this.context.prices()), criteria.order || "-name", (row) => row.name);
+  }
+}
+
+function rowsOf(picture, devices, priced) {
+  const members = Map.groupBy(devices, (device) => device.node);
+  return (picture.nodes ?? []).map((node) => {
+    const own = members.get(node.name) ?? [];
+    const models = [...new Set(own.map((device) => device.model))].join(", ");
+    const totals = totalsOf(own, priced);
+    return { ...totals, ...memoryTotals(own), name: node.name, models, state: stateText(node, totals), text: `${node.name}\n${models}`.toLowerCase() };
+  });
+}
+
+function memoryTotals(devices) {
+  const [used, all] = [new Sum(), new Sum()];
+  for (const device of devices) {
+    used.add(device.memoryUsed);
+    all.add(device.memoryTotal);
+  }
+  return { memoryUsed: used.known ? used.total : undefined, memoryTotal: all.known ? all.total : undefined };
+}
+
+function stateText(node, totals) {
+  const seen = node.age_seconds === undefined ? "" : `, seen ${duration(node.age_seconds)} ago`;
+  if (node.gone) return `gone${seen}`;
+  if (node.old) return `old${seen}`;
+  return totals.broken ? `${totals.broken} broken` : "ok";
+}
+
+function columnsOf(rows, currency) {
+  const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
+  const isSome = (value) => value > 0;
+  const hourly = (price) => money(price, currency);
+  const memoryRatio = (row) => (row.memoryTotal ? row.memoryUsed / row.memoryTotal : undefined);
+  const columns = [
+    { name: "name", title: "Node", value: (row) => row.name, link: (row) => nodeHash(row.name) },
+    { name: "state", title: "State", value: (row) => row.state },
+    { name: "models", title: "Model", value: (row) => row.models },
+    number("gpus", "GPUs", parts),
+    number("allocated", "Allocated", parts),
+    number("used", "Used", parts),
+    number("idle", "Idle", parts, isSome),
+    number("free", "Free", parts),
+    number("broken", "Broken", parts, isSome),
+    { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
+    { name: "memory", title: "Memory", value: memoryRatio, write: percent },
+    number("power", "Power", totalWatts),
+    number("cost", "Cost/h", hourly),
+    number("wasted", "Wasted/h", hourly, isSome),
+  ];
+  return columns.filter(({ value }, i) => i === 0 || rows.some((row) => value(row) !== undefined));
+}
+
+export class NodeView {
+  constructor(context, onOrder) {
+    this.context = context;
+    this.back = h("a", { href: "#view=nodes", class: "back" }, "All nodes");
+    this.name = h("bdi");
+    this.badge = h("span", { class: "badge" });
+    this.models = h("bdi", { class: "title-more" });
+    const title = h("h2", { class: "pod-title" }, this.name, this.models, this.badge);
+    this.facts = h("dl", { class: "facts" });
+    this.notes = h("ul", { class: "node-notes" });
+    this.commands = new Commands();
+    this.forget = forgetButton("Forget this node", () => this.uuids);
+    this.tiles = new Tiles(context);
+    this.none = h("p", { class: "message" }, "This node is not there now.");
+    this.table = new Table("Pods of this node", onOrder);
+    this.pods = h("section", {}, h("h2", {}, "Pods"), this.table.element);
+    this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget, this.facts, this.none, this.tiles.element, this.pods);
+  }
+
+  show(picture, devices, criteria, anew) {
+    const name = criteria.node;
+    const node = (picture.nodes ?? []).find((candidate) => candidate.name === name);
+    const own = devices.filter((device) => device.node === name);
+    const totals = totalsOf(own, Boolean(picture.currency));
+    this.uuids = own.map((device) => device.uuid);
+    setText(this.name, plain(name));
+    setText(this.models, plain([...new Set(own.map((device) => device.model))].join(", ")));
+    showText(this.badge, !node ? "not present" : node.gone ? goneText(node) : node.old || totals.broken ? stateText(node, totals) : "");
+    this.badge.className = `badge badge-${node?.gone || totals.broken ? "broken" : "old"}`;
+    const notes = node?.notes ?? [];
+    this.notes.hidden = !notes.length;
+    place(this.notes, notes.map((text) => h("li", {}, plain(text))));
+    this.commands.show(node?.gone || totals.broken ? nodeCommands(name, own, hasPods(picture)) : []);
+    this.forget.hidden = !node?.gone;
+    this.none.hidden = Boolean(node);
+    this.facts.hidden = !node || node.gone;
+    place(this.facts, factsOf(totals, memoryTotals(own), this.context.prices()));
+    this.tiles.show(own, new Map([[name, node]]), true, anew);
+    const rows = holderRows(own, "pod");
+    this.pods.hidden = !rows.length;
+    const columns = holderColumns("pod", rows, this.context).filter((column) => column.name !== "node");
+    if (rows.length) this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
+  }
+}
+
+export function hasPods(picture) {
+  return picture.scope !== "node" || (picture.namespaces ?? []).length > 0;
+}
+
+function factsOf(totals, memory, currency) {
+  return [
+    fact("GPUs", parts(totals.gpus)),
+    fact("Allocated", parts(totals.allocated)),
+    fact("Used", parts(totals.used)),
+    totals.idle > 0 && fact("Idle", parts(totals.idle)),
+    fact("Free", parts(totals.free)),
+    totals.mean !== undefined && fact("Mean of used", percent(totals.mean)),
+    fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
+    fact("Power", totalWatts(totals.power)),
+    totals.cost !== undefined && fact("Cost", perHour(totals.cost, currency)),
+    totals.wasted > 0 && fact("Wasted", perHour(totals.wasted, currency)),
+  ].filter(Boolean);
+}

@@ -1,0 +1,136 @@
+// Shows who holds GPUs now, as a table by pod, owner or namespace.
+
+import { copyButton } from "./actions.js";
+import { GROUPS, nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
+import { h, setAttribute, setText } from "./dom.js";
+import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
+import { ownUtilization } from "./history.js";
+import { Table } from "./table.js";
+import { Sum } from "./totals.js";
+
+export const GROUP_TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
+
+export class Pods {
+  // `context` has now() and prices(). `onOrder` is called with the new order of the table.
+  constructor(context, onOrder) {
+    this.context = context;
+    this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
+    this.about = h("p", { class: "about" });
+    this.message = h("p", { class: "message" });
+    this.table = new Table("Pods", onOrder);
+    this.copy = copyButton("Copy", () => this.table.asText());
+    const ways = h("nav", { class: "tabs", "aria-label": "Pods by" }, ...this.ways);
+    this.element = h("div", { class: "pods" }, h("div", { class: "table-head" }, ways, this.about, this.copy), this.message, this.table.element);
+  }
+
+  show(devices, criteria) {
+    const by = GROUPS.includes(criteria.by) ? criteria.by : "pod";
+    GROUPS.forEach((way, i) => {
+      setAttribute(this.ways[i], "href", writeHash({ view: "pods", by: way === "pod" ? "" : way, q: criteria.q, ns: criteria.ns }));
+      setAttribute(this.ways[i], "aria-current", way === by ? "page" : undefined);
+    });
+    const words = wordsOf(criteria.q);
+    const rows = holderRows(devices, by).filter(
+      (row) => (!criteria.ns || row.namespace === criteria.ns) && words.every((word) => row.text.includes(word)),
+    );
+    this.message.hidden = rows.length > 0;
+    this.copy.hidden = this.table.element.hidden = !rows.length;
+    const isFiltered = criteria.q || criteria.ns;
+    setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : "No pod holds a GPU now.");
+    setText(this.about, rows.length ? aboutText(rows, by, this.context.prices()) : "");
+    if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context), criteria.order || "gpus", (row) => row.key);
+  }
+}
+
+// Returns a row for each pod, owner or namespace. A holder that is not a pod, such as a user, is its own group.
+export function holderRows(devices, by) {
+  const rows = new Map();
+  for (const device of devices) {
+    for (const holder of device.holders) {
+      const name = nameOf(holder, by);
+      const key = `${holder.namespace}/${name}`;
+      let row = rows.get(key);
+      if (!row) rows.set(key, (row = new HolderRow(key, name, holder, by)));
+      row.add(device, holder);
+    }
+  }
+  return [...rows.values()];
+}
+
+function nameOf(holder, by) {
+  if (by === "namespace") return holder.namespace || holder.name;
+  return (by === "owner" && holder.owner) || holder.pod || holder.name;
+}
+
+class HolderRow {
+  constructor(key, name, holder, by) {
+    this.key = key;
+    this.name = name;
+    this.namespace = holder.namespace;
+    this.owner = by === "pod" ? holder.owner : "";
+    this.link = linkOf(holder, by);
+    this.text = [name, holder.namespace, holder.owner, holder.pod].join("\n").toLowerCase();
+    this.nodes = new Set();
+    this.pods = new Set();
+    this.gpus = this.idleGpus = 0;
+    [this.busy, this.used, this.cost, this.wasted, this.waited] = [new Sum(), new Sum(), new Sum(), new Sum(), new Sum()];
+    this.idleSince = 0;
+  }
+
+  add(device, holder) {
+    this.nodes.add(device.node);
+    this.pods.add(holder.name);
+    this.gpus += holder.amount;
+    if (holder.use === "idle") this.idleGpus += holder.amount;
+    const ratio = device.old ? undefined : ownUtilization(device, holder);
+    this.busy.add(ratio);
+    this.used.add(holder.memory ?? holder.part?.memoryUsed ?? (device.holders.length === 1 ? device.memoryUsed : undefined));
+    this.waited.add(holder.waited);
+    this.cost.add(holder.cost);
+    if (holder.cost !== undefined) this.wasted.add(holder.use === "idle" ? holder.cost : 0);
+    this.idleSince = holder.use === "idle" && holder.idleSince ? Math.max(this.idleSince, holder.idleSince) : Infinity;
+  }
+}
+
+function linkOf(holder, by) {
+  if (by === "namespace") return holder.namespace ? writeHash({ ns: holder.namespace }) : undefined;
+  if (by === "owner" && holder.owner) return writeHash({ ns: holder.namespace, q: holder.owner });
+  return holder.pod ? podHash(holder.namespace, holder.pod) : undefined;
+}
+
+function aboutText(rows, by, currency) {
+  const total = (value) => rows.reduce((sum, row) => sum + value(row), 0);
+  const idle = total((row) => row.idleGpus);
+  const texts = [plural(rows.length, by === "owner" ? "owner" : by), `${parts(total((row) => row.gpus))} GPUs`];
+  if (idle) texts.push(`${parts(idle)} idle`);
+  if (rows.some((row) => row.cost.known)) texts.push(perHour(total((row) => row.cost.total), currency));
+  return texts.join(" \u00b7 ");
+}
+
+export function holderColumns(by, rows, { now, prices }) {
+  const mean = (sum) => (sum.known ? sum.total / sum.known : undefined);
+  const total = (sum) => (sum.known ? sum.total : undefined);
+  const isSome = (value) => value > 0;
+  const hourly = (price) => money(price, prices());
+  const idleFor = (row) => (Number.isFinite(row.idleSince) && row.idleSince ? now() - row.idleSince : undefined);
+  const columns = [
+    { name: "name", title: GROUP_TITLES[by].slice(0, -1), value: (row) => row.name, link: (row) => row.link },
+    { name: "namespace", title: "Namespace", value: (row) => row.namespace },
+    { name: "owner", title: "Owner", value: (row) => row.owner },
+    { name: "node", title: "Node", value: (row) => (row.nodes.size === 1 ? [...row.nodes][0] : plural(row.nodes.size, "node")), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
+    { name: "pods", title: "Pods", value: (row) => row.pods.size, write: parts },
+    { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
+    { name: "utilisation", title: "Utilisation", value: (row) => mean(row.busy), write: percent },
+    { name: "memory", title: "Memory", value: (row) => total(row.used), write: memory },
+    { name: "idle", title: "Idle GPUs", value: (row) => row.idleGpus, write: parts, isWarm: isSome },
+    { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
+    { name: "waiting", title: "Waiting", value: (row) => mean(row.waited), write: percent },
+    { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
+    { name: "wasted", title: "Wasted/h", value: (row) => total(row.wasted), write: hourly, isWarm: isSome },
+  ];
+  const unused = { pod: ["pods"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];
+  return columns.filter(({ name, value }, i) => {
+    if (i === 0) return true;
+    return !unused.includes(name) && rows.some((row) => value(row) !== undefined && value(row) !== "");
+  });
+}
