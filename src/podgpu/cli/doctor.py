@@ -67,7 +67,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options, config_findings = _merge_config_file(ctx, options)
     check_options(options)
-    options = parse_host_engine(ctx, options)
+    options = parse_host_engine(options)
     ignored = (*list_ignored_options(ctx), *options["config"].ignored)
     examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
     with quiet_logs(options["debug"]):

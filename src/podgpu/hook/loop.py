@@ -15,7 +15,7 @@ from functools import partial
 from podgpu import __version__
 from podgpu.errors import SourceError, StartError
 from podgpu.files import AtomicFile
-from podgpu.hook.counters import HookCounters
+from podgpu.hook import HookCounters
 from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
