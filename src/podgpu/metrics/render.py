@@ -132,7 +132,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
 def _figures(part: str, rows: Iterable[tuple[Labels, Document]]) -> Iterator[Family]:
     """Renders the families whose samples are members of this part of the document."""
     for spec in families_in("exporter").values():
-        if spec.part == part:
+        if spec.part == part and not spec.is_text:
             numbers = ((labels, getattr(row, spec.member)) for labels, row in rows)
             divisor = spec.factor if spec.factor > 1 else None
             yield spec.of(Sample(labels, n / divisor if divisor else n) for labels, n in numbers if n is not None)
