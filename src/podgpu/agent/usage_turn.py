@@ -26,9 +26,8 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.attribution import GpuTurn, make_turns
-from podgpu.usage.containers import ContainerFinder
+from podgpu.usage.containers import ContainerFinder, NameSource, Owners, ProcessOwners
 from podgpu.usage.ledger import Ledger
-from podgpu.usage.owners import NameSource, Owners, ProcessOwners
 from podgpu.workers import ErrorCounts, Result, Workers
 
 SOURCE = "usage"
