@@ -284,7 +284,7 @@ class Agent:
             self._released_until = self.clock.monotonic() + seconds
             message = f"released for {seconds:.0f} s on request"
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
-            self._telemetry_result = replace(self._telemetry_result, answers={}, others=(), sources=(source,))
+            self._telemetry_result = replace(self._telemetry_result, answers={}, sources=(source,))
             self._usage_result = UsageResult()
             self._telemetry_turn.drop_values()
         self._publish()

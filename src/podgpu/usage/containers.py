@@ -47,13 +47,6 @@ class ContainerLookup:
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedLookup:
-    started: int
-    read_at: float
-    lookup: ContainerLookup
-
-
 class ContainerFinder:
     """Finds the containers of processes and caches them. Not thread-safe. `proc` is the path of the host's /proc.
 
@@ -67,7 +60,7 @@ class ContainerFinder:
         self.proc = proc
         self.finds_users = finds_users
         self._clock = clock
-        self._cache: dict[int, _CachedLookup] = {}
+        self._cache: dict[int, tuple[int, float, ContainerLookup]] = {}  # by pid: its start, time of the lookup
 
     def find_all(self, pids: Collection[int]) -> dict[int, ContainerLookup]:
         """Looks up these processes, and evicts all others from the cache."""
@@ -88,8 +81,8 @@ class ContainerFinder:
     def _look_up(self, pid: int, folder: int) -> ContainerLookup:
         stat, now = _read(folder, "stat"), self._clock()
         started, cached = parse_started(stat), self._cache.get(pid)
-        if cached is not None and cached.started == started and now - cached.read_at < CACHE_SECONDS:
-            return cached.lookup
+        if cached is not None and cached[0] == started and now - cached[1] < CACHE_SECONDS:
+            return cached[2]
         cgroup = _read(folder, "cgroup").decode(errors="replace")
         container = parse_cgroup(cgroup)
         outcome: LookupOutcome = "not_in_container" if container is None else "found"
@@ -97,7 +90,7 @@ class ContainerFinder:
         if self.finds_users and not workload.uid:
             workload, command = _find_user(folder, cgroup, workload.container_id), _find_command(folder, stat)
         lookup = ContainerLookup(outcome, workload, _MPS_SERVER in stat, command)
-        self._cache[pid] = _CachedLookup(started, now, lookup)
+        self._cache[pid] = started, now, lookup
         return lookup
 
 
