@@ -297,7 +297,7 @@ class Agent:
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage turn by device key."""
-        return self._usage_result.list_processes()
+        return self._usage_result.processes
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request.

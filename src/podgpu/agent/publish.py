@@ -126,10 +126,9 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
         key: {workload.key: (workload, used) for workload, used in entries}
         for key, entries in sorted(usage.holders.items())
     }
-    processes = usage.list_processes()
 
     def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
-        own = [p for p in processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
+        own = [p for p in usage.processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
         return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
 
     for a in allocation.assignments:
