@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.publish import process_families
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.parse import parse_text
 from tests.cli.test_option_table import Ran, execute
 from tests.nodes.clock import wait_until
