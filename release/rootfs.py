@@ -154,7 +154,7 @@ def locked_packages(architecture: str) -> list[tuple[str, str, str, str]]:
 def check_python() -> None:
     if sys.version_info[:2] != (3, 11):
         raise SystemExit(
-            "the image contains Python 3.11, so .pyc files must be written by Python 3.11: make PYTHON=python3.11 clean release"
+            "the image has Python 3.11, which must also write its .pyc files: make PYTHON=python3.11 clean release"
         )
 
 
