@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import sys
@@ -80,6 +81,16 @@ SLOW = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     items.sort(key=lambda item: -SLOW.get(str(item.path.relative_to(tests)), 0))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command configures logging for its process, which goes on here."""
+    server = logging.getLogger("aiohttp.server")
+    handlers, level, filters = logging.root.handlers[:], logging.root.level, server.filters[:]
+    yield
+    logging.root.handlers[:], server.filters[:] = handlers, filters
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

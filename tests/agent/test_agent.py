@@ -73,7 +73,7 @@ def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
     assert not node.agent.is_fresh(published)
     assert exporter_app.is_live(node.agent)[0] is False
     assert exporter_app.is_ready(node.agent)[0] is False
-    stale = published.stale.plain.decode()
+    stale = published.render("stale").plain.decode()
     assert "podgpu_exporter_snapshot_timestamp_seconds" in stale
     assert "\nDCGM_" not in stale
     assert "podgpu_device" not in stale

@@ -7,8 +7,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +17,10 @@ import pytest
 from podgpu.agent.loop import Agent
 from podgpu.cli.main import run
 from podgpu.holders.sources import SOURCES
-from podgpu.web.sockets import parse_address
-from tests.nodes.clock import PATIENCE, wait_until
+from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of, only_these_variables
+from tests.process import EXPORTER, podgpu
 from tests.simulated_kubelet import FaultyKubelet
-from tests.web.server import Client
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4", "-c", "100"]
@@ -181,21 +178,6 @@ def test_without_host_labels_the_document_still_names_its_node(folder: Path) -> 
 # Changes are taken up while it runs
 
 
-@contextmanager
-def exporter(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    words = ["exporter", "--telemetry", "simulated:1xT4", "-a", "127.0.0.1:0", "-c", "1s", *arguments]
-    environment = {**os.environ, "NODE_NAME": "node-1"}
-    start = [sys.executable, "-W", "error", "-m", "podgpu", *words]
-    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stderr is not None
-            listening = next(line for line in process.stderr if "listening on" in line)
-            address = listening.rpartition("http://")[2].removesuffix("/metrics\n")
-            yield process, Client(parse_address(address))
-        finally:
-            process.kill()
-
-
 def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(folder: Path) -> None:
     """The allocation interval is so long that only the signal can have done it."""
     counters, podlist, jobs = folder / "counters.csv", folder / "podlist.json", folder / "jobs"
@@ -205,7 +187,8 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(f
     jobs.mkdir()
     sources = f"podlist:{podlist},hpc:{jobs}"
     quiet = ["--allocation-interval", "10m", "--usage-from=none"]
-    with exporter("-f", str(counters), "--allocation", sources, *quiet) as (process, client):
+    with podgpu((*EXPORTER, "-f", str(counters), "--allocation", sources, *quiet), folder) as exporter:
+        process, client = exporter.popen, exporter.client
         wait_until(lambda: "DCGM_FI_DEV_GPU_TEMP{" in client.ask("/metrics").text, "the first figures")
         counters.write_text(temperature + "DCGM_FI_DEV_SM_CLOCK, gauge, c\n")
         entry = {"name": "chat", "namespace": "ns", "container": "c", "gpu_list": ["0"]}
@@ -226,5 +209,4 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(f
         bad = 'source_errors_total{source="counters",reason="malformed"} 1'
         wait_until(lambda: bad in client.ask("/metrics").text, "the bad file is counted")
         assert "DCGM_FI_DEV_SM_CLOCK{" in client.ask("/metrics").text, "the last good set stands"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        exporter.stop()

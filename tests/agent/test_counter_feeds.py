@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.counter_feeds import counters_in_configmap, counters_in_file
+from podgpu.agent.counters import counters_in_configmap, counters_in_file
 from podgpu.agent.loop import Settings
 from podgpu.errors import SourceError
 from podgpu.metrics.counters import parse_counters

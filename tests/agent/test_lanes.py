@@ -8,8 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.counter_feeds import ReadCounters, counters_in_file
-from podgpu.agent.lanes import Collection
+from podgpu.agent.counters import Collection, ReadCounters, counters_in_file
 from podgpu.agent.loop import Settings
 from podgpu.metrics.counters import CounterSpec, parse_counters
 from podgpu.metrics.labels import Policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import signal
 import ssl
@@ -29,14 +28,6 @@ from tests.kube.conftest import eventually
 
 SCRAPE = ["--scrape", "http://127.0.0.1:9/metrics"]
 CERTIFICATE = ["--api-cert-file", "/nowhere.crt", "--api-key-file", "/nowhere.key"]
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 @pytest.mark.parametrize(

@@ -11,39 +11,25 @@ from tests.autoscale.api_double import ApiDouble
 
 HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
 SCALED = "/apis/keda.sh/v1alpha1/scaledobjects"
-SERVING = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/serving"
 
 
-def hpa(metric: dict[str, Any]) -> dict[str, Any]:
-    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "inference"}
-    spec = {"scaleTargetRef": target, "metrics": [metric]}
-    return {"metadata": {"namespace": "serving", "name": "inference"}, "spec": spec}
+def hpa(metric: dict[str, Any], current: dict[str, str] | None = None, **condition: str) -> dict[str, Any]:
+    """Returns an HPA with the status that the HPA controller writes."""
+    kind = metric["type"].lower()
+    received = [{"type": metric["type"], kind: {**metric[kind], "current": current}}] if current else [{"type": ""}]
+    status = {"currentMetrics": received, "conditions": [{"type": "ScalingActive", "status": "True", **condition}]}
+    metadata = {"namespace": "serving", "name": "inference"}
+    return {"metadata": metadata, "spec": {"metrics": [metric]}, "status": status}
 
 
-PODS = {"type": "Pods", "pods": {"metric": {"name": "gpu_utilization", "selector": {"matchLabels": {"window": "2m"}}}}}
-OBJECT = {
-    "type": "Object",
-    "object": {
-        "metric": {"name": "gpu_busy"},
-        "describedObject": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "inference"},
-    },
-}
+PODS = {"type": "Pods", "pods": {"metric": {"name": "gpu_utilization"}}}
+OBJECT = {"type": "Object", "object": {"metric": {"name": "gpu_busy"}}}
 CPU = {"type": "Resource", "resource": {"name": "cpu"}}
 
 
-def value(name: str, quantity: str) -> dict[str, Any]:
-    return {"items": [{"describedObject": {"name": name}, "value": quantity}]}
-
-
 def healthy() -> ApiDouble:
-    return ApiDouble(
-        answers={
-            HPAS: {"items": [hpa(PODS), hpa(OBJECT), hpa(CPU)]},
-            "/apis/apps/v1/namespaces/serving/deployments/inference/scale": {"status": {"selector": "app=inference"}},
-            f"{SERVING}/pods/*/gpu_utilization": value("inference-1", "73500m"),
-            f"{SERVING}/deployments.apps/inference/gpu_busy": value("inference", "40"),
-        },
-    )
+    hpas = [hpa(PODS, {"averageValue": "73500m"}), hpa(OBJECT, {"value": "40"}), hpa(CPU)]
+    return ApiDouble(answers={HPAS: {"items": hpas}})
 
 
 def examined(api: ApiDouble) -> list[Finding]:
@@ -62,14 +48,16 @@ def test_a_healthy_cluster_has_the_value_of_each_hpa() -> None:
     findings = examined(healthy())
     assert texts(findings, Level.WRONG) == ""
     text = texts(findings, Level.OK)
-    assert "gpu_utilization: inference-1 73500m" in text
-    assert "gpu_busy: inference 40" in text
+    assert "gpu_utilization: 73500m" in text
+    assert "gpu_busy: 40" in text
 
 
 def test_an_hpa_without_a_value_is_wrong_and_has_the_reason() -> None:
-    api = healthy()
-    api.answers[f"{SERVING}/pods/*/gpu_utilization"] = {"code": 503, "message": "no exporter answers"}
-    assert "no exporter answers" in texts(examined(api), Level.WRONG)
+    failing = hpa(PODS, status="False", message="no exporter answers")
+    new = {**hpa(OBJECT), "status": {}}
+    text = texts(examined(ApiDouble(answers={HPAS: {"items": [failing, new]}})), Level.WRONG)
+    assert "gpu_utilization: no exporter answers" in text
+    assert "gpu_busy: the HPA controller has received no value yet" in text
 
 
 def test_without_hpas_there_is_a_note() -> None:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import signal
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from podgpu.cli.main import run
+from podgpu.web.sockets import parse_address
 from tests.cluster.real_servers import needs, prometheus
-
-_PATIENCE = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    """A command sets logging up for its process, which here goes on."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+from tests.nodes.clock import PATIENCE, wait_until
+from tests.process import CLUSTER, PODGPU, podgpu
+from tests.web.server import Client
 
 
 @pytest.mark.parametrize(
@@ -77,11 +64,14 @@ class Demo(NamedTuple):
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     """One for all; in the end it ends as it should."""
-    with _started("demo", "--calm", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
-        cluster = _url(process, "the cluster")  # printed first
-        yield Demo(_url(process, "node-1"), cluster)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(_PATIENCE) == 0
+    command = [*PODGPU, "demo", "--calm", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            cluster = _url(process, "the cluster")  # printed first
+            yield Demo(_url(process, "node-1"), cluster)
+        finally:
+            process.send_signal(signal.SIGINT)  # not kill: it has folders to remove
+        assert process.wait(PATIENCE) == 0
 
 
 def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
@@ -92,7 +82,7 @@ def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
 
 
 def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
-    view = _until(lambda: _nodes(demo.cluster, 3))
+    view = _wait_for_nodes(Client(parse_address(_host_port(demo.cluster))), 3)
     top = _run("top", "--cluster", _host_port(demo.cluster), "--once", "--interval", "100ms")
     assert view["simulated"] is True
     assert [node["name"] for node in view["nodes"]] == ["node-1", "node-2", "node-3"]
@@ -106,57 +96,33 @@ def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
     }
 
 
-def test_cluster_over_exporters_one_of_them_dead(demo: Demo) -> None:
-    arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{_host_port(demo.exporter)},http://127.0.0.1:1")
-    with _started("cluster", *arguments) as cluster:
-        url = _until(lambda: _logged_url(cluster))
-        view = _until(lambda: _nodes(url, 1))
-        cluster.send_signal(signal.SIGTERM)
-        assert cluster.wait(_PATIENCE) == 0
+def test_cluster_over_exporters_one_of_them_dead(demo: Demo, tmp_path: Path) -> None:
+    arguments = (*CLUSTER, "--scrape", f"{_host_port(demo.exporter)},http://127.0.0.1:1")
+    with podgpu(arguments, tmp_path) as cluster:
+        view = _wait_for_nodes(cluster.client, 1)
+        cluster.stop()
     assert any("nothing listens there" in note for note in view["notes"])
     assert (view["simulated"], [node["simulated"] for node in view["nodes"]]) == (True, [True])
 
 
 @needs("prometheus", "promtool")
 def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, demo: Demo) -> None:
-    _until(lambda: _nodes(demo.cluster, 3))
-    exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', _metrics(demo.cluster))
+    scraping = Client(parse_address(_host_port(demo.cluster)))
+    _wait_for_nodes(scraping, 3)
+    exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', scraping.ask("/metrics").text)
     jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
     configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
     with (
         prometheus(tmp_path, configuration=configuration) as server,
-        _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", _host_port(server)) as cluster,
+        podgpu((*CLUSTER, "--prometheus", _host_port(server)), tmp_path) as cluster,
     ):
-        asking = _until(lambda: _logged_url(cluster))
-        wanted = _lines(demo.cluster)
-        _until(lambda: _lines(asking) == wanted)
-        view = _nodes(asking, 3)
-    assert view is not None
+        wanted = _lines(scraping)
+        wait_until(lambda: _lines(cluster.client) == wanted, "both have the same map")
+        view = _wait_for_nodes(cluster.client, 3)
     assert (view["simulated"], [node["simulated"] for node in view["nodes"]]) == (True, [True] * 3)
     assert len(exporters) == 3
     assert any(line.startswith("pod_and_gpu_map_info{") for line in wanted)
     assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--cluster", "x"], "not the URL of an HTTP server; write HOST:PORT"),
-        (["--cluster", "x:99999"], "not the URL of an HTTP server; write HOST:PORT"),
-        (["--cluster", "http://a", "--url", "http://b"], "give one of them"),
-        (["--cluster", "http://a", "--kubernetes"], "cannot be combined with --cluster"),
-    ],
-)
-def test_top_refuses_what_cannot_be_meant(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["top", *arguments]) == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["top", "--once", "--cluster", "http://127.0.0.1:1"]) == 1
-    assert "check that the server runs there" in capsys.readouterr().err
 
 
 # Processes
@@ -166,30 +132,12 @@ def _host_port(url: str) -> str:
     return url.removeprefix("http://").rstrip("/")
 
 
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "podgpu", *arguments]
-
-
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=_PATIENCE, check=False)
-
-
-@contextmanager
-def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        with process:
-            try:
-                yield process
-            finally:
-                process.terminate()  # not kill: it has folders to take away
-                process.communicate(timeout=_PATIENCE)
-    finally:
-        process.kill()
+    return subprocess.run([*PODGPU, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def _url(process: subprocess.Popen[str], name: str) -> str:
-    """From the line of the demo's output that begins with it."""
+    """Returns the URL in the line of the demo's output that begins with the name."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip().startswith(name) and (found := re.search(r"http://\S+?(?=/\s)", line)):
@@ -197,39 +145,18 @@ def _url(process: subprocess.Popen[str], name: str) -> str:
     raise AssertionError("the demo ended without a word about it")
 
 
-def _logged_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"listening on (http://\S+)/metrics", line):
-            return found[1]
-    raise AssertionError("the cluster ended without listening")
+def _wait_for_nodes(client: Client, number: int) -> dict[str, Any]:
+    view: dict[str, Any] = {}
+
+    def has_nodes() -> bool:
+        view.update(json.loads(client.ask("/api/v1/view").body))
+        return len(view["nodes"]) >= number
+
+    wait_until(has_nodes, f"{number} nodes are read")
+    return view
 
 
-def _nodes(url: str, number: int) -> dict[str, Any] | None:
-    try:
-        with urllib.request.urlopen(f"{url}/api/v1/view", timeout=30) as response:
-            view = json.load(response)
-    except OSError:
-        return None
-    return view if len(view["nodes"]) >= number else None
-
-
-def _metrics(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        return str(response.read(), "utf-8")
-
-
-def _lines(url: str) -> list[str]:
+def _lines(client: Client) -> list[str]:
     """What does not change while nobody comes or goes."""
     steady = ("pod_and_gpu_map_info{", "podgpu_node_gpus{", "podgpu_node_allocated_gpus{", "podgpu_node_free_gpus{")
-    return [line for line in _metrics(url).splitlines() if line.startswith(steady)]
-
-
-def _until(look):  # type: ignore[no-untyped-def]
-    """What it finds, once it finds something."""
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        if found := look():
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come up in time")
+    return [line for line in client.ask("/metrics").text.splitlines() if line.startswith(steady)]

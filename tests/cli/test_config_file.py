@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.publish import process_families
-from podgpu.metrics.families import families_in
-from podgpu.metrics.fields import fields
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.parse import parse_text
 from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
 from tests.cli.test_doctor_configuration import Doctor, doctor, wrong
 from tests.cli.test_option_table import Ran, execute
-from tests.faults.exporter import running
 from tests.nodes.clock import wait_until
+from tests.process import EXPORTER, has_values, podgpu
 
 __all__ = ["_no_variables", "doctor", "kubelet", "socket", "tree"]
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4"]
@@ -100,20 +99,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/nowhere.yaml does not exist" in ran.complaint
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--max-concurrent-scrapes", "0"], "in the range"),
-        (["--web-read-timeout", "0s"], "must be from 100"),
-        (["--web-write-timeout", "soon"], "not a duration"),
-    ],
-)
-def test_bad_values_of_the_newer_options(arguments: list[str], words: str) -> None:
-    ran = execute([*QUICK, *arguments])
-    assert ran.code == 2
-    assert words in ran.complaint
-
-
 def test_what_does_nothing_here_is_said(write: Write) -> None:
     path = write("version: 2\nsources: {dcgm: {detectBindUnbind: {enabled: true}}}\n" + COLLECTIONS)
     ran = execute([*QUICK, "--config-file", path])
@@ -161,31 +146,12 @@ def test_a_command_with_brackets_in_its_name(tmp_path: Path) -> None:
 # Serving
 
 
-def test_more_scrapes_than_allowed_get_503(tmp_path: Path) -> None:
-    """Real sockets: one reader who does not read keeps the only place, until it goes. The text is twice as long as
-    what the kernel takes for one who does not read (tcp_wmem: 4 MiB)."""
-    every = [f for f in fields().values() if f.recipe is not None and f.type in ("int", "float") and f.id < 9000]
-    csv = tmp_path / "every.csv"
-    csv.write_text("".join(f"{f.name},gauge,x\n" for f in every), encoding="utf-8")
-    gpus = ("--telemetry", "simulated:12xH100/7x1g.10gb", "--mig-copy-parent-values", "-f", str(csv))
-    arguments = (*gpus, "--max-concurrent-scrapes", "1", "-c", "10000")
-    with running(tmp_path, *arguments) as exporter, sockets.socket() as slow:
-        slow.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", exporter.port))
-        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        slow.recv(100)
-        refused = [exporter.get() for _ in range(3)]
-        slow.close()
-        wait_until(lambda: exporter.get()[0] == 200, "the place is free again")
-    assert refused == [(503, "scrape concurrency limit reached\n")] * 3
-
-
 def test_a_visitor_who_does_not_send_is_let_go(tmp_path: Path) -> None:
-    with running(tmp_path, "--telemetry", "simulated:1xT4", "--web-read-timeout", "300ms") as exporter:
+    with podgpu((*EXPORTER, "--web-read-timeout", "300ms"), tmp_path) as exporter:
         with sockets.create_connection(("127.0.0.1", exporter.port), timeout=20) as silent:
             silent.sendall(b"GET /metrics HTTP/1.1\r\n")
             assert silent.recv(100) == b""
-        assert exporter.get()[0] == 200
+        assert exporter.client.ask("/livez").status == 200
 
 
 # The doctor
@@ -214,16 +180,16 @@ def test_the_counter_file_it_names_is_followed_on_sighup(tmp_path: Path, write: 
     csv.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\n", encoding="utf-8")
     quick = "collections:\n- {name: quick, every: 200ms, metrics: {include: [DCGM_FI_DEV_POWER_USAGE]}}\n"
     path = write(f"version: 2\nmetrics: {{file: {csv}}}\n{quick}")
-    arguments = ("--telemetry", "simulated:1xT4", "--config-file", path, "--allocation-interval", "1h")
-    with running(tmp_path, *arguments) as exporter:
+    arguments = (*EXPORTER, "--config-file", path, "--allocation-interval", "1h")
+    with podgpu(arguments, tmp_path, has_values) as exporter:
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
         csv.write_text("DCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
-        exporter.process.send_signal(signal.SIGHUP)
+        exporter.popen.send_signal(signal.SIGHUP)
         wait_until(lambda: exporter.series("DCGM_FI_DEV_SM_CLOCK"), "the new counters")
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
         assert not exporter.series("DCGM_FI_DEV_GPU_TEMP")
         csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
-        exporter.process.send_signal(signal.SIGHUP)
+        exporter.popen.send_signal(signal.SIGHUP)
         refused = 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"}'
-        wait_until(lambda: refused in exporter.get()[1], "the refusal: the collection would be empty")
+        wait_until(lambda: refused in exporter.client.ask("/metrics").text, "the collection would be empty")
         assert exporter.series("DCGM_FI_DEV_POWER_USAGE")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.lanes import Collection, collection_of_fields
+from podgpu.agent.counters import Collection, collection_of_fields
 from podgpu.cli.config_file import ConfigFile, parse_config_file
 from podgpu.clock import parse_duration
 from podgpu.errors import UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.counter_feeds import read_counters
+from podgpu.agent.counters import read_counters
 from podgpu.metrics.counters import SHIPPED
 from podgpu.metrics.names import NameSet
 from tests.nodes.node import Description, node_of

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,8 +16,9 @@ import pytest
 from podgpu.agent.loop import Agent
 from podgpu.holders.api import ApiAccess
 from tests.kube.api_server import SimulatedApiServer
-from tests.nodes.clock import PATIENCE, wait_until
+from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
+from tests.process import EXPORTER, podgpu
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 POD = {
@@ -69,7 +66,7 @@ def errors(agent: Agent, source: str) -> Mapping[str, int]:
 @pytest.mark.fault(
     "podgpu's role lets it list pods, but not watch them",
     "what was listed would stand for ever: the sources api-server and annotations are not up, with the reason"
-    " forbidden and the rule to add; GPUs and the kubelet's holders stay",
+    " forbidden and the missing permission; GPUs and the kubelet's holders stay",
 )
 def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with watched_node(folder) as (node, server):
@@ -90,7 +87,7 @@ def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: py
         said = [line for line in caplog.messages if line.startswith("annotations: ")]
         assert len(said) == 1
         assert 'cannot watch resource "pods"' in said[0]
-        assert 'verbs: ["list", "watch"]' in said[0]
+        assert "add this permission to podgpu's ClusterRole" in said[0]
         server.refusal = None
         wait_until(lambda: feed.error is None, "the watch stands again")
         for _ in range(2):
@@ -275,28 +272,6 @@ def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
 # Probes
 
 
-@contextmanager
-def exporter(*arguments: str) -> Iterator[str]:
-    """Its address."""
-    words = ["exporter", "--telemetry", "simulated:1xT4", "-a", "127.0.0.1:0", "-c", "1s", *arguments]
-    environment = {**os.environ, "NODE_NAME": "node-1"}
-    start = [sys.executable, "-m", "podgpu", *words]
-    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stderr is not None
-            listening = next(line for line in process.stderr if "listening on" in line)
-            yield listening.rpartition("http://")[2].removesuffix("/metrics\n")
-        finally:
-            process.kill()
-
-
-def probe(address: str) -> None:
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
-    connection.request("GET", "/livez")
-    assert connection.getresponse().status == 200
-    connection.close()
-
-
 @pytest.mark.fault(
     "the API server hangs, or sends lists of 60 MiB",
     "/livez answers: nothing waits for the API server",
@@ -311,8 +286,7 @@ def test_probes_are_answered_whatever_the_api_server_does(ill: str, folder: Path
             server.raw_answer = pods_of(POD, times=330_000)
             assert 60 << 20 < len(server.raw_answer) < 64 << 20
         options = ["--allocation", "annotations", "--kubernetes-enable-pod-labels", "--usage-from=none"]
-        with exporter(*options, "--kubeconfig", f"{folder}/kubeconfig") as address:
+        with podgpu((*EXPORTER, *options, "--kubeconfig", f"{folder}/kubeconfig"), folder) as exporter:
             wait_until(lambda: server.requests, "the API server is asked")
-            for _ in range(20):
-                probe(address)
+            assert [exporter.client.ask("/livez").status for _ in range(20)] == [200] * 20
         server.resume()

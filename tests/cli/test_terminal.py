@@ -7,7 +7,7 @@ import logging
 import os
 import pty
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing, redirect_stdout
 
 import pytest
@@ -66,16 +66,6 @@ def test_colours_depend_on_the_terminal(
 # Log lines
 
 
-@pytest.fixture
-def _restored_logging() -> Iterator[None]:
-    root, server = logging.getLogger(), logging.getLogger("aiohttp.server")
-    handlers, level, filters = root.handlers[:], root.level, server.filters[:]
-    yield
-    root.handlers[:], server.filters[:] = handlers, filters
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("_restored_logging")
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_name_cannot_forge_a_line_or_control_the_terminal(
     log_format: str, capsys: pytest.CaptureFixture[str]
@@ -91,7 +81,6 @@ def test_a_name_cannot_forge_a_line_or_control_the_terminal(
         assert r"n1\n2026" in text
 
 
-@pytest.mark.usefixtures("_restored_logging")
 @pytest.mark.parametrize("debug", [False, True])
 def test_malformed_requests_are_logged_only_with_debug(capsys: pytest.CaptureFixture[str], debug: bool) -> None:
     configure_logging("text", debug=debug)

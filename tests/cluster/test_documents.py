@@ -23,7 +23,7 @@ def test_text_and_document_agree(name: str, tmp_path: Path) -> None:
     with node_of(read_description(NODES / name), tmp_path) as node:
         node.take_turns()
         published = node.agent.published
-        document = reduce_state(decode_node(published.node_json(True).plain), FIELDS)
+        document = reduce_state(decode_node(published.render("fresh_json").plain), FIELDS)
         (text,) = node_from_text(published.fresh.plain.decode(), keep_fields=FIELDS)
     assert list(find_differences(to_builtins(text), to_builtins(document))) == []
 

@@ -16,13 +16,17 @@ import yaml
 from endurance.vitals import vitals_of
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.faults.ailing_exporter import HEALTHY, driver
-from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
+from tests.net import lines_of
 from tests.nodes.clock import wait_until
+from tests.process import EXPORTER, NO_LOGS, PODGPU, ROOT, Process, has_values, podgpu
 from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
+AILING = (sys.executable, "-m", "tests.faults.ailing_exporter")
+"""The exporter with two GPUs that hang."""
+SIMULATED = ("exporter", "--telemetry", "simulated", "-c", "1s", *NO_LOGS)
 LARGEST, PODS = "16xH100/7x1g.10gb", 250
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 
@@ -44,16 +48,16 @@ def pods_of_largest_node() -> list[SimulatedPod]:
 
 
 @contextmanager
-def largest_node(folder: Path) -> Iterator[Exporter]:
+def largest_node(folder: Path) -> Iterator[Process]:
     """16 GPUs, 112 MIG instances, 250 pods; every instance is in the metrics."""
     kubelet = str(folder / "kubelet.sock")
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
-    telemetry = ("--telemetry", f"simulated:{LARGEST}")
+    arguments = (*EXPORTER, "--telemetry", f"simulated:{LARGEST}", *arguments)
     with (
         FaultyKubelet(kubelet, pods_of_largest_node()),
-        running(folder, *telemetry, *arguments, variables={"NODE_NAME": NODE}) as exporter,
+        podgpu(arguments, folder, variables={"NODE_NAME": NODE}) as exporter,
     ):
-        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is in the metrics")
+        wait_until(lambda: len(lines_of(exporter.client.ask("/metrics").text, "podgpu_allocation_info")) >= 112)
         yield exporter
 
 
@@ -63,9 +67,9 @@ def largest_node(folder: Path) -> Iterator[Exporter]:
 )
 def test_largest_node_fits_the_memory_limit_of_the_chart(folder: Path) -> None:
     with largest_node(folder) as exporter:
-        assert {exporter.get()[0] for _ in range(10)} == {200}
-        assert exporter.process.poll() is None
-        assert vitals_of(exporter.process.pid, 0.0).peak <= memory_limit("exporter")
+        assert {exporter.client.ask("/metrics").status for _ in range(10)} == {200}
+        assert exporter.popen.poll() is None
+        assert vitals_of(exporter.popen.pid, 0.0).peak <= memory_limit("exporter")
 
 
 @pytest.mark.fault(
@@ -73,13 +77,10 @@ def test_largest_node_fits_the_memory_limit_of_the_chart(folder: Path) -> None:
     "the process ends within seconds, with exit code 0 and without a traceback",
 )
 def test_sigterm_during_a_turn(folder: Path) -> None:
-    with running(folder, "--telemetry", "simulated:2xH100") as healthy:
-        healthy.process.send_signal(signal.SIGTERM)
-        assert healthy.process.wait(30.0) == 0
-    with running(folder, "--telemetry", "simulated", module=AILING, wait_for_values=False) as hanging:
-        hanging.process.send_signal(signal.SIGTERM)
-        assert hanging.process.wait(30.0) == 0
-    assert "Traceback" not in hanging.log.read_text()
+    with podgpu(EXPORTER, folder, has_values) as healthy:
+        healthy.stop()
+    with podgpu(SIMULATED, folder, program=AILING) as hanging:
+        hanging.stop()
 
 
 @pytest.mark.fault(
@@ -87,7 +88,7 @@ def test_sigterm_during_a_turn(folder: Path) -> None:
     "the other GPUs are in the metrics after the first deadline",
 )
 def test_hanging_gpu_does_not_hide_others(folder: Path) -> None:
-    with running(folder, "--telemetry", "simulated", module=AILING) as exporter:
+    with podgpu(SIMULATED, folder, has_values, program=AILING) as exporter:
         shown = exporter.series(TEMPERATURE)
         assert {driver().gpu(number).uuid for number in HEALTHY} <= shown.keys()
 
@@ -97,13 +98,13 @@ def test_hanging_gpu_does_not_hide_others(folder: Path) -> None:
     "values are back after the next turn, and no counter has decreased",
 )
 def test_frozen_process_continues(folder: Path) -> None:
-    with running(folder, "--telemetry", "simulated:2xH100") as exporter:
+    with podgpu(EXPORTER, folder, has_values) as exporter:
         before = exporter.series(ENERGY)
-        exporter.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, exporter.process.pid, os.WSTOPPED | os.WNOWAIT)
+        exporter.popen.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, exporter.popen.pid, os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(subprocess.TimeoutExpired):
-            exporter.process.wait(3.2)  # longer than three intervals, so the last values are stale
-        exporter.process.send_signal(signal.SIGCONT)
+            exporter.popen.wait(3.2)  # longer than three intervals, so the last values are stale
+        exporter.popen.send_signal(signal.SIGCONT)
         wait_until(lambda: exporter.series(ENERGY), "values are back")
         after = exporter.series(ENERGY)
         assert after.keys() == before.keys()
@@ -116,27 +117,18 @@ def test_frozen_process_continues(folder: Path) -> None:
     "the exporter continues without a log",
 )
 def test_full_disk_of_the_log(folder: Path) -> None:
-    with open("/dev/full", "wb") as full, running(folder, "--telemetry", "simulated:2xH100", stderr=full) as exporter:
+    with open("/dev/full", "wb") as full, podgpu(EXPORTER, folder, has_values, stderr=full) as exporter:
         first = sum(exporter.series(ENERGY).values())
         wait_until(lambda: sum(exporter.series(ENERGY).values()) > first, "a later turn is served")
-        assert exporter.process.poll() is None
+        assert exporter.popen.poll() is None
 
 
 @needs_dev_full
 @pytest.mark.fault("the disk is full when --once writes the metrics to a file", "one line with the reason; exit code 1")
 def test_full_disk_of_the_output(folder: Path) -> None:
-    command = [sys.executable, "-m", "podgpu", *words(folder, "--telemetry", "simulated:1xT4", "--once")]
+    command = [*PODGPU, *EXPORTER, "--once"]
     with open("/dev/full", "wb") as file:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment(),
-            stdout=file,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]

@@ -127,6 +127,8 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--url", "http://n", "--processes"], "--processes is for the local driver"),
         (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
         (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),
+        (["--cluster", "x:99999"], "not the URL of an HTTP server; write HOST:PORT"),
+        (["--cluster", "http://a", "--url", "http://b"], "give one of them"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )

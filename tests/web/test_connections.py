@@ -19,7 +19,7 @@ from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import limit_concurrency
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
-from tests.web.process import EXPORTER, podgpu
+from tests.process import EXPORTER, podgpu
 from tests.web.server import Client, running
 
 SOON = ConnectionLimits(header_seconds=0.3, write_seconds=0.3, idle_seconds=0.3)

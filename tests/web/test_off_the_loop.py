@@ -14,7 +14,7 @@ from podgpu.cluster.prices import no_prices
 from podgpu.web.exporter_app import PageSources, application
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node, kubeconfig
-from tests.web.process import CLUSTER, podgpu
+from tests.process import CLUSTER, podgpu
 from tests.web.server import running
 
 
@@ -37,7 +37,7 @@ def test_scrapes_do_not_wait_for_the_page(node: Node) -> None:
         assert len({view.result().body for view in views}) == 1
 
 
-DISCOVER = (*(CLUSTER[:1]), *CLUSTER[3:], "--discover-kubernetes", "monitoring/app=podgpu")
+DISCOVER = (*CLUSTER, "--discover-kubernetes", "monitoring/app=podgpu")
 
 
 @pytest.mark.fault(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import Generic, TypeVar
 
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.clock import Clock, RepeatFilter, UnixTime
@@ -29,9 +30,10 @@ from podgpu.metrics.conditions import (
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
+E = TypeVar("E", int, str)
 XID_SECONDS = 86_400.0  # a GPU is reported as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS, THROTTLE_ENDS = 0.5, 0.1  # fraction of THROTTLE_SECONDS in which the GPU was throttled
@@ -41,11 +43,7 @@ _SAMPLE_SECONDS = 5.0  # minimum interval between two samples of the throttling 
 _ENERGY = 156
 _DRIVER_REASONS = frozenset({"driver_not_loaded", "library_not_found", "stale_handle"})
 _MONOTONIC_FIELDS = (*THROTTLE_REASONS, _ENERGY)  # they decrease only after a GPU reset or driver reload
-
-
-_COUNTER_OF = {
-    reason: number for number, reason in THROTTLE_REASONS.items()
-}  # reason -> id of its counter, in nanoseconds
+_COUNTER_OF = {reason: number for number, reason in THROTTLE_REASONS.items()}
 _THROTTLE_COUNTERS = {  # the highest value is used; older drivers have only the last one
     THERMAL: [_COUNTER_OF[reason] for reason in ("sw_thermal", "hw_thermal", "thermal")],
     POWER_BRAKE: [_COUNTER_OF["hw_power_brake"]],
@@ -94,7 +92,6 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    device: Device
     conditions: tuple[Condition, ...] = ()
     healthy: tuple[str, ...] = ()  # conditions that were checked and are absent
     last_holders: tuple[Workload, ...] = ()  # last known holders, if the GPU is lost
@@ -102,11 +99,12 @@ class GpuHealth:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    gpus: tuple[GpuHealth, ...] = ()
-    xids: Mapping[str, tuple[tuple[XidCount, ...], int]] = field(default_factory=dict)  # by device: counts, newest XID
+    gpus: Mapping[str, GpuHealth] = field(default_factory=dict)  # by UUID
+    xids: Mapping[str, Sequence[XidCount]] = field(default_factory=dict)  # by device key
+    last_xids: Mapping[str, int] = field(default_factory=dict)  # newest XID by device key
     clock_events: Mapping[str, Mapping[str, tuple[int, int]]] = field(
         default_factory=dict
-    )  # by device; format as in `counts`
+    )  # by device key and event: samples in the window, and how often it began since the start
 
 
 class HealthWatch:
@@ -118,33 +116,42 @@ class HealthWatch:
         self._to_unix = UnixTime(clock).convert
         self._lock = threading.Lock()
         self._gpus: dict[str, _Gpu] = {}
-        self._checked: tuple[tuple[Device, dict[str, str | None]], ...] = ()
-        self._xids = XidLog(xid_window)
-        self._clock_events = ClockEventLog(clock_window)
-        self._clock_event_counts: Mapping[str, Mapping[str, tuple[int, int]]] = {}
+        self._checked: dict[str, dict[str, str | None]] = {}  # result of the last check, by UUID of shown GPUs
+        self._xids = EventLog[int](xid_window)
+        self._xid_seen: dict[tuple[str, int], float] = {}  # Unix time of the last XID, by device key and XID
+        self._last_xids: dict[str, int] = {}
+        self._clock_events = EventLog[str](clock_window)
+        self._clock_masks: dict[str, int] = {}
 
     def update(self, result: TelemetryResult) -> None:
         """Checks the GPUs after a telemetry turn."""
         with self._lock:
             now = self._clock()
-            self._clock_events.add(result.clock_event_masks(), now)
-            self._clock_event_counts = self._clock_events.counts()
+            for key, mask in result.clock_event_masks().items():
+                begun = mask & ~self._clock_masks.get(key, mask)
+                self._clock_masks[key] = mask
+                self._clock_events.add([(key, event) for event in _events(mask)], now)
+                self._clock_events.totals.update((key, event) for event in _events(begun))
             gpus = [d for d in result.devices if not d.is_instance]
             self._gpus = {d.uuid: self._gpus.get(d.uuid) or _Gpu() for d in gpus}
             shown = {d.uuid for d in result.selected}
             readings = {r.device.uuid: r.values for r in result.readings if not r.device.is_instance}
             links = _usual_links(gpus, result.answers)
-            self._checked = tuple(
-                (d, _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now))
+            self._checked = {
+                d.uuid: _check_gpu(self._gpus[d.uuid], d, result, readings.get(d.uuid), links.get(d.model, 0), now)
                 for d in gpus
                 if d.uuid in shown
-            )
+            }
 
     def add_xids(self, events: Iterable[ErrorEvent]) -> None:
         with self._lock:
             now = self._clock()
-            self._xids.add(events, now)
             for event in events:
+                key = event.device, event.code
+                self._xids.add([key], now)
+                self._xids.totals[key] += 1
+                self._xid_seen[key] = event.at
+                self._last_xids[event.device] = event.code
                 _xid_log.warning(f"XID {event.code} on {event.device}: {xid_spec(event.code).text}")
                 gpu = self._gpus.get(physical(event.device))
                 if gpu is not None and xid_spec(event.code).needs_action:
@@ -178,30 +185,35 @@ class HealthWatch:
     def forget(self, uuid: str) -> None:
         with self._lock:
             self._gpus.pop(uuid, None)
-            self._checked = tuple(checked for checked in self._checked if checked[0].uuid != uuid)
+            self._checked.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment]) -> HealthReport:
         held = {physical(assignment.device) for assignment in assignments}
+        xids: defaultdict[str, list[XidCount]] = defaultdict(list)
+        clock_events: defaultdict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
         with self._lock:
             now = self._clock()
-            gpus = tuple(self._report(*checked, held=checked[0].uuid in held, now=now) for checked in self._checked)
-            return HealthReport(gpus, self._xids.counts(now), self._clock_event_counts)
+            recent_xids, recent_events = self._xids.count_recent(now), self._clock_events.count_recent(now)
+            for (key, xid), total in sorted(self._xids.totals.items()):
+                xids[key].append(XidCount(xid, total, self._xid_seen[key, xid], recent_xids[key, xid]))
+            totals = self._clock_events.totals
+            for key, event in sorted(recent_events.keys() | totals.keys()):
+                clock_events[key][event] = recent_events[key, event], totals[key, event]
+            gpus = {uuid: self._report_gpu(uuid, checked, uuid in held, now) for uuid, checked in self._checked.items()}
+            return HealthReport(gpus, xids, dict(self._last_xids), clock_events)
 
-    def _report(self, device: Device, checked: Mapping[str, str | None], *, held: bool, now: float) -> GpuHealth:
-        gpu = self._gpus[device.uuid]
+    def _report_gpu(self, uuid: str, checked: Mapping[str, str | None], is_held: bool, now: float) -> GpuHealth:
+        gpu = self._gpus[uuid]
         gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen[1] < XID_SECONDS}
         details, since = dict(checked), dict(gpu.since)
         if gpu.xids:
             details[XID], since[XID] = xid_detail(gpu.xids), min(first for first, _ in gpu.xids.values())
-        present = [(name, since[name], detail) for name, detail in details.items() if detail is not None]
+        names = sorted(details, key=order_of)
+        present = ((name, detail) for name in names if (detail := details[name]) is not None)
         return GpuHealth(
-            device,
-            tuple(
-                Condition(name, self._to_unix(moment), detail)
-                for name, moment, detail in sorted(present, key=lambda entry: order_of(entry[0]))
-            ),
-            tuple(sorted((name for name, detail in details.items() if detail is None), key=order_of)),
-            () if held or details.get(LOST) is None else gpu.holders,
+            tuple(Condition(name, self._to_unix(since[name]), detail) for name, detail in present),
+            tuple(name for name in names if details[name] is None),
+            () if is_held or details.get(LOST) is None else gpu.holders,
         )
 
 
@@ -279,73 +291,29 @@ def _usual_links(gpus: Sequence[Device], answers: Mapping[str, GpuAnswer]) -> di
     return {model: median_low(ups) for model, ups in counts.items() if len(ups) > 2}
 
 
-class XidLog:
-    """Counts XIDs by device, since the start and within the window of dcgm-exporter's XID metric.
+class EventLog(Generic[E]):
+    """Counts events by device key and event: since the start (`totals`), and within a window of time.
 
     The window consists of buckets of one second, which limits memory when a GPU reports many XIDs.
     """
 
     def __init__(self, window: float) -> None:
+        self.totals: Counter[tuple[str, E]] = Counter()
         self._window = window
-        self._totals: Counter[tuple[str, int]] = Counter()  # by device key and XID
-        self._last_seen: dict[tuple[str, int], float] = {}
-        self._recent: deque[tuple[float, Counter[tuple[str, int]]]] = deque()
-        self._last: dict[str, int] = {}
+        self._buckets: deque[tuple[float, Counter[tuple[str, E]]]] = deque()
+        self._recent: Counter[tuple[str, E]] = Counter()  # sum of the buckets
 
-    def add(self, events: Iterable[ErrorEvent], now: float) -> None:
-        for event in events:
-            key = (event.device, event.code)
-            self._totals[key] += 1
-            self._last_seen[key] = event.at
-            if not self._recent or now - self._recent[-1][0] >= 1.0:
-                self._recent.append((now, Counter()))
-            self._recent[-1][1][key] += 1
-            self._last[event.device] = event.code
+    def add(self, events: Sequence[tuple[str, E]], now: float) -> None:
+        """Adds events to the window only."""
+        if not self._buckets or now - self._buckets[-1][0] >= 1.0:
+            self._buckets.append((now, Counter()))
+        self._buckets[-1][1].update(events)
+        self._recent.update(events)
 
-    def counts(self, now: float) -> dict[str, tuple[tuple[XidCount, ...], int]]:
-        """Returns the counts and the newest XID of each device."""
-        while self._recent and self._recent[0][0] <= now - self._window:
-            self._recent.popleft()
-        in_window: Counter[tuple[str, int]] = Counter()
-        for _, bucket in self._recent:
-            in_window.update(bucket)
-        counts: dict[str, list[XidCount]] = {}
-        for (device, xid), total in sorted(self._totals.items()):
-            count = XidCount(xid, total, self._last_seen[device, xid], in_window[device, xid])
-            counts.setdefault(device, []).append(count)
-        return {device: (tuple(xids), self._last[device]) for device, xids in counts.items()}
-
-
-class ClockEventLog:
-    """Counts the samples of each clock event within a window, and how often the event began. Not thread-safe."""
-
-    def __init__(self, window: float) -> None:
-        self._window = window
-        self._samples: dict[str, deque[tuple[float, int]]] = {}
-        self._last: dict[str, int] = {}
-        self._begun: dict[str, Counter[str]] = {}
-
-    def add(self, masks: Mapping[str, int], now: float) -> None:
-        for device, mask in masks.items():
-            self._samples.setdefault(device, deque()).append((now, mask))
-            begun = mask & ~self._last.get(device, mask)
-            self._last[device] = mask
-            self._begun.setdefault(device, Counter()).update(_events(begun))
-        for device, samples in list(self._samples.items()):
-            while samples and samples[0][0] <= now - self._window:
-                samples.popleft()
-            if not samples:
-                del self._samples[device]
-
-    def counts(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Returns two numbers for each device and event: samples in the window, and how often it began since start."""
-        counts: dict[str, dict[str, tuple[int, int]]] = {}
-        for device in self._samples.keys() | self._begun.keys():
-            masks = (mask for _, mask in self._samples.get(device, ()))
-            recent, begun = Counter(event for mask in masks for event in _events(mask)), self._begun[device]
-            events = sorted(recent.keys() | begun.keys())
-            counts[device] = {event: (recent[event], begun[event]) for event in events}
-        return counts
+    def count_recent(self, now: float) -> Counter[tuple[str, E]]:
+        while self._buckets and self._buckets[0][0] <= now - self._window:
+            self._recent -= self._buckets.popleft()[1]
+        return self._recent
 
 
 def _events(mask: int) -> Iterator[str]:

@@ -10,15 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from podgpu.agent.counter_feeds import CounterWatch, ReadCounters
+from podgpu.agent.counters import WARM_UP_SECONDS, Collection, ReadCounters, Schedule, make_lanes
 from podgpu.agent.health import HealthWatch
-from podgpu.agent.lanes import WARM_UP_SECONDS, Collection, Schedule, make_lanes
-from podgpu.agent.publish import ChangeLog, Published, add_memory, build_node_state
+from podgpu.agent.publish import COUNTERS, ChangeLog, Published, add_memory, build_node_state
 from podgpu.agent.telemetry_turn import TelemetryResult, TelemetryTurn
 from podgpu.agent.usage_turn import UsageResult, UsageTurn
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
-from podgpu.errors import StartError
+from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders.merge import find_lost_gpus
 from podgpu.holders.reader import AllocationReader, AllocationResult, HolderSources
@@ -80,7 +79,8 @@ class Agent:
         self._policy = policy = self.settings.policy
         self._workers = workers = Workers(self.clock.monotonic)
         self._errors = errors = ErrorCounts()
-        self._counter_watch = CounterWatch(read_counters, workers, errors, deadline)
+        self._read_counters = read_counters
+        self._counter_sources: tuple[SourceStatus, ...] = ()
         self._schedule = self._make_schedule(policy.counters)
         lanes = self._schedule.lanes
         self._telemetry_turn = TelemetryTurn(telemetry, lanes, selection, workers, errors, deadline, self.clock)
@@ -152,7 +152,15 @@ class Agent:
 
     def read_counters(self) -> None:
         """Reads the counters again if they can change. Invalid counters are ignored and reported."""
-        self._counter_watch.update(self._change_counters)
+        if self._read_counters is None:
+            return
+        result = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)[COUNTERS]
+        if result.value is not None:
+            try:
+                self._change_counters(result.value)
+            except UsageError as e:  # a collection of the configuration file contains none of the counters
+                result = replace(result, error=SourceError("malformed", str(e)))
+        self._counter_sources = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
         """Raises UsageError for a collection that contains none of the counters."""
@@ -195,7 +203,7 @@ class Agent:
             self._health.report(allocation.allocation.assignments),
             exporter_id=self._exporter_id,
             interval=settings.interval,
-            counter_sources=self._counter_watch.sources,
+            counter_sources=self._counter_sources,
             errors=self._errors.copy(),
             pod_labels=self._pod_labels(),
             configured={counter.field.id for counter in policy.counters},
@@ -223,7 +231,7 @@ class Agent:
         """Starts the loops. If the process must end, sets `fatal` to the reason and calls `on_fatal` in a thread."""
         self._read_at = self.clock.monotonic()  # so that a loop that hangs in its first turn is detected
         loops = {"telemetry": self._telemetry_loop}
-        if self._allocations.sources or self._counter_watch.is_active:
+        if self._allocations.sources or self._read_counters is not None:
             loops["allocation"] = self._allocation_loop
         if self._usage_turn is not None:
             loops["usage"] = self._usage_loop

@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from podgpu import __version__
-from podgpu.agent.counter_feeds import COUNTERS
 from podgpu.agent.health import GpuHealth, HealthReport
 from podgpu.agent.telemetry_turn import TelemetryResult
 from podgpu.agent.usage_turn import UsageResult
@@ -26,9 +25,8 @@ from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
-from podgpu.metrics.families import THROTTLE_REASONS, families_in
-from podgpu.metrics.fields import fields
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
+from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
@@ -55,7 +53,9 @@ from podgpu.model import (
 )
 
 _log = logging.getLogger("podgpu")
-T = TypeVar("T")
+Text = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
+"""Metrics text, or JSON. The stale ones have no figures; they are served when the figures are too old."""
+COUNTERS = "counters"  # name of the counter file, as a source
 SIMULATED = "simulated"  # name of the telemetry source of the demo
 _NO_FIGURES = (
     *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
@@ -159,92 +159,74 @@ def _build_gpus(
 ) -> Iterator[DeviceState]:
     readings = {reading.device.key: reading for reading in telemetry.readings}
     shown = {device.key for device in telemetry.selected}
+    names = fields()
     unsupported: defaultdict[str, list[str]] = defaultdict(list)
     for key, number in telemetry.unsupported:
         if number in configured:
-            unsupported[key].append(fields()[number].name)
+            unsupported[key].append(names[number].name)
 
-    def build_slot(device: Device) -> dict[str, Any]:
-        key, names = device.key, fields()
-        reading = readings.get(key)
-        details = () if reading is None else reading.details
-        figures, used = slot_figures(_read_figures(reading)), usage.devices.get(key)
+    def build_slot(key: str) -> dict[str, Any]:
+        reading, used = readings.get(key), usage.devices.get(key)
+        figures = slot_figures(_read_figures(reading))
         if figures["memory_used_bytes"] is None and used is not None:
             figures["memory_used_bytes"] = used.memory_used_bytes
-        xids, last_xid = health.xids.get(key, ((), None))
         return {
             "hidden": key not in shown,
             **figures,
             "usage": used,
             "holders": tuple(holders.get(key, ())),
             "fields": None if reading is None else {names[i].name: value for i, value in reading.values.items()},
-            "details": tuple((names[d.field].name, dict(d.labels), d.value) for d in details),
+            "details": tuple(
+                (names[d.field].name, dict(d.labels), d.value) for d in (reading.details if reading else ())
+            ),
             "unsupported": tuple(unsupported.get(key, ())),
-            "xids": xids,
-            "last_xid": last_xid,
+            "xids": tuple(health.xids.get(key, ())),
+            "last_xid": health.last_xids.get(key),
             "clock_events": dict(health.clock_events.get(key, {})),
         }
 
     instances: defaultdict[str, list[MigInstance]] = defaultdict(list)
-    devices = _find_devices(telemetry, health, holders)
-    for device in devices:
+    devices = _find_devices(telemetry, (*holders, *health.xids))
+    for key, device in devices.items():
         if device.gi_id is not None:
-            instance = MigInstance(
-                id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_slot(device)
+            instances[device.uuid].append(
+                MigInstance(id=device.gi_id, profile=device.profile, uuids=device.mig_uuids, **build_slot(key))
             )
-            instances[device.uuid].append(instance)
-    conditions = {gpu.device.uuid: gpu for gpu in health.gpus}
-    for device in devices:
-        if device.gi_id is None:
-            gpu_health = conditions.get(device.uuid, GpuHealth(device))
-            yield _build_gpu(
-                device, readings.get(device.key), gpu_health, build_slot(device), tuple(instances[device.uuid])
-            )
+    for uuid, device in devices.items():
+        if device.gi_id is not None:
+            continue
+        gpu_health, reading, slot = health.gpus.get(uuid, GpuHealth()), readings.get(uuid), build_slot(uuid)
+        values = {} if reading is None else reading.values
+        throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
+        users = (*slot["holders"], *(holder for instance in instances[uuid] for holder in instance.holders))
+        yield DeviceState(
+            uuid=uuid,
+            index=device.index,
+            model=device.model,
+            pci_bus_id=device.pci_bus_id,
+            minor=device.minor,
+            maker=device.maker,
+            mig_enabled=device.mig_enabled,
+            throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
+            conditions=(*gpu_health.conditions, *_find_unallocated_use(users)),
+            healthy=gpu_health.healthy,
+            last_holders=gpu_health.last_holders,
+            instances=tuple(instances[uuid]),
+            **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
+            **slot,
+        )
 
 
-def _find_devices(telemetry: TelemetryResult, health: HealthReport, holders: Iterable[str]) -> list[Device]:
-    """Returns the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
+def _find_devices(telemetry: TelemetryResult, used: Iterable[str]) -> dict[str, Device]:
+    """Returns by key: the shown devices, hidden ones with holders, usage or XIDs, and the GPUs of MIG instances."""
     known = {device.key: device for device in telemetry.devices}
-    devices = {device.key: device for device in telemetry.selected}
-    for gpu_health in health.gpus:
-        devices.setdefault(gpu_health.device.key, gpu_health.device)
-    for key in (*holders, *health.xids):
+    devices: dict[str, Device] = {}
+    for key in (*(device.key for device in telemetry.selected), *used):
         uuid, _, instance = key.partition("/gi")
         gpu = devices.setdefault(uuid, known.get(uuid) or Device(None, uuid, "", ""))
-        if instance and key not in devices:
-            devices[key] = known.get(key) or replace(gpu, gi_id=int(instance), profile="")
-    for device in list(devices.values()):
-        if device.gi_id is not None and device.uuid not in devices:
-            devices[device.uuid] = replace(device, gi_id=None, profile="", mig_uuids=())
-    return list(devices.values())
-
-
-def _build_gpu(
-    device: Device,
-    reading: Reading | None,
-    health: GpuHealth,
-    slot: Mapping[str, Any],
-    instances: tuple[MigInstance, ...],
-) -> DeviceState:
-    values = {} if reading is None else reading.values
-    throttled = {reason: values.get(number) for number, reason in THROTTLE_REASONS.items()}
-    held_instances = (holder for instance in instances for holder in instance.holders)
-    return DeviceState(
-        uuid=device.uuid,
-        index=device.index,
-        model=device.model,
-        pci_bus_id=device.pci_bus_id,
-        minor=device.minor,
-        maker=device.maker,
-        mig_enabled=device.mig_enabled,
-        throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
-        conditions=(*health.conditions, *_find_unallocated_use((*slot["holders"], *held_instances))),
-        healthy=health.healthy,
-        last_holders=health.last_holders,
-        instances=instances,
-        **gpu_figures(_read_figures(reading)),  # type: ignore[arg-type]
-        **slot,
-    )
+        if instance:
+            devices[key] = known.get(key) or replace(gpu, gi_id=int(instance))
+    return devices
 
 
 def _find_unallocated_use(holders: Iterable[Holder]) -> Iterator[Condition]:
@@ -291,52 +273,35 @@ class Published:
     def __init__(self, state: NodeState, policy: Policy, read_at: float) -> None:
         self.state = state
         self.read_at = read_at  # monotonic time of the last telemetry turn
+        self.rendered: dict[Text, Body] = {}
         self._policy = policy
         self._lock = threading.Lock()
-        self._made: dict[str, Any] = {}
-
-    def node_json(self, fresh: bool) -> Body:
-        """Returns the response of `/api/v1/node`, without figures if they are not fresh."""
-        state = self.state
-        return self._make_once(f"json {fresh}", lambda: Body(encode_node(state if fresh else remove_figures(state))))
 
     @property
     def fresh(self) -> Body:
-        return self._make_once("fresh", lambda: _encode(self._render_fresh()))
+        return self.render("fresh")
 
-    @property
-    def stale(self) -> Body:
-        """Metrics about the exporter only. Served when the figures are too old."""
-        return self._make_once("stale", lambda: _encode((*render_self(self.state), *self._render_process())))
-
-    @property
-    def gpu_manager(self) -> Body:
-        """Metrics with the names of gpu-manager only."""
-        return self._make_once("gpu_manager", lambda: _encode(render_gpu_manager(self.state, self._policy)))
-
-    def _render_fresh(self) -> Iterator[Family]:
-        yield from render_node(self.state, self._policy)
-        yield from self._render_process()
-        if self._policy.gpu_manager:
-            yield from render_gpu_manager(self.state, self._policy)
-
-    def _render_process(self) -> tuple[Family, ...]:
-        return process_families(self._policy.process_metrics) if self._policy.process_metrics else ()
-
-    def find_made(self, name: str) -> Body | None:
-        """Returns a cached text, or None if it has not been rendered."""
-        return self._made.get(name)
-
-    def _make_once(self, name: str, make: Callable[[], T]) -> T:
+    def render(self, text: Text) -> Body:
         with self._lock:
-            if name not in self._made:
-                self._made[name] = make()
-            value: T = self._made[name]
-            return value
+            if text not in self.rendered:
+                self.rendered[text] = Body(self._encode(text))
+            return self.rendered[text]
 
-
-def _encode(families: Iterable[Family]) -> Body:
-    return Body(encode(families))
+    def _encode(self, text: Text) -> bytes:
+        state, policy = self.state, self._policy
+        process = process_families(policy.process_metrics) if policy.process_metrics else ()
+        match text:
+            case "fresh":
+                gpu_manager = render_gpu_manager(state, policy) if policy.gpu_manager else ()
+                return encode((*render_node(state, policy), *process, *gpu_manager))
+            case "stale":
+                return encode((*render_self(state), *process))
+            case "gpu_manager":
+                return encode(render_gpu_manager(state, policy))
+            case "fresh_json":
+                return encode_node(state)
+            case "stale_json":
+                return encode_node(remove_figures(state))
 
 
 # -- process_* -----------------------------------------------------------------------------------------------------

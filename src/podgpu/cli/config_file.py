@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import click
 from msgspec import Meta, Struct
 
-from podgpu.agent.lanes import Collection
+from podgpu.agent.counters import Collection
 from podgpu.cli.options import FROM_FILE, is_set
 from podgpu.clock import parse_duration
 from podgpu.decode import decode_yaml

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from podgpu.agent.counter_feeds import counters_in_configmap
-from podgpu.agent.lanes import collection_of_fields
+from podgpu.agent.counters import collection_of_fields, counters_in_configmap
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
@@ -68,7 +67,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options, config_findings = _merge_config_file(ctx, options)
     check_options(options)
-    options = parse_host_engine(ctx, options)
+    options = parse_host_engine(options)
     ignored = (*list_ignored_options(ctx), *options["config"].ignored)
     examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
     with quiet_logs(options["debug"]):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.counter_feeds import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
+from podgpu.agent.counters import CounterSpecs, ReadCounters, counters_in_configmap, read_counters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.config_file import ConfigFile
 from podgpu.clock import Clock
@@ -65,7 +65,6 @@ def build_exporter_agent(
         node_name=node,
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
-        usage_interval=options["usage_interval"],
         collections=options.get("config", ConfigFile()).collections,
         counters_may_come=configmap != "none",
         selection=selection,

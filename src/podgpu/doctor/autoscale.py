@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping
 
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS, TRIGGER_KEYS, Refusal, parse_trigger
+from podgpu.autoscale.requests import TRIGGER_KEYS, Refusal, parse_trigger
 from podgpu.doctor.findings import Finding, note, ok, wrong
-from podgpu.errors import SourceError, few_of
+from podgpu.errors import SourceError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import require_config
 from podgpu.kube.objects import KubeObject
@@ -33,92 +32,59 @@ def check_autoscaling(kubeconfig: str) -> list[Finding]:
 
 
 async def examine_autoscaling(client: ApiClient) -> list[Finding]:
-    findings = [finding async for finding in _check_hpas(client)]
-    return findings + [finding async for finding in _check_scaled_objects(client)]
+    return [*await _check_hpas(client), *await _check_scaled_objects(client)]
 
 
-# HPAs
-
-
-async def _check_hpas(client: ApiClient) -> AsyncIterator[Finding]:
+async def _check_hpas(client: ApiClient) -> list[Finding]:
     try:
         hpas = await client.get(_HPAS, {"limit": str(_MAX_OBJECTS)})
     except SourceError as error:
-        yield wrong("HPAs", str(error))
-        return
+        return [wrong("HPAs", str(error))]
+    findings = [finding for hpa in hpas.get("items") or () for finding in _check_hpa(hpa)]
+    if not findings:
+        findings.append(note("HPAs", f"no HPA uses a metric of podgpu ({', '.join(sorted(_METRICS))})"))
     if hpas.get("metadata", {}).get("continue"):
-        yield note("HPAs", f"more than {_MAX_OBJECTS}; only the first {_MAX_OBJECTS} are checked")
-    uses_podgpu = False
-    for hpa in hpas.get("items") or ():
-        for metric in hpa["spec"].get("metrics") or ():
-            finding = await _check_hpa_metric(client, hpa, metric)
-            if finding is not None:
-                uses_podgpu = True
-                yield finding
-    if not uses_podgpu:
-        yield note("HPAs", f"no HPA uses a metric of podgpu ({', '.join(sorted(_METRICS))})")
+        findings.append(note("HPAs", f"more than {_MAX_OBJECTS}; only the first {_MAX_OBJECTS} are checked"))
+    return findings
 
 
-async def _check_hpa_metric(client: ApiClient, hpa: KubeObject, metric: KubeObject) -> Finding | None:
-    """Returns None if the metric is not one of podgpu's."""
-    kind = metric.get("type", "")
-    source = metric.get(kind.lower()) or {}
-    identifier = source.get("metric") or {}
-    name = identifier.get("name")
-    if kind not in ("Pods", "Object") or name not in _METRICS:
-        return None
-    namespace = hpa["metadata"]["namespace"]
-    subject = f"HPA {namespace}/{hpa['metadata']['name']}"
-    query = {}
-    if identifier.get("selector"):
-        labels = identifier["selector"].get("matchLabels") or {}
-        query["metricLabelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
-    try:
-        if kind == "Pods":
-            query["labelSelector"] = await _read_pod_selector(client, hpa)
-            path = f"pods/*/{name}"
+def _check_hpa(hpa: KubeObject) -> Iterator[Finding]:
+    """Compares the metrics in the spec with the values that the HPA controller received."""
+    subject, status = f"HPA {hpa['metadata']['namespace']}/{hpa['metadata']['name']}", hpa.get("status") or {}
+    values = dict(map(_read_metric, status.get("currentMetrics") or ()))
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    active = conditions.get("ScalingActive", {})
+    for name, _ in map(_read_metric, hpa["spec"].get("metrics") or ()):
+        if name not in _METRICS:
+            continue
+        value = values.get(name, {}).get("averageValue") or values.get(name, {}).get("value")
+        if value is not None and active.get("status") != "False":
+            yield ok(subject, f"{name}: {value}")
         else:
-            path = f"{_object_path(source['describedObject'])}/{name}"
-        base = f"/apis/{CUSTOM_GROUP}/{CUSTOM_VERSIONS[0]}/namespaces/{quote(namespace)}"
-        answer = await client.get(f"{base}/{path}", query)
-    except SourceError as error:
-        return wrong(subject, f"{name}: {error}", "an HPA without a value does not change the number of replicas")
-    values = [f"{item['describedObject']['name']} {item['value']}" for item in answer.get("items") or ()]
-    return ok(subject, f"{name}: {few_of(values, 8)}")
+            reason = active.get("message") or "the HPA controller has received no value yet"
+            yield wrong(subject, f"{name}: {reason}", "an HPA without a value does not change the number of replicas")
 
 
-async def _read_pod_selector(client: ApiClient, hpa: KubeObject) -> str:
-    """Reads the selector of the target's scale subresource, as the HPA controller does."""
-    target, namespace = hpa["spec"]["scaleTargetRef"], quote(hpa["metadata"]["namespace"])
-    version = target.get("apiVersion", "v1")
-    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    scale = await client.get(f"{root}/namespaces/{namespace}/{target['kind'].lower()}s/{quote(target['name'])}/scale")
-    return str(scale.get("status", {}).get("selector", ""))
+def _read_metric(metric: KubeObject) -> tuple[str, KubeObject]:
+    """Returns the name and the current value of a metric of podgpu. Both are empty for other kinds of metrics."""
+    source = metric.get("pods") or metric.get("object") or {}
+    return source.get("metric", {}).get("name", ""), source.get("current") or {}
 
 
-def _object_path(reference: KubeObject) -> str:
-    if reference["kind"] == "Namespace":
-        return "metrics"
-    group, slash, _ = reference.get("apiVersion", "v1").partition("/")
-    return f"{reference['kind'].lower()}s{f'.{group}' if slash else ''}/{quote(reference['name'])}"
-
-
-# ScaledObjects
-
-
-async def _check_scaled_objects(client: ApiClient) -> AsyncIterator[Finding]:
+async def _check_scaled_objects(client: ApiClient) -> list[Finding]:
     try:
         scaled_objects = await client.get(_SCALED_OBJECTS, {"limit": str(_MAX_OBJECTS)})
     except SourceError as error:
-        yield ok("KEDA", "not installed") if error.reason == "not_found" else wrong("KEDA", str(error))
-        return
+        return [ok("KEDA", "not installed") if error.reason == "not_found" else wrong("KEDA", str(error))]
+    findings = []
     for scaled_object in scaled_objects.get("items") or ():
         metadata = scaled_object["metadata"]
         for trigger in scaled_object["spec"].get("triggers") or ():
             keys = {key: str(value) for key, value in (trigger.get("metadata") or {}).items()}
             if trigger.get("type", "").startswith("external") and "podgpu" in keys.get("scalerAddress", ""):
                 subject = f"ScaledObject {metadata['namespace']}/{metadata['name']}"
-                yield _check_trigger(subject, metadata["namespace"], keys, trigger.get("metricType"))
+                findings.append(_check_trigger(subject, metadata["namespace"], keys, trigger.get("metricType")))
+    return findings
 
 
 def _check_trigger(subject: str, namespace: str, keys: Mapping[str, str], metric_type: str | None) -> Finding:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from msgspec import structs
@@ -17,11 +17,10 @@ from podgpu.model import (
     Assignment,
     Device,
     DeviceUsage,
+    WaitPart,
     Workload,
     WorkloadKey,
-    device_key,
     parts_of,
-    physical,
 )
 from podgpu.usage.owners import Owners
 
@@ -106,45 +105,24 @@ def make_turns(
 
     `devices` also contains devices that did not answer, because they can have holders.
     """
-    known = {device.key: device for device in devices}
     answers = {usage.device.key: usage for usage in usages}
+    known = {device.key: device for device in devices} | {key: usage.device for key, usage in answers.items()}
     held: defaultdict[str, list[Assignment]] = defaultdict(list)
     for assignment in assignments:
         if assignment.holder.key:
             held[assignment.device].append(assignment)
-    keys: defaultdict[str, list[str]] = defaultdict(list)
-    for key in sorted({*known, *answers, *held}):
-        keys[physical(key)].append(key)
-    return [_make_gpu_turn(uuid, own, known, answers, held, owners) for uuid, own in keys.items()]
-
-
-def _make_gpu_turn(
-    uuid: str,
-    keys: Sequence[str],
-    known: Mapping[str, Device],
-    answers: Mapping[str, DeviceUsage],
-    held: Mapping[str, Sequence[Assignment]],
-    owners: Owners,
-) -> GpuTurn:
-    gpu = answers.get(uuid)
-    devices = {key: answers[key].device if key in answers else known.get(key) for key in keys}
-    whole = devices.get(uuid) or Device(None, uuid, "", "")
-    turns = []
-    for key in keys:
-        if key not in held and ((key == uuid and whole.mig_enabled) or (gpu is not None and key not in answers)):
-            continue  # skips the GPU itself in MIG mode, and instances that the driver no longer lists
-        usage = DeviceUsage(devices[key] or _unknown_instance(whole, key), 0)
-        if key in answers and not (key == uuid and whole.mig_enabled):
-            usage = answers[key]
-        turns.append(make_turn(usage, held.get(key, ()), owners))
-    return GpuTurn(uuid, tuple(turns), gpu)
-
-
-def _unknown_instance(gpu: Device, key: str) -> Device:
-    _, _, number = key.partition("/gi")
-    gi_id = int(number) if number else None
-    assert device_key(gpu.uuid, gi_id) == key
-    return Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, gi_id=gi_id)
+    turns: defaultdict[str, list[DeviceTurn]] = defaultdict(list)
+    for key in sorted(known.keys() | held.keys()):
+        uuid, _, instance = key.partition("/gi")
+        gpu = known.get(uuid) or Device(None, uuid, "", "")
+        device = known.get(key) or replace(gpu, gi_id=int(instance) if instance else None)
+        is_whole_mig_gpu = gpu.mig_enabled and not instance
+        is_unlisted = uuid in answers and key not in answers  # an instance that no longer exists
+        own = turns[uuid]
+        if key in held or not (is_whole_mig_gpu or is_unlisted):
+            usage = None if is_whole_mig_gpu else answers.get(key)
+            own.append(make_turn(usage or DeviceUsage(device, 0), held.get(key, ()), owners))
+    return [GpuTurn(uuid, tuple(own), answers.get(uuid)) for uuid, own in turns.items()]
 
 
 def make_turn(usage: DeviceUsage, assignments: Iterable[Assignment], owners: Owners) -> DeviceTurn:
@@ -224,7 +202,8 @@ def attribute_busy(device: DeviceTurn, ended_owner: Workload | None = None) -> D
     parts, others = _sum_by_owner(device, reported)
     measured = sum(parts.values()) + others
     if measured > usage.window_ns:  # samples are inexact, and processes can run concurrently
-        return Division(usage.window_ns, divide_exactly(usage.window_ns, parts, others))
+        scaled = divide_exactly(usage.window_ns, {**parts, None: others})
+        return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
     if total is None or measured > total:
         return Division(measured, parts)
     all_reported = all(busy is not None for _, busy in reported)
@@ -301,7 +280,7 @@ class Waiting:
     """How long the workloads of a device waited for it in one turn."""
 
     workloads: Mapping[Workload, tuple[int, int, int]]  # estimate, minimum, maximum
-    pairs: Mapping[Workload, Mapping[Owner, int]]  # waiting workload -> running workload -> part of the estimate
+    waits_for: Mapping[Workload, tuple[WaitPart, ...]]  # parts of the estimate, largest first
     pressure_ns: int  # time in which at least one workload waited
 
 
@@ -311,7 +290,7 @@ def attribute_waits(device: DeviceTurn, busy: Division) -> Waiting | None:
     A process does not wait for its own workload. Waiting and busy time of a workload do not exceed the window.
     """
     waits, window_ns = device.usage.waits, device.usage.window_ns
-    if waits is None:
+    if waits is None or not window_ns:
         return None
     owners = {process.pid: process.owner for process in device.processes or ()}
     pairs: defaultdict[Workload, defaultdict[Owner, int]] = defaultdict(lambda: defaultdict(int))
@@ -333,27 +312,36 @@ def attribute_waits(device: DeviceTurn, busy: Division) -> Waiting | None:
             )
             sums[owner] = estimate, least, most
     pressure = min(waits.pressure_ns, sum(estimate for estimate, _, _ in sums.values()), window_ns)
-    return Waiting(sums, pairs, pressure)
+    waits_for = {
+        workload: tuple(
+            WaitPart(*parts_of(other if isinstance(other, Workload) else Workload()), ratio=ns / window_ns)
+            for other, ns in sorted(runners.items(), key=lambda pair: -pair[1])
+            if ns
+        )
+        for workload, runners in pairs.items()
+    }
+    return Waiting(sums, waits_for, pressure)
 
 
-def divide_by_share(device: DeviceTurn, total: int) -> dict[Workload, int]:
-    """Divides `total` by the holders' shares. The unallocated part stays unattributed.
+def compute_shares(device: DeviceTurn) -> dict[Workload | None, int]:
+    """Returns the holders' shares, and the unallocated part as None, in SHARE_UNITS.
 
     Shares that add up to more than 1 are scaled down. An unknown share is 1 for a single holder, else 0.
     """
     default = 1.0 if len(device.holders) == 1 else 0.0
-    shares = {holder: default if share is None else share for holder, share in device.holders.items()}
-    weights = {holder: round(share * SHARE_UNITS) for holder, share in shares.items()}
-    return divide_exactly(total, weights, max(0, SHARE_UNITS - sum(weights.values())))
+    weights: dict[Workload | None, int] = {
+        holder: round((default if share is None else share) * SHARE_UNITS) for holder, share in device.holders.items()
+    }
+    return divide_exactly(SHARE_UNITS, {**weights, None: max(0, SHARE_UNITS - sum(weights.values()))})
 
 
-def divide_exactly(total: int, weights: Mapping[K, int], unattributed: int = 0) -> dict[K, int]:
-    """Divides an integer in proportion to weights. The part for the weight `unattributed` is not returned.
+def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
+    """Divides an integer in proportion to weights.
 
     Rounds the running sum instead of each part. So the parts add up to the total exactly, and each part differs from
     its exact value by less than 1. If all weights are 0, all parts are 0.
     """
-    whole = sum(weights.values()) + unattributed
+    whole = sum(weights.values())
     parts: dict[K, int] = {}
     weight_so_far = divided = 0
     for key, weight in weights.items():

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from podgpu.model import (
     NS,
+    DeviceUsage,
+    Document,
     HolderUsage,
     NamespaceUsage,
     SlotUsage,
-    UsageMethod,
-    WaitPart,
     Workload,
     WorkloadKey,
-    parts_of,
+    physical,
 )
 from podgpu.usage.attribution import (
     SHARE_UNITS,
@@ -34,31 +35,16 @@ from podgpu.usage.attribution import (
     attribute_waits,
     bound_busy,
     compute_idle,
+    compute_shares,
     count_processes,
-    divide_by_share,
     divide_exactly,
 )
 
 MAX_CLOSED_ACCOUNTS = 1_000  # kept, because counters continue if a workload returns after a source lost it
 MAX_NAMESPACES = 5_000  # combinations of namespace and GPU model; the least recently used is evicted
-
-
-class UsageCounters(Struct):
-    """Counters of a workload or a namespace, named as in HolderUsage. Each is None until its first value."""
-
-    allocated_ns: int | None = None
-    busy_ns: int | None = None
-    idle_ns: int | None = None
-    energy_mj: int | None = None
-    busy_min_ns: int | None = None
-    busy_max_ns: int | None = None
-    wait_ns: int | None = None
-    wait_min_ns: int | None = None
-    wait_max_ns: int | None = None
-
-    def add(self, increment: UsageCounters) -> None:
-        for name in self.__struct_fields__:
-            setattr(self, name, _plus(getattr(self, name), getattr(increment, name)))
+_MEASURED = ("busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
+_WAITS = ("wait_ns", "wait_min_ns", "wait_max_ns")
+_D = TypeVar("_D", bound=Document)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,154 +52,49 @@ class Account:
     """Usage of one workload on one device, while it holds the device or has a process there."""
 
     workload: Workload
-    counters: UsageCounters = field(default_factory=UsageCounters)
-    namespace: UsageCounters = field(default_factory=UsageCounters)  # shared by all accounts of the namespace and model
+    usage: HolderUsage = field(default_factory=HolderUsage)  # each counter is None until its first value
+    namespace: tuple[str, str, str] | None = None  # key of the usage of its namespace
     is_holder: bool = False
     has_process: bool = False
     is_measured: bool = True  # False if the driver does not report busy times of its processes
-    memory: int | None = None
-    processes: int | None = None
-    utilization: float | None = None  # busy fraction of the last turn
-    power_ratio: float | None = None  # fraction of the GPU's energy between the last two readings
-    idle_streak_ns: int | None = None  # idle time since it was last busy
     is_mps_client: bool = False  # its busy time is not known, only that of the MPS server
-    wait_ratio: float | None = None  # part of the last turn in which it waited; None if unknown
-    waits_for: tuple[WaitPart, ...] = ()
+    idle_streak_ns: int | None = None  # idle time since it was last busy
     unallocated_ns: int = 0  # time for which it has used the device without an allocation
-
-    def charge(self, increment: UsageCounters) -> None:
-        """Adds to the counters of the workload and of its namespace."""
-        self.counters.add(increment)
-        self.namespace.add(increment)
-        may_have_run = increment.busy_ns is not None and (increment.busy_ns > 0 or increment.idle_ns is None)
-        self.idle_streak_ns = 0 if may_have_run else _plus(self.idle_streak_ns, increment.idle_ns)
 
     def extend_bounds(self, bounds: tuple[int | None, int] | None, part: int | None) -> tuple[int | None, int | None]:
         """Returns the increments of the bounds. Without new bounds, existing ones increase by the attributed time."""
-        if bounds is not None and bounds[0] is None and self.counters.busy_max_ns is None:
-            return None, bounds[1] + (self.counters.busy_ns or 0)
-        if bounds is None and self.counters.busy_max_ns is not None:
-            return part if self.counters.busy_min_ns is not None else None, part
+        usage = self.usage
+        if bounds is not None and bounds[0] is None and usage.busy_max_ns is None:
+            return None, bounds[1] + (usage.busy_ns or 0)
+        if bounds is None and usage.busy_max_ns is not None:
+            return part if usage.busy_min_ns is not None else None, part
         return bounds or (None, None)
 
-    def update_waits(
+    def find_waits(
         self, turn: DeviceTurn, workload: Workload, waiting: Waiting | None
     ) -> tuple[int | None, int | None, int | None]:
-        """Sets the waiting times of the last turn and returns the increments of the counters.
+        """Returns the increments of the waiting times: estimate, minimum and maximum.
 
-        Without context switches the waiting time is unknown, except that a workload does not wait if it is alone on the
-        device.
+        Without context switches they are unknown, except that a workload does not wait if it is alone on the device.
         """
-        window_ns = turn.usage.window_ns
-        self.waits_for, self.wait_ratio = (), None
-        if waiting is None or not window_ns:
-            is_alone = turn.processes is not None and {process.owner for process in turn.processes} <= {workload}
-            if self.counters.wait_ns is None or not is_alone:
-                return None, None, None
-            self.wait_ratio = 0.0
-            return 0, 0, 0
-        figures = waiting.workloads.get(workload, (0, 0, 0))
-        self.wait_ratio = figures[0] / window_ns
-        runners = sorted(waiting.pairs.get(workload, {}).items(), key=lambda pair: -pair[1])
-        self.waits_for = tuple(_make_wait_part(owner, ns / window_ns) for owner, ns in runners if ns)
-        return figures
+        if waiting is not None:
+            return waiting.workloads.get(workload, (0, 0, 0))
+        is_alone = turn.processes is not None and {process.owner for process in turn.processes} <= {workload}
+        return (0, 0, 0) if is_alone and self.usage.wait_ns is not None else (None, None, None)
 
     def to_usage(self, at: float, unallocated_after_ns: int) -> HolderUsage:
         """Omits counters that are not being updated while the workload may be running."""
-        counters = self.counters
-        if not self.is_measured:
-            busy_max_ns = counters.busy_max_ns if self.is_mps_client else None
-            counters = UsageCounters(counters.allocated_ns, busy_max_ns=busy_max_ns)
-        if self.wait_ratio is None:
-            counters = structs.replace(counters, wait_ns=None, wait_min_ns=None, wait_max_ns=None)
         streak_ns = self.idle_streak_ns if self.is_measured else None
-        return HolderUsage(
-            **structs.asdict(counters),
-            utilization_ratio=self.utilization,
-            memory_used_bytes=self.memory,
-            processes=self.processes,
-            wait_ratio=self.wait_ratio,
-            waits_for=self.waits_for,
-            power_ratio=self.power_ratio,
+        unknown = () if self.is_measured else (*_MEASURED, *_WAITS)
+        changes = dict.fromkeys(_WAITS if self.usage.wait_ratio is None else ()) | dict.fromkeys(unknown)
+        if self.is_mps_client:
+            changes.pop("busy_max_ns", None)
+        return structs.replace(
+            self.usage,
             idle_since=at - streak_ns / NS if streak_ns else None,
             unallocated_since=at - self.unallocated_ns / NS if self.unallocated_ns >= unallocated_after_ns else None,
+            **changes,
         )
-
-
-@dataclass(slots=True)
-class DeviceAccount:
-    """Usage of one device, and the part of it that no workload with series has."""
-
-    busy_ns: int | None = None
-    unattributed_busy_ns: int | None = None
-    energy_mj: int | None = None
-    unattributed_energy_mj: int | None = None
-    memory: Division = field(default_factory=Division)
-    utilization: float | None = None  # busy fraction of the last turn
-    method: UsageMethod | None = None
-    pressure_ratio: float | None = None
-    has_seen_processes: bool = False  # until then, unattributed figures are not reported
-
-    def to_usage(self) -> SlotUsage:
-        return SlotUsage(
-            utilization_ratio=self.utilization,
-            memory_used_bytes=self.memory.total,
-            busy_ns=self.busy_ns,
-            energy_mj=self.energy_mj,
-            unattributed_memory_bytes=None if self.memory.parts is None else self.memory.without_series,
-            unattributed_busy_ns=self.unattributed_busy_ns if self.has_seen_processes else None,
-            unattributed_energy_mj=self.unattributed_energy_mj if self.has_seen_processes else None,
-            method=self.method or "",
-            pressure_ratio=self.pressure_ratio,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Charged:
-    """One device of a turn, after its time was attributed."""
-
-    device: DeviceTurn
-    busy: Division
-    accounts: Mapping[Workload, Account]
-
-
-@dataclass(slots=True)
-class EnergyWindow:
-    """Collects the weights used to split the energy between two readings of a GPU's energy counter.
-
-    Each turn has the weight power × time. It is split among accounts in proportion to busy time × compute slices or, if
-    the GPU was idle, in proportion to the holders' shares. An account that was closed within the window, and its
-    namespace, still receive their share.
-    """
-
-    weights: Counter[Account] = field(default_factory=Counter)
-    unattributed: int = 0
-
-    def add(self, gpu: GpuTurn, charged: Sequence[_Charged], elapsed_ns: int) -> None:
-        answers = [one for one in charged if one.device.usage.window_ns]
-        if not answers:
-            return  # the next answer of the GPU also covers this turn
-        power_mw = None if gpu.usage is None else gpu.usage.power_mw
-        weight = (power_mw or 1) * elapsed_ns
-        by_use, unattributed_use = Counter[Account](), 0
-        by_share, unattributed_share = Counter[Account](), gpu.free_slices * SHARE_UNITS
-        for one in answers:
-            device, busy, slices = one.device, one.busy, one.device.slices
-            unattributed = device.usage.window_ns if busy.unattributed is None else busy.unattributed
-            unattributed_use += unattributed * slices  # unknown busy time is unattributed
-            shares, unheld = divide_by_share(device, SHARE_UNITS), SHARE_UNITS
-            for workload, part in (busy.parts or {}).items():
-                account = one.accounts[workload]
-                by_use[account] += part * slices
-                by_share[account] += shares.get(workload, 0) * slices
-                unheld -= shares.get(workload, 0)
-            unattributed_share += unheld * slices
-        if unattributed_use or any(by_use.values()):
-            parts = divide_exactly(weight, by_use, unattributed_use)
-        else:
-            parts = divide_exactly(weight, by_share, unattributed_share)
-        self.weights.update(parts)
-        self.unattributed += weight - sum(parts.values())
 
 
 class Ledger:
@@ -227,32 +108,29 @@ class Ledger:
         self._unallocated_after_ns = round(unallocated_after * NS)
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # accounts of the last turn, by device key
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # closed accounts, oldest first
-        self._devices: dict[str, DeviceAccount] = {}  # includes removed devices, which may return
+        self._devices: dict[str, SlotUsage] = {}  # includes removed devices, which may return
+        self._have_processes: set[str] = set()  # devices whose processes were visible at least once
         self._listed: set[str] = set()  # devices and GPUs of the last turn
-        self._namespaces: dict[
-            tuple[str, str, str], UsageCounters
-        ] = {}  # by namespace, model, profile; oldest use first
+        self._namespaces: dict[tuple[str, str, str], NamespaceUsage] = {}  # by namespace, model, profile; oldest first
         self._owners: dict[str, dict[int, Owner]] = {}  # last known owners, by device key and pid
-        self._windows: dict[str, EnergyWindow] = {}  # by GPU UUID
+        self._windows: dict[str, Counter[Account | None]] = {}  # weights of energy, see _charge_energy; by GPU UUID
 
     def charge(
         self, gpus: Sequence[GpuTurn], elapsed_ns: int, unallocated: Collection[tuple[str, WorkloadKey]] = ()
     ) -> None:
-        """Adds one turn. `elapsed_ns` is the monotonic time since the previous turn.
-
-        `unallocated` contains device and workload of each use without an allocation.
+        """Adds one turn. `unallocated` contains device and workload of each use without an allocation.
 
         Devices that are not in `gpus` are removed from the snapshot. If they return, their counters continue.
         """
         self._remove_missing(gpus)
         for gpu in gpus:
-            charged = [self._charge_time(device, elapsed_ns) for device in gpu.devices]
-            for one in charged:
-                for workload, account in one.accounts.items():
-                    is_allocated = (one.device.device.key, workload.key) not in unallocated
-                    account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
+            busy = [self._charge_time(turn, elapsed_ns) for turn in gpu.devices]
             if gpu.usage is not None:
-                self._charge_energy(gpu, gpu.usage.energy_mj, charged, elapsed_ns)
+                self._charge_energy(gpu, gpu.usage, busy, elapsed_ns)
+            for turn in gpu.devices:
+                for name, account in self._accounts[turn.device.key].items():
+                    is_allocated = (turn.device.key, name) not in unallocated
+                    account.unallocated_ns = 0 if is_allocated else account.unallocated_ns + elapsed_ns
         self._evict()
 
     def list_holders(self, at: float) -> dict[str, Sequence[tuple[Workload, HolderUsage]]]:
@@ -266,67 +144,126 @@ class Ledger:
         }
 
     def list_devices(self) -> dict[str, SlotUsage]:
-        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have the rest."""
-        return {key: account.to_usage() for key, account in self._devices.items() if key in self._listed}
+        """Returns the usage by device key. In MIG mode, the GPU has the energy, and its instances have the rest.
+
+        The unattributed rest is unknown until processes are visible.
+        """
+        return {
+            key: usage
+            if key in self._have_processes
+            else structs.replace(usage, unattributed_busy_ns=None, unattributed_energy_mj=None)
+            for key, usage in self._devices.items()
+            if key in self._listed
+        }
 
     def list_namespaces(self) -> tuple[NamespaceUsage, ...]:
-        return tuple(
-            NamespaceUsage(*key, counters.allocated_ns or 0, counters.busy_ns, counters.energy_mj)
-            for key, counters in sorted(self._namespaces.items())
-        )
+        return tuple(usage for _, usage in sorted(self._namespaces.items()))
 
-    def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> _Charged:
-        """Adds allocated, busy and idle time to the counters, and sets the gauges."""
+    def _charge_time(self, turn: DeviceTurn, elapsed_ns: int) -> Division:
+        """Adds allocated, busy, idle and waiting time to the counters, sets the gauges, and returns the busy time."""
         key, window_ns = turn.device.key, turn.usage.window_ns
         accounts = self._update_accounts(turn)
         busy = attribute_busy(turn, self._find_ended_owner(turn))
         memory, processes, bounds = attribute_memory(turn), count_processes(turn), bound_busy(turn, busy)
         waiting = attribute_waits(turn, busy)
+        has_energy = self._devices.get(physical(key), SlotUsage()).energy_mj is not None
         for workload, account in accounts.items():
             share, part = turn.holders.get(workload), busy.part(workload)
-            allocated = None if share is None else round(share * elapsed_ns)
             idle = compute_idle(turn, workload, busy, elapsed_ns)
+            busy_min, busy_max = account.extend_bounds(bounds.get(workload), part)
+            wait, wait_min, wait_max = account.find_waits(turn, workload, waiting)
+            self._add_to(
+                account,
+                allocated_ns=None if share is None else round(share * elapsed_ns),
+                busy_ns=part,
+                idle_ns=idle,
+                busy_min_ns=busy_min,
+                busy_max_ns=busy_max,
+                wait_ns=wait,
+                wait_min_ns=wait_min,
+                wait_max_ns=wait_max,
+                energy_mj=0 if has_energy and part is not None else None,  # before the next reading of the counter
+            )
+            account.usage = structs.replace(
+                account.usage,
+                utilization_ratio=_ratio(part, window_ns),
+                memory_used_bytes=memory.part(workload),
+                processes=processes.get(workload),
+                wait_ratio=0.0 if wait == 0 else _ratio(wait, window_ns),
+                waits_for=() if waiting is None else waiting.waits_for.get(workload, ()),
+            )
+            may_have_run = part is not None and (part > 0 or idle is None)
+            account.idle_streak_ns = 0 if may_have_run else _plus(account.idle_streak_ns, idle)
             account.is_mps_client = workload in bounds and turn.mps_busy_ns is not None
-            busy_bounds = account.extend_bounds(bounds.get(workload), part)
-            waits = account.update_waits(turn, workload, waiting)
-            account.charge(UsageCounters(allocated, part, idle, None, *busy_bounds, *waits))
-            account.utilization = part / window_ns if part is not None and window_ns else None
-            account.memory = None if memory.parts is None else memory.parts.get(workload)
-            account.processes = processes.get(workload)
             if turn.processes is not None and turn.usage.process_busy_ns is not None:
                 account.is_measured = part is not None or (account.is_measured and not account.has_process)
-        device = self._devices.setdefault(key, DeviceAccount())
-        device.busy_ns = _plus(device.busy_ns, busy.total)
-        device.unattributed_busy_ns = _plus(device.unattributed_busy_ns, busy.without_series)
-        device.utilization = busy.total / window_ns if busy.total is not None and window_ns else None
-        device.memory = memory
-        device.pressure_ratio = waiting.pressure_ns / window_ns if waiting is not None and window_ns else None
-        device.method = None if busy.parts is None else turn.usage.method
-        if turn.mps_busy_ns is not None:
-            device.method = "mps"
-        device.has_seen_processes |= turn.processes is not None
-        return _Charged(turn, busy, accounts)
+        if turn.processes is not None:
+            self._have_processes.add(key)
+        device = _add(self._devices.get(key, SlotUsage()), busy_ns=busy.total, unattributed_busy_ns=busy.without_series)
+        method = "mps" if turn.mps_busy_ns is not None else turn.usage.method
+        self._devices[key] = structs.replace(
+            device,
+            utilization_ratio=_ratio(busy.total, window_ns),
+            memory_used_bytes=memory.total,
+            unattributed_memory_bytes=None if memory.parts is None else memory.without_series,
+            method=method if busy.parts is not None or method == "mps" else "",
+            pressure_ratio=None if waiting is None else _ratio(waiting.pressure_ns, window_ns),
+        )
+        return busy
 
-    def _charge_energy(self, gpu: GpuTurn, energy_mj: int | None, charged: Sequence[_Charged], elapsed_ns: int) -> None:
-        """Adds the turn to the window. If the energy counter was read, closes the window and divides its energy."""
-        window = self._windows.setdefault(gpu.uuid, EnergyWindow())
-        window.add(gpu, charged, elapsed_ns)
-        device = self._devices.setdefault(gpu.uuid, DeviceAccount())
-        device.has_seen_processes |= any(one.device.processes is not None for one in charged)
-        if energy_mj is not None:
-            self._windows[gpu.uuid] = EnergyWindow()
-            parts = divide_exactly(energy_mj, window.weights, window.unattributed)
-            for account, part in parts.items():
-                account.charge(UsageCounters(energy_mj=part))
-            for account in (account for one in charged for account in one.accounts.values()):
-                account.power_ratio = parts[account] / energy_mj if energy_mj and account in parts else None
-            device.energy_mj = _plus(device.energy_mj, energy_mj)
-            rest = energy_mj - sum(part for account, part in parts.items() if account.workload.has_labels)
-            device.unattributed_energy_mj = _plus(device.unattributed_energy_mj, rest)
-        if device.energy_mj is not None:
-            for account in (one.accounts[workload] for one in charged for workload in one.busy.parts or ()):
-                if account.counters.energy_mj is None:  # start at 0 before the next reading of the energy counter
-                    account.charge(UsageCounters(energy_mj=0))
+    def _charge_energy(self, gpu: GpuTurn, usage: DeviceUsage, busy: Sequence[Division], elapsed_ns: int) -> None:
+        """Divides the energy between two readings of the GPU's counter. The key None is the unattributed part.
+
+        Each turn between the readings has the weight power × time, which `_weigh` divides among the accounts. An
+        account that was closed in between, and its namespace, still receive their part.
+        """
+        weights = self._windows.setdefault(gpu.uuid, Counter())
+        weights.update(divide_exactly((usage.power_mw or 1) * elapsed_ns, self._weigh(gpu, busy)))
+        if any(turn.processes is not None for turn in gpu.devices):
+            self._have_processes.add(gpu.uuid)
+        if usage.energy_mj is None:
+            return
+        self._windows[gpu.uuid] = Counter()
+        parts, rest = divide_exactly(usage.energy_mj, weights), usage.energy_mj
+        for account, part in parts.items():
+            if account is not None:
+                self._add_to(account, energy_mj=part)
+                rest -= part if account.workload.has_labels else 0
+        for turn in gpu.devices:
+            for account in self._accounts[turn.device.key].values():
+                power_ratio = _ratio(parts.get(account), usage.energy_mj)
+                account.usage = structs.replace(account.usage, power_ratio=power_ratio)
+        device = self._devices.get(gpu.uuid, SlotUsage())
+        self._devices[gpu.uuid] = _add(device, energy_mj=usage.energy_mj, unattributed_energy_mj=rest)
+
+    def _weigh(self, gpu: GpuTurn, busy: Sequence[Division]) -> Counter[Account | None]:
+        """Returns busy time × compute slices or, if the GPU was idle, holders' shares × compute slices.
+
+        Empty if no device answered; the next answer then also covers this turn.
+        """
+        by_use, by_share = Counter[Account | None](), Counter[Account | None]()
+        answers = [(turn, parts) for turn, parts in zip(gpu.devices, busy, strict=True) if turn.usage.window_ns]
+        for turn, division in answers:
+            accounts, shares, unheld = self._accounts[turn.device.key], compute_shares(turn), SHARE_UNITS
+            for workload, part in (division.parts or {}).items():
+                account = accounts[workload.key]
+                by_use[account] += part * turn.slices
+                by_share[account] += shares.get(workload, 0) * turn.slices
+                unheld -= shares.get(workload, 0)
+            by_share[None] += unheld * turn.slices
+            unattributed = division.unattributed
+            by_use[None] += (turn.usage.window_ns if unattributed is None else unattributed) * turn.slices
+        if answers:
+            by_share[None] += gpu.free_slices * SHARE_UNITS
+        return by_use if any(by_use.values()) else by_share
+
+    def _add_to(self, account: Account, **increments: int | None) -> None:
+        """Adds to the counters of the workload and of its namespace."""
+        account.usage = _add(account.usage, **increments)
+        if account.namespace is not None:
+            before = self._namespaces.get(account.namespace) or NamespaceUsage(*account.namespace, allocated_ns=0)
+            own = {name: n for name, n in increments.items() if name in NamespaceUsage.__struct_fields__}
+            self._namespaces[account.namespace] = _add(before, **own)
 
     def _find_ended_owner(self, turn: DeviceTurn) -> Workload | None:
         """Returns the holder that owned all processes that ended since the last turn, or None."""
@@ -365,8 +302,8 @@ class Ledger:
             workload = structs.replace(workload, uid=account.workload.uid)
         account.workload = workload
         if workload.namespace:
-            model = (workload.namespace, turn.device.model, turn.device.profile)
-            account.namespace = self._namespaces[model] = self._namespaces.pop(model, UsageCounters())
+            key = account.namespace = workload.namespace, turn.device.model, turn.device.profile
+            self._namespaces[key] = self._namespaces.pop(key, NamespaceUsage(*key, allocated_ns=0))
         return account
 
     def _remove_missing(self, gpus: Sequence[GpuTurn]) -> None:
@@ -388,9 +325,15 @@ def _key(owner: Owner | None) -> WorkloadKey | str | None:
     return owner.key if isinstance(owner, Workload) else owner
 
 
-def _make_wait_part(owner: Owner, ratio: float) -> WaitPart:
-    return WaitPart(*parts_of(owner), ratio=ratio) if isinstance(owner, Workload) else WaitPart(ratio=ratio)
+def _add(counters: _D, **increments: int | None) -> _D:
+    """Returns a copy. A counter stays None until its first increment."""
+    sums = {name: _plus(getattr(counters, name), increment) for name, increment in increments.items()}
+    return structs.replace(counters, **sums)
 
 
 def _plus(counter: int | None, increment: int | None) -> int | None:
     return counter if increment is None else (counter or 0) + increment
+
+
+def _ratio(part: int | None, whole: int) -> float | None:
+    return part / whole if part is not None and whole else None

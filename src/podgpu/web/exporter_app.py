@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import Published
+from podgpu.agent.publish import Published, Text
 from podgpu.cluster.view import GpuResponse, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Body
 from podgpu.model import has_readings
@@ -26,7 +26,7 @@ from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
     from podgpu.cluster.prices import ReadPrices
-    from podgpu.cluster.record import UsageAnswers
+    from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
 
@@ -147,19 +147,17 @@ def _gpu_manager_metrics(agent: Agent) -> Handler:
     return handle
 
 
-async def _render(published: Published, name: Literal["fresh", "stale", "gpu_manager"]) -> Body:
+async def _render(published: Published, text: Text) -> Body:
     """Renders in a thread, once for all concurrent requests, so that probes do not wait."""
-    made = published.find_made(name)
-    if made is not None:
-        return made
-    exposition: Body = await asyncio.to_thread(getattr, published, name)
-    return exposition
+    if text in published.rendered:
+        return published.rendered[text]
+    return await asyncio.to_thread(published.render, text)
 
 
 def _node_document(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        body = await asyncio.to_thread(published.node_json, agent.is_fresh(published))
+        body = await _render(published, "fresh_json" if agent.is_fresh(published) else "stale_json")
         return body_response(request, body, JSON_HEADERS)
 
     return handle

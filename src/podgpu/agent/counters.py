@@ -1,27 +1,98 @@
-"""Schedules the reading of fields. A lane is a set of fields with the same interval, such as a collection of
-dcgm-exporter's configuration file.
+"""Reads the configured counters, and schedules the reading of their fields.
+
+A lane is a set of fields with the same interval, such as a collection of dcgm-exporter's configuration file.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import partial
+from pathlib import Path
 
-from podgpu.errors import UsageError
+from podgpu.errors import SourceError, UsageError
+from podgpu.files import ReadOnChange
 from podgpu.gpu.source import Lane
+from podgpu.holders.api import CONFIGMAP_KEY
 from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.counters import CounterSpec
+from podgpu.metrics.counters import SHIPPED, CounterSpec, parse_counters, shipped_counters
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.metrics.fields import fields
-from podgpu.metrics.names import names_of, rename_of
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, THROTTLE_REASONS, fields
+from podgpu.metrics.names import NameSet, names_of, rename_of
 
+_log = logging.getLogger("podgpu")
+_COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
+_MAX_BYTES = 1 << 20
 ALWAYS_READ = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory
 _THROTTLE_INTERVAL = 5.0  # shortest interval for the throttling counters; one reading costs 1.5 ms of CPU (H200)
 _TOGETHER_SECONDS = 0.02  # lanes that are due within this time are read together
 WARM_UP_SECONDS = 1.0  # longest time between the first two readings, which rates need
+CounterSpecs = tuple[CounterSpec, ...]
+ReadCounters = Callable[[], CounterSpecs]
+"""Returns the current counters. Raises SourceError if they are invalid; the caller then keeps the previous ones."""
+
+
+def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, ReadCounters | None]:
+    """Returns the counters of `-f`, which is the name of a shipped set, `none` or a file."""
+    if chosen == "none":
+        return (), None
+    if not chosen:
+        default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
+        chosen = default if os.path.exists(default) else "default"
+    shipped = shipped_counters(chosen, names)
+    if shipped is not None:
+        return shipped, None
+    path, read = Path(chosen), counters_in_file(chosen, names)
+    try:
+        return read(), read
+    except SourceError as e:
+        if e.reason != "file_missing":
+            raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
+    ours = shipped_counters(path.name, names) if str(path.parent) == _COUNTERS_DIRECTORY else None
+    if ours is None:
+        raise UsageError(f"-f {path}: no such file; give a CSV file or one of {', '.join(SHIPPED)}, none")
+    _log.info("%s does not exist; using podgpu's copy of it", path)
+    return ours, None
+
+
+def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
+    """Returns a function that reads a CSV file, and parses it again when it changes."""
+    file = ReadOnChange(partial(_parse, names), _MAX_BYTES)
+    return lambda: file.read(path)
+
+
+def counters_in_configmap(name: str, read_text: Callable[[], str | None], names: NameSet = "4.8") -> ReadCounters:
+    """Returns a function that parses the CSV text of a watched ConfigMap.
+
+    `read_text` returns None if the ConfigMap or its key is missing.
+    """
+
+    def read() -> CounterSpecs:
+        text = read_text()
+        if text is None:
+            message = (
+                f"there is no ConfigMap {name} with the key {CONFIGMAP_KEY!r} (or podgpu has no permission to read it)"
+            )
+            raise SourceError("configmap_missing", message)
+        return _parse(names, text.encode("utf-8", "replace"), f"ConfigMap {name}")
+
+    return read
+
+
+def _parse(names: NameSet, content: bytes, origin: str) -> CounterSpecs:
+    try:
+        return parse_counters(content.decode("utf-8"), origin, names)
+    except UnicodeDecodeError as e:
+        raise SourceError("malformed", f"{origin} is not UTF-8 text; is it a counters CSV?") from e
+    except UsageError as e:
+        raise SourceError("malformed", str(e)) from e
+
+
+# -- lanes ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
