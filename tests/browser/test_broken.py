@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +12,6 @@ from podgpu.cluster.view import ConditionView
 from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.pictures import Showing, gpu, node, picture
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing
-from tests.browser.test_cluster_page import CONTRAST
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATUS = "document.querySelector('#status').dataset"
@@ -162,10 +162,18 @@ def test_nothing_is_wider_than_a_phone(tab: Tab, page: str, view: str) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+FINDINGS = """axe.run(document, {resultTypes: ['violations']}).then(found =>
+  found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.target}`)))"""
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, page: str, theme: str) -> None:
+def test_axe_finds_no_barrier(tab: Tab, page: str, theme: str) -> None:
+    """axe-core checks contrast, names, roles and landmarks."""
+    package = pytest.importorskip("axe_core_python", reason="pip install axe-core-python")
     tab.look(theme=theme)
+    visited(tab, page)
+    tab.evaluate(f"{(Path(package.__file__).parent / 'axe.min.js').read_text()};0")
     for view in VIEWS:
         visited(tab, page, view)
         tab.wait_for(ANSWERED, "all there is to show")
-        assert tab.evaluate(CONTRAST) == [], view
+        assert tab.evaluate(FINDINGS) == [], view

@@ -242,22 +242,3 @@ def test_light_and_dark(tab: Tab, url: str) -> None:
     opened(tab, url)
     assert tab.evaluate(ground) == dark, "the choice is remembered"
     tab.evaluate("localStorage.clear()")
-
-
-CONTRAST = """(() => {
-  const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const numbers = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => { const [r, g, b] = numbers(c).map(channel); return 0.2126*r + 0.7152*g + 0.0722*b; };
-  const ground = e => { for (; e; e = e.parentElement) {
-    const c = getComputedStyle(e).backgroundColor; const n = numbers(c); if (n.length < 4 || n[3] === 1) return c; }
-    return 'rgb(255,255,255)'; };
-  const bad = [];
-  for (const e of document.querySelectorAll('body *')) {
-    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
-    if (!own || !e.checkVisibility() || e.closest('noscript, option')) continue;
-    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) bad.push(`${e.className || e.tagName} ${ratio.toFixed(2)} ${e.textContent.slice(0, 20)}`);
-  }
-  return bad;
-})()"""

@@ -1,6 +1,8 @@
-"""No label or number is cut off: measured on desktop and phone, with few GPUs and with thousands."""
+"""No label or number is cut off: measured on desktop and phone, in three fonts, with few GPUs and with thousands."""
 
 from __future__ import annotations
+
+import subprocess
 
 import pytest
 
@@ -64,10 +66,14 @@ def shown(request: pytest.FixtureRequest) -> Showing:
     return Showing(picture, records_of(large(10)))
 
 
+@pytest.mark.parametrize("font", ["DejaVu Sans", "Inter", "Roboto"])
 @pytest.mark.parametrize("width", [1280, 1440, 390])
-def test_nothing_is_cut_off(tab: Tab, url: str, width: int) -> None:
+def test_nothing_is_cut_off(tab: Tab, url: str, width: int, font: str) -> None:
+    if not subprocess.run(["fc-list", font], capture_output=True, check=True).stdout:
+        pytest.skip(f"the font {font} is not installed (Debian: fonts-dejavu-core, fonts-inter, fonts-roboto)")
     tab.look(width, 900)
     opened(tab, url)
+    tab.evaluate(f"document.body.style.fontFamily = '{font}'")
     for view in VIEWS:
         went(tab, view)
         tab.wait_for("!document.querySelector('main').innerText.includes('Loading')", "all there is to show")

@@ -24,6 +24,7 @@ from podgpu.holders.node_files import CHECKPOINT_NAME as CHECKPOINT
 from podgpu.simulate.kubelet import SimulatedPod
 from tests.host.guard import HOST_VARIABLES, NODE_PATHS
 from tests.kube.api_server import SimulatedApiServer
+from tests.nodes.clock import PATIENCE, FakeClock
 from tests.nodes.node import kubeconfig
 from tests.simulated import FaultyNvml
 from tests.simulated_kubelet import FaultyKubelet
@@ -33,7 +34,8 @@ NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n"
 CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
 STRANGER = "GPU-99999999-1111-2222-3333-444444444444"
-DEADLINE = 0.3
+SOON = 0.3
+"""Deadline of tests in which something hangs."""
 
 
 class Tree:
@@ -72,19 +74,6 @@ class Tree:
         return [str(word) for pair in roots for word in pair]
 
 
-class Clock:
-    """Advances when the examination pauses, because GPM needs two samples."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
@@ -120,16 +109,20 @@ Examined = Callable[..., list[Finding]]
 
 
 @pytest.fixture
-def examined(tree: Tree, clock: Clock) -> Iterator[Examined]:
+def examined(tree: Tree, clock: FakeClock) -> Iterator[Examined]:
     """Examines a node with this driver and these arguments. Hanging calls are released after the test."""
     drivers: list[FaultyNvml] = []
 
-    def examine_node(driver: FaultyNvml, *arguments: str, kubernetes: bool = True) -> list[Finding]:
+    def examine_node(
+        driver: FaultyNvml, *arguments: str, kubernetes: bool = True, deadline: float = PATIENCE
+    ) -> list[Finding]:
         drivers.append(driver)
-        telemetry = NvmlTelemetry(driver, "nvml", count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock)
+        telemetry = NvmlTelemetry(
+            driver, "nvml", count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock.monotonic
+        )
         context = command.make_context("doctor", [*tree.options, *arguments])
         options = merge_config_file(context, context.params)
-        return NodeExamination(options, kubernetes, telemetry).run(DEADLINE, clock.pass_by, str(tree.dev))
+        return NodeExamination(options, kubernetes, telemetry).run(deadline, clock.advance, str(tree.dev))
 
     yield examine_node
     for driver in drivers:
@@ -138,13 +131,13 @@ def examined(tree: Tree, clock: Clock) -> Iterator[Examined]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def driver(clock: Clock) -> FaultyNvml:
-    return FaultyNvml("2xH100", clock=clock, minors=(3, 5))
+def driver(clock: FakeClock) -> FaultyNvml:
+    return FaultyNvml("2xH100", clock=clock.monotonic, minors=(3, 5))
 
 
 def uuids(spec: str) -> list[str]:
@@ -222,15 +215,6 @@ def test_a_missing_socket_is_wrong_if_pod_labels_are_wanted(
     assert line.format(socket=socket) in capsys.readouterr().out
 
 
-def test_a_bad_counter_file_is_a_finding(tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = tmp_path / "counters.csv"
-    bad.write_text("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, x\n")
-    assert run(["doctor", "--telemetry", "simulated:2xH100", "-f", str(bad), *tree.options]) == 1
-    out = capsys.readouterr().out
-    assert f"WRONG counters    {bad}:1: unknown field" in out
-    assert "supports all 26" in out
-
-
 def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "-k", "false", *tree.options]
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -246,24 +230,24 @@ def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys:
 # The driver
 
 
-def test_a_hanging_driver_is_a_finding(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_driver_is_a_finding(driver: FaultyNvml, examined: Examined) -> None:
     driver.faults.hang("nvmlInit")
-    findings = examined(driver, kubernetes=False)
+    findings = examined(driver, kubernetes=False, deadline=SOON)
     assert "no answer within " in only(findings, "driver").text
     assert only(findings, "host name").level is Level.OK
 
 
-def test_a_hanging_gpu_does_not_affect_others(driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_gpu_does_not_affect_others(driver: FaultyNvml, examined: Examined) -> None:
     driver.faults.hang("nvmlDeviceGetPowerUsage", gpu=1)
-    findings = examined(driver, kubernetes=False)
+    findings = examined(driver, kubernetes=False, deadline=SOON)
     bad = [f for f in about(findings, "GPUs") if f.level is Level.WRONG]
     assert [f.text.partition(":")[0] for f in bad] == ["GPU 1"]
     assert "no answer within " in bad[0].text
     assert only(findings, "driver").text.endswith("2 GPUs")
 
 
-def test_mig(clock: Clock, examined: Examined) -> None:
-    driver = FaultyNvml("1xH100,1xH100/2x1g.10gb+1x3g.40gb,1xH100", clock=clock)
+def test_mig(clock: FakeClock, examined: Examined) -> None:
+    driver = FaultyNvml("1xH100,1xH100/2x1g.10gb+1x3g.40gb,1xH100", clock=clock.monotonic)
     driver.faults.relayout(2, [])
     findings = about(examined(driver, kubernetes=False), "MIG")
     assert [(f.level, f.text) for f in findings] == [
@@ -272,8 +256,8 @@ def test_mig(clock: Clock, examined: Examined) -> None:
     ]
 
 
-def test_unsupported_counters_are_notes(clock: Clock, examined: Examined) -> None:
-    findings = examined(FaultyNvml("1xH100,2xT4", clock=clock), kubernetes=False)
+def test_unsupported_counters_are_notes(clock: FakeClock, examined: Examined) -> None:
+    findings = examined(FaultyNvml("1xH100,2xT4", clock=clock.monotonic), kubernetes=False)
     (t4,) = (f for f in about(findings, "counters") if "T4" in f.text)
     assert t4.level is Level.NOTE
     assert "DCGM_FI_DEV_MEMORY_TEMP" in t4.text
@@ -303,7 +287,7 @@ def test_no_driver(
     assert advice in finding.advice
 
 
-def test_missing_and_failing_gpus(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_missing_and_failing_gpus(tree: Tree, driver: FaultyNvml, examined: Examined) -> None:
     tree.pci_gpus(3)
     driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     driver.faults.lose(1)
@@ -318,7 +302,7 @@ def test_missing_and_failing_gpus(tree: Tree, driver: FaultyNvml, clock: Clock, 
 # The process
 
 
-def test_the_process(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_the_process(tree: Tree, driver: FaultyNvml, examined: Examined) -> None:
     tree.process(uid=1000, capabilities=SYS_ADMIN)
     tree.pid_namespace("pid:[4026532288]")
     for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
@@ -351,7 +335,7 @@ def test_the_process(tree: Tree, driver: FaultyNvml, clock: Clock, examined: Exa
     ],
 )
 def test_unknown_ids_are_explained(
-    device_id: str, why: str, kubelet: FaultyKubelet, driver: FaultyNvml, clock: Clock, examined: Examined
+    device_id: str, why: str, kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined
 ) -> None:
     kubelet.pods = (pod(device_id),)
     finding = only(examined(driver, *only_kubelet(kubelet)), "mapping")
@@ -375,9 +359,9 @@ def test_a_kubelet_without_pods(
     assert "run doctor again" in inside.advice
 
 
-def test_a_hanging_kubelet(kubelet: FaultyKubelet, driver: FaultyNvml, clock: Clock, examined: Examined) -> None:
+def test_a_hanging_kubelet(kubelet: FaultyKubelet, driver: FaultyNvml, examined: Examined) -> None:
     kubelet.hang()
-    finding = only(examined(driver, *only_kubelet(kubelet)), "kubelet")
+    finding = only(examined(driver, *only_kubelet(kubelet), deadline=SOON), "kubelet")
     assert (finding.level, "answer" in finding.text) == (Level.WRONG, True)
 
 
@@ -396,7 +380,6 @@ def test_notes_about_the_mapping(
     text: str,
     kubelet: FaultyKubelet,
     driver: FaultyNvml,
-    clock: Clock,
     examined: Examined,
 ) -> None:
     kubelet.pods = (pod(*ids, resource=resource),)
@@ -452,9 +435,7 @@ def test_options_that_need_the_api_server(
     assert line in capsys.readouterr().out
 
 
-def test_holders_with_unknown_names(
-    tree: Tree, clock: Clock, driver: FaultyNvml, examined: Examined, tmp_path: Path
-) -> None:
+def test_holders_with_unknown_names(tree: Tree, driver: FaultyNvml, examined: Examined, tmp_path: Path) -> None:
     noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
     checkpoint = f"checkpoint:{tmp_path / 'checkpoint'}"

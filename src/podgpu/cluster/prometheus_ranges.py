@@ -6,19 +6,28 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices
-from podgpu.cluster.prometheus import GR_ENGINE, HOLDER_LABELS, TEMPERATURE, UTIL, PodOwners
+from podgpu.cluster.prometheus import GR_ENGINE, TEMPERATURE, UTIL, PodOwners
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, make_range, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
 from podgpu.history.queries import UsageSum
 from podgpu.history.store import FINE, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import TARGET_LABELS, LabelMap, PodName, read_gpu_id, read_workload
+from podgpu.metrics.adapter import (
+    MODEL_LABELS,
+    TARGET_LABELS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    LabelMap,
+    PodName,
+    read_gpu_id,
+    read_workload,
+)
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.names import names_of
 from podgpu.metrics.parse import ParsedSample
@@ -37,9 +46,8 @@ _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
-_MODEL_LABELS = ("modelName", "model_name")
-_GPU_KEYS = ("UUID", "uuid", "gpu_uuid", *_MODEL_LABELS)
-_HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *HOLDER_LABELS)
+_GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
+_HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
 
 
 class _Part(NamedTuple):
@@ -51,12 +59,14 @@ class _Part(NamedTuple):
 
 
 class PrometheusRanges:
-    """Implements `ReadRange`."""
+    """Implements `UsageAnswers`."""
 
-    def __init__(self, server: PrometheusServer) -> None:
+    def __init__(self, server: PrometheusServer, read_state: Callable[[], ClusterState]) -> None:
+        """`read_state` returns the state that has the prices, and owners that kube-state-metrics does not report."""
         self._server = replace(server, timeout=_TIMEOUT)
+        self._read_state = read_state
 
-    async def __call__(self, query: RangeQuery, state: ClusterState) -> RangeAnswer:
+    async def range(self, query: RangeQuery) -> RangeAnswer:
         """Raises SourceError."""
         client = PrometheusClient(self._server)
         try:
@@ -64,7 +74,7 @@ class PrometheusRanges:
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
-            return await _RangeReader(client, self._server.match, query, start, end, step).read(state)
+            return await _RangeReader(client, self._server.match, query, start, end, step).read(self._read_state())
         finally:
             await client.close()
 
@@ -101,7 +111,7 @@ class _RangeReader:
         usage += _find_rest(found, held, self._step, state.prices)
         usage.sort()  # makes rounding independent of the order of query results
         notes = dict.fromkeys((*self._notes, *self._client.notes))
-        return make_range(self._query, state, self._start, self._end, usage, tuple(notes))
+        return make_range(self._query, (self._start, self._end), usage, state.prices, tuple(notes), state.simulated)
 
     async def _ask(self, what: str, query: str) -> list[ParsedSample]:
         try:
@@ -141,7 +151,7 @@ class _RangeReader:
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'
             series = f"last_over_time({select(names, matcher, self._match)}[{self._window}])"
-            for sample in await self._ask(f"label {label}", f"group {by(*HOLDER_LABELS, label)} ({series})"):
+            for sample in await self._ask(f"label {label}", f"group {by(*WORKLOAD_LABELS, label)} ({series})"):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
                     found[pod.namespace, pod.pod] = json.dumps({name: sample.labels[label]})
@@ -218,4 +228,4 @@ def _read_part(labels: LabelMap) -> _Part | None:
 
 
 def _read_model(labels: LabelMap) -> str:
-    return next((labels[name] for name in _MODEL_LABELS if labels.get(name)), "")
+    return next((labels[name] for name in MODEL_LABELS if labels.get(name)), "")

@@ -51,6 +51,7 @@ export class Overview {
     setAttribute(byId("scope"), "title", scopeText(picture));
     byId("simulated").hidden = !picture.simulated;
     this.showTotals(totals);
+    setAttribute(this.used.button, "title", meanText(picture));
     this.showMoney(picture, totals);
     COLOURS.forEach(([colour], i) => {
       const number = totals.colours[colour] ?? 0;
@@ -190,6 +191,11 @@ function scopeText(picture) {
   const nodes = picture.nodes ?? [];
   if (picture.scope === "node" && nodes.length === 1) return plain(nodes[0].name);
   return `Cluster, ${plural(nodes.length, "node")}`;
+}
+
+// `avg_GPU_utilization` is the mean of a field that can be chosen, so it may differ from the mean below "Used".
+function meanText({ used_field: field, used_utilization_ratio: ratio }) {
+  return field ? `avg_GPU_utilization, the mean of ${plain(field)} over the GPUs in use, is ${percent(ratio)}` : undefined;
 }
 
 function shareText(part, whole) {
