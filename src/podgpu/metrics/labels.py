@@ -50,7 +50,7 @@ class Policy:
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
     wait_pairs: int = 0  # lowest percentage of waiting for which a pair of containers has a series; 0: no series
-    process_metrics: str = ""  # path of /proc; no process_* families if empty
+    process_metrics: bool = False  # the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 
