@@ -21,7 +21,7 @@ from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
 from podgpu.gpu.dcgm.entities import SWITCH_LINK, DcgmEntity, NodeLayout, Outline, read_layout, read_outline
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity, LatestValues, Timestamps, Watch
-from podgpu.gpu.source import CompanionDriver, ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
+from podgpu.gpu.source import CompanionDriver, ErrorEvent, ErrorEvents, GpuAnswer, Inventory, Lane, Telemetry
 from podgpu.metrics.conditions import health_code
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Detail, Device, OtherReading, Reading
@@ -281,7 +281,7 @@ class DcgmTelemetry:
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
-        return self._xids.drain()
+        return self._xids.events.drain()
 
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
@@ -393,8 +393,7 @@ class XidReader:
     def __init__(self) -> None:
         self._last: dict[Entity, int] = {}
         self._has_read = False
-        self._lock = threading.Lock()
-        self._events: list[ErrorEvent] = []
+        self.events = ErrorEvents()
 
     def read(
         self, connection: DcgmConnection, groups: Sequence[tuple[int, int]], devices: Mapping[Entity, str]
@@ -421,11 +420,5 @@ class XidReader:
             if timestamp > self._last.get(entity, 0):
                 self._last[entity] = timestamp
                 if self._has_read and entity in devices:
-                    with self._lock:
-                        self._events.append(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
+                    self.events.add(ErrorEvent(devices[entity], xid, timestamp / 1_000_000))
         self._has_read = True
-
-    def drain(self) -> list[ErrorEvent]:
-        with self._lock:
-            events, self._events = self._events, []
-        return events
