@@ -274,7 +274,7 @@ class DcgmTelemetry:
         keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
         self._xids.read(self._connection, pairs, keys)
 
-    def _find_gpu_groups(self) -> list[int]:
+    def _find_gpu_groups(self) -> list[s.Handle]:
         """Returns DCGM's groups that contain all GPUs."""
         watch = self._watches.get(("GPU", self._xid_lane))
         return [] if watch is None else watch.groups
@@ -333,7 +333,7 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
 # Health and XIDs
 
 
-def check_health(connection: DcgmConnection, groups: Sequence[int], gpu_ids: Sequence[int]) -> Details:
+def check_health(connection: DcgmConnection, groups: Sequence[s.Handle], gpu_ids: Sequence[int]) -> Details:
     """Returns one detail per watch and GPU, with the worst incident if there are several."""
     worst: dict[tuple[int, int], tuple[int, int]] = {}
     for group in groups:
@@ -376,7 +376,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details:
     }
 
 
-def start_health(connection: DcgmConnection, groups: Sequence[int]) -> None:
+def start_health(connection: DcgmConnection, groups: Sequence[s.Handle]) -> None:
     """Starts DCGM's health watches. Without them, a check returns nothing."""
     try:
         for group in groups:
@@ -396,7 +396,7 @@ class XidReader:
         self.events = ErrorEvents()
 
     def read(
-        self, connection: DcgmConnection, groups: Sequence[tuple[int, int]], devices: Mapping[Entity, str]
+        self, connection: DcgmConnection, groups: Sequence[tuple[s.Handle, s.Handle]], devices: Mapping[Entity, str]
     ) -> None:
         """Reads the samples since the last call. Ignores samples from before the first call.
 
@@ -413,7 +413,7 @@ class XidReader:
             return 0
 
         callback = s.OnValues(add_values)
-        since = max(max(self._last.values(), default=0) - _OVERLAP_US, 0)
+        since = c_int64(max(max(self._last.values(), default=0) - _OVERLAP_US, 0))
         for group, field_group in groups:
             connection.call("dcgmGetValuesSince_v2", group, field_group, since, byref(c_int64()), callback, None)
         for timestamp, entity, xid in sorted(samples):
