@@ -19,8 +19,7 @@ from podgpu.autoscale.metrics_api import API_OPTION, MetricsApi
 from podgpu.autoscale.requests import CUSTOM_GROUP, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cluster.loop import Cluster
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode
-from podgpu.metrics.families import make_families
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode, make_families
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address

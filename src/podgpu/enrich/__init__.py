@@ -16,8 +16,7 @@ from podgpu.gpu.source import CompanionDriver
 from podgpu.holders.reader import AllocationResult
 from podgpu.metrics.adapter import LabelMap, read_device_key
 from podgpu.metrics.encode import Family, Labels, Sample, encode
-from podgpu.metrics.families import HOLDER_LABELS
-from podgpu.metrics.labels import Policy, holder_pairs
+from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
 from podgpu.model import Assignment, Device, NodeState, SourceStatus, source_statuses

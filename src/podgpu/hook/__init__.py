@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from podgpu.metrics.encode import NO_LABELS, Labels, Sample
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import NO_LABELS, Labels, Sample, families_in
 
 _COUNTERS = [spec for spec in families_in("hook").values() if spec.type == "counter"]
 

@@ -20,8 +20,7 @@ from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.podlist import PodlistWriter
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import make_families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
