@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -245,3 +247,10 @@ def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:
         assert done == [0.0, 0.01]
     finally:
         director.stop()
+
+
+def test_without_grpc_the_message_names_the_package_to_install() -> None:
+    program = "import sys; sys.modules['grpc'] = None; from podgpu.cli.main import main; main(['demo'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    advice = "pip install 'podgpu[autoscale]', or use the image with the tag -autoscale"
+    assert (done.returncode, done.stderr) == (1, f"podgpu: podgpu demo needs the package grpc: {advice}\n")
