@@ -169,7 +169,7 @@ class HealthWatch:
         self._checked.pop(uuid, None)
 
     def report(self, assignments: Sequence[Assignment], absent: Collection[str]) -> HealthReport:
-        """Returns the current state. GPUs that disappeared (`absent`, by UUID) and lost GPUs keep their last holders."""
+        """Returns the current state. Lost GPUs, and those that disappeared (`absent`, by UUID), keep their holders."""
         now = self._clock()
         held: defaultdict[str, dict[Workload, None]] = defaultdict(dict)
         for assignment in assignments:
