@@ -6,6 +6,7 @@ import { Cost } from "./cost.js";
 import { isFiltered, isList, matching, placeOf, readHash, sorted, without, writeHash } from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
+import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
 import { count, moment, parts, percent, perHour, plural } from "./format.js";
@@ -27,8 +28,8 @@ const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
-const TABLES = ["pods", "nodes", "waste", "cost"];
-const FILTERED = ["", "pods", "nodes", "waste"]; // views to which the filter row applies
+const TABLES = ["pods", "nodes", "waste", "cost", "events"];
+const FILTERED = ["", "pods", "nodes", "waste", "events"]; // views to which the filter row applies
 
 class Page {
   constructor() {
@@ -56,11 +57,12 @@ class Page {
     this.map = new HeatMap(context, this.card);
     this.pod = new PodView(context, again);
     this.gpu = new GpuView(context, again);
-    this.node = new NodeView(context, order);
+    this.node = new NodeView(context, order, again);
     this.pods = new Pods(context, order);
     this.nodes = new Nodes(context, order);
     this.waste = new Waste(context, order, again);
     this.cost = new Cost(order, again);
+    this.events = new Events(again);
     this.main = byId("main");
     this.message = h("p", { class: "message" });
     this.keys = new Keys(this.main, byId("q"), byId("help"), () => this.escape(), (last) => this.map.reach(last));
@@ -198,9 +200,7 @@ class Page {
     const view = this.viewOf(criteria);
     if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };
     const at = this.main.getBoundingClientRect();
-    for (const [name, other] of [["gpu", this.gpu], ["pod", this.pod], ["waste", this.waste], ["cost", this.cost]]) {
-      if (name !== view && this.view === name) other.leave();
-    }
+    if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
     this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
     this.filters.show(criteria, view);
@@ -224,7 +224,7 @@ class Page {
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria);
-    else if (view === "waste" || view === "cost") this[view].show(criteria);
+    else if (["waste", "cost", "events"].includes(view)) this[view].show(criteria);
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }
