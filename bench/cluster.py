@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from bench.figures import Figure
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 
 NODES = 1000
 MAX_CORE_PERCENT = 10.0

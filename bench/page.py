@@ -7,10 +7,9 @@ from functools import partial
 
 from bench.figures import Figure, cpu_seconds_of_each
 from bench.node import GPUS, rename, simulated_node
-from podgpu.cluster.collect import ClusterReading, NodeReading
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
+from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.state import build_cluster_state
-from podgpu.cluster.view import PageState
 from podgpu.model import decode_node
 
 NODES = 1000
@@ -22,8 +21,8 @@ def measure(nodes: int = NODES, turns: int = 5) -> list[Figure]:
     now, wall = time.monotonic(), time.time()
     build = partial(build_cluster_state, reading, None, ViewSettings(), now, wall)
     state = build()
-    building, rendering = cpu_seconds_of_each(turns, build, partial(PageState.of, state))
-    body = PageState.of(state).body
+    building, rendering = cpu_seconds_of_each(turns, build, lambda: PublishedState(state).view_json)
+    body, _ = PublishedState(state).view_json
     if len(state.nodes) != nodes:
         raise RuntimeError(f"{len(state.nodes)} of {nodes} nodes are shown")
     gpus = f"{nodes * GPUS:,} GPUs"

@@ -256,14 +256,11 @@ def _from_podgpu_cluster() -> Row:
                 "Cost per hour by --prices",
                 [
                     (
-                        largest(
-                            "sum by (namespace, kind, currency) "
-                            f"(rate(podgpu_namespace_cost_total{{{_HOLDER}}}[$__rate_interval])) * 3600"
-                        ),
-                        "{{namespace}} {{kind}} ({{currency}})",
+                        largest(f"sum by (namespace, currency) (podgpu_namespace_cost_per_hour{{{_HOLDER}}})"),
+                        "{{namespace}} ({{currency}})",
                     )
                 ],
-                "Uses the price at each time. Do not add the kinds: they are three views of the same cost.",
+                "Cost of the allocated GPUs, with the price at each time.",
                 decimals=2,
             ),
         ),

@@ -13,8 +13,7 @@ from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, find_metric
 from podgpu.autoscale.samples import MetricsSnapshot, SampleStore
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from podgpu.autoscale.answers import compute_pod_values, compute_value, is_active
 from podgpu.autoscale.metrics import METRICS, PROFILING_METRICS, UTILIZATION
 from podgpu.autoscale.requests import MetricRequest, PodSelector, Refusal, RefusalKind, find_metric, parse_selector
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ViewSettings
 from podgpu.model import DeviceState, SlotUsage
 from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 

@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from dataclasses import replace as replace_fields
 from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from msgspec.json import encode
 from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.collect import ClusterReading, ViewSettings
+from podgpu.cluster.loop import PublishedState
 from podgpu.cluster.parts import Totals
-from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import build_cluster_state
 from podgpu.cluster.view import (
     GpuResponse,
@@ -28,7 +26,6 @@ from podgpu.cluster.view import (
     InstanceView,
     NamespaceView,
     NodeView,
-    PageState,
     SlotView,
     View,
 )
@@ -63,9 +60,9 @@ class Showing:
     forgotten: list[str] = field(default_factory=list)
     goes_on: bool = True
     """Renews the time of a picture, so that it does not become old on a slow machine."""
-    _made: tuple[View, PageState] | None = field(default=None, repr=False)
+    _made: tuple[View, PublishedState] | None = field(default=None, repr=False)
 
-    def latest(self) -> PageState:
+    def latest(self) -> PublishedState:
         self.asked += 1
         if self.goes_on and _DUE_SECONDS < time.time() - (self.picture.taken_at or 0.0) < _ON_PURPOSE_SECONDS:
             self.picture = replace(self.picture, taken_at=time.time())
@@ -73,12 +70,13 @@ class Showing:
             self._made = self.picture, self._state(self.picture)
         return self._made[1]
 
-    def _state(self, picture: View) -> PageState:
+    def _state(self, picture: View) -> PublishedState:
         state = page_of(picture)
         if self.more is None:
             return state
-        plain = json.dumps(self.more(json.loads(state.body.plain))).encode()
-        return replace_fields(state, body=Body(plain), etag=etag_of(plain))
+        plain = json.dumps(self.more(json.loads(state.view_json[0].plain))).encode()
+        state.view_json = Body(plain), etag_of(plain)
+        return state
 
     def _answering(self) -> Middleware:
         @web.middleware
@@ -105,13 +103,14 @@ class Showing:
             yield client
 
 
-def page_of(picture: View) -> PageState:
+def page_of(picture: View) -> PublishedState:
     """Fills in what follows from the rest: the use of holders, the mean of MIG instances, and totals."""
     nodes = [_complete(node) for node in picture.nodes]
     view = replace(picture, nodes=nodes, totals=_totals(nodes, bool(picture.currency)))
-    plain = encode(view)
     state = build_cluster_state(ClusterReading(), None, ViewSettings(), 0.0, picture.taken_at or 0.0)
-    return PageState(state, view, Body(plain), etag_of(plain))
+    published = PublishedState(state)
+    published.view = view
+    return published
 
 
 def _complete(node: NodeView) -> NodeView:
@@ -241,30 +240,24 @@ def three_nodes(turn: int = 0) -> View:
         node("gpu-a-02", _mixed_node("gpu-a-02", now, turn)),
         node("gpu-b-01", _inference_node("gpu-b-01", turn)),
         namespaces=[
-            _namespace("research", 10, 9, 0, 3120.5, 2710.2, 1881.4),
-            _namespace("serving", 5.5, 4.5, 0, 1410.25, 640.75, 590.1),
-            _namespace("notebooks", 3.43, 0.86, 2, 988.0, 102.6, 160.9),
-            _namespace("batch", 1, 1, 0, 412.0, 301.3, 214.2),
+            _namespace("research", 10, 9, 0),
+            _namespace("serving", 5.5, 4.5, 0),
+            _namespace("notebooks", 3.43, 0.86, 2),
+            _namespace("batch", 1, 1, 0),
         ],
         idle_after_seconds=1800.0,
         currency="EUR",
-        counting_since=now - 14 * 24 * HOUR,
         notes=["http://10.0.4.17:9400/metrics: no answer within 5 s; is the exporter running there?"],
     )
 
 
-def _namespace(name: str, *figures: float) -> NamespaceView:
-    allocated, used, idle, hours, busy, energy = figures
+def _namespace(name: str, allocated: float, used: float, idle: float) -> NamespaceView:
     return NamespaceView(
         namespace=name,
         allocated_gpus=allocated,
         used_gpus=used,
         idle_gpus=idle,
         unknown_gpus=0.0,
-        allocated_gpu_hours=hours,
-        busy_gpu_hours=busy,
-        energy_kwh=energy,
-        cost={"allocated": hours * 2.1, "used": busy * 2.1, "energy": energy * 0.24},
     )
 
 

@@ -152,7 +152,7 @@ def waste(picture: View, by: str) -> dict[str, Any]:
             name = {"pod": holder.pod, "owner": owner, "namespace": ""}[by]
             row = rows.setdefault((holder.namespace, name), {"namespace": holder.namespace})
             _charge(row, holder, by, owner)
-    return {"counting_since": time.time() - 26 * HOUR, "currency": "USD", "by": by, "rows": list(rows.values())}
+    return {"from": time.time() - 26 * HOUR, "currency": "USD", "by": by, "rows": list(rows.values())}
 
 
 def cost(by: str, length: str) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def known(picture: View, uuid: str) -> dict[str, Any] | None:
     device = _find(picture, uuid)
     if device is None:
         return None
-    nodes = json.loads(page_of(picture).body.plain)["nodes"]
+    nodes = json.loads(page_of(picture).view_json[0].plain)["nodes"]
     told = next(of for node in nodes for of in node["gpus"] if of["uuid"] == uuid)
     xids = [{"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": time.time() - 4000}]
     broken = any(c.condition in ("xid", "lost") for c in device.slot.conditions)

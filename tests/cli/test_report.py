@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
-from podgpu.cluster.settings import ViewSettings
 from podgpu.model import WorkloadOwner
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, lost, node

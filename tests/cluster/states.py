@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podgpu.cluster.bills import BillTotals
-from podgpu.cluster.collect import ClusterReading, NodeReading
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.metrics import cluster_families
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.cluster.used import Scope
+from podgpu.cluster.state import ClusterState, Scope, build_cluster_state
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState
@@ -73,20 +70,20 @@ def uuids(state: ClusterState) -> dict[str, list[str]]:
     return {entry.name: [gpu.uuid for gpu in entry.state.devices] for entry in state.nodes}
 
 
-def text_of(state: ClusterState, rolling: Mapping[Scope, float] | None = None, bills: BillTotals | None = None) -> str:
-    return encode(cluster_families(state, rolling or {}, bills or BillTotals())).decode()
+def text_of(state: ClusterState, rolling: Mapping[Scope, float] | None = None) -> str:
+    return encode(cluster_families(state, rolling or {})).decode()
 
 
-def series(state: ClusterState, name: str, bills: BillTotals | None = None) -> Series:
+def series(state: ClusterState, name: str) -> Series:
     """Sorted labels -> value."""
-    for family in parse_text(text_of(state, bills=bills)):
+    for family in parse_text(text_of(state)):
         if family.name == name:
             return {tuple(sorted(sample.labels.items())): sample.value for sample in family.samples}
     return {}
 
 
-def value(state: ClusterState, name: str, bills: BillTotals | None = None, **labels: str) -> float | None:
-    return series(state, name, bills).get(tuple(sorted(labels.items())))
+def value(state: ClusterState, name: str, **labels: str) -> float | None:
+    return series(state, name).get(tuple(sorted(labels.items())))
 
 
 def duplicates(families: Iterable[ParsedFamily]) -> list[tuple[str, Mapping[str, str]]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.scrape import ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.model import WorkloadOwner

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, Collector, NodeReading, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, Collector, NodeReading, TargetOutcome, ViewSettings
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.settings import ViewSettings
 from tests.cluster.states import gpu
 from tests.cluster.states import node as reading_of
 
@@ -73,7 +72,7 @@ def test_before_the_first_round_there_is_an_exposition_about_itself() -> None:
     assert "podgpu_cluster_build_info" in exposition_of(cluster)
     assert "avg_GPU_utilization" not in exposition_of(cluster)
     assert not cluster.has_results
-    assert cluster.page().view.nodes == []
+    assert cluster.published.view.nodes == []
 
 
 def test_a_round_is_published_at_its_end() -> None:
@@ -81,7 +80,7 @@ def test_a_round_is_published_at_its_end() -> None:
     cluster = Cluster(Script, SETTINGS, clock=time.clock)
     asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", 100.0), node("b", 100.0, 0.0)))))))
     assert "\navg_GPU_utilization 50" in exposition_of(cluster)
-    assert [n.name for n in cluster.page().view.nodes] == ["a", "b"]
+    assert [n.name for n in cluster.published.view.nodes] == ["a", "b"]
     time.now += cluster.late_after
     assert cluster.turns
     time.now += 1.0

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.loop import RollingAverage
 from podgpu.cluster.metrics import metric_name, node_families
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import RollingAverage, Scope, UsedMean
+from podgpu.cluster.state import ClusterState, Scope, UsedMean
 from podgpu.metrics.adapter import node_from_text
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import parse_text

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from podgpu.clock import Clock
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import decode_view
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of

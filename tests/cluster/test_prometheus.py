@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.promql import quote
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import WorkloadOwner

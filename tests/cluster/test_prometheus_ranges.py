@@ -66,8 +66,8 @@ def points() -> Iterator[Point]:
 
 
 def ask(url: str, by: str = "pod", start: float = START, end: float = END) -> RangeAnswer:
-    state = state_of(prices=PRICES)
-    return asyncio.run(PrometheusRanges(PrometheusServer(url))(RangeQuery(by, start=start, end=end), state))
+    ranges = PrometheusRanges(PrometheusServer(url), lambda: state_of(prices=PRICES))
+    return asyncio.run(ranges.range(RangeQuery(by, start=start, end=end)))
 
 
 def rows_of(answer: RangeAnswer) -> dict[str, RangeRow]:

@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import CACHE_SECONDS, PrometheusHistory, Window
 from podgpu.cluster.promql import PrometheusServer
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
 from podgpu.history.answers import JSON, RANGES
 from podgpu.model import WorkloadOwner

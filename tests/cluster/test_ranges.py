@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,23 @@ from hypothesis import strategies as st
 
 from podgpu.clock import Clock
 from podgpu.cluster.prices import NO_PRICES, Price, Prices
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RangeRow, describe_row, encode_range_csv, parse_range_query
-from podgpu.cluster.record import RoundReader, UsageAnswers
+from podgpu.cluster.ranges import (
+    RangeAnswer,
+    RangeQuery,
+    RangeRow,
+    RecordedUsage,
+    describe_row,
+    encode_range_csv,
+    escape_cell,
+    parse_range_query,
+)
+from podgpu.cluster.record import RoundReader
 from podgpu.cluster.state import ClusterState
+from podgpu.cluster.view import make_view
 from podgpu.errors import UsageError
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import HistoryStore
 from podgpu.model import SlotUsage, WorkloadOwner
-from tests.cluster.states import H100, WALL, World, gpu, holder, mig, node
+from tests.cluster.states import H100, WALL, World, gpu, holder, lost, mig, node
 
 DAY = 86_400
 PRICES = Prices("EUR", {"*": Price(10.0)})
@@ -38,7 +46,7 @@ class Cluster:
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
         reader = RoundReader(lambda: self.world.state, 60.0, clock.wall)
         self.recorder = HistoryRecorder(reader, clock, directory)
-        self.answers = UsageAnswers(self.recorder, self.state, clock)
+        self.answers = RecordedUsage(self.recorder, self.state, clock)
 
     def state(self) -> ClusterState:
         assert self.world.state is not None
@@ -48,6 +56,9 @@ class Cluster:
         self.at += seconds
         self.world.round(node("n1", *gpus, read_at=self.at, **more), at=self.at, prices=self.prices, owners=OWNERS)
         self.recorder.record()
+
+    def wasted(self, by: str = "pod", **more: Any) -> list[RangeRow]:
+        return self.range(by, order="wasted", **more).rows
 
     def range(self, by: str = "pod", **more: Any) -> RangeAnswer:
         return asyncio.run(self.answers.range(RangeQuery(by, **more)))
@@ -193,7 +204,6 @@ def test_what_is_missing_is_said_and_the_rest_is_shown() -> None:
     assert "there is no record before 2023-11-14T22:1" in notes
     assert "no pod has the label 'team'" in notes
     assert "0.02 GPU-hours have no price in EUR" in notes
-    assert "there is no price for Odd" in notes
     assert (answer.totals.cost, answer.totals.wasted, answer.totals.unknown_hours) == (0.2, 0.2, 0.01)
     assert [describe_row(row) for row in answer.rows] == ["(none)", "unallocated"]
     cluster.world.round(prices=NO_PRICES)
@@ -240,22 +250,90 @@ def test_a_wrong_query_is_refused(query: dict[str, str], message: str) -> None:
         parse_range_query(query)
 
 
-def test_the_usage_of_an_older_file_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    HistoryStore(path).close()
-    today = int(WALL // DAY * DAY)
-    with sqlite3.connect(path) as db:
-        db.executescript(
-            f"""
-            DROP TABLE usage; ALTER TABLE account DROP COLUMN labels; PRAGMA user_version = 1;
-            CREATE TABLE usage (time INTEGER, account INTEGER, currency TEXT, allocated INTEGER, idle INTEGER,
-                cost INTEGER, idle_cost INTEGER, PRIMARY KEY (time, account, currency)) WITHOUT ROWID;
-            INSERT INTO account VALUES (1, 'ml', 'old', '', '', '', '', '', {today});
-            INSERT INTO usage VALUES ({today}, 1, 'EUR', 7200000, 3600000, 20000000000, 10000000000);"""
+# Waste: the same rows, with present values
+
+
+IDLE, BUSY = {"utilization_ratio": 0.0}, {"utilization_ratio": 0.5}
+
+
+def test_hours_and_money_of_an_idle_holder_beside_a_busy_one() -> None:
+    cluster = Cluster()
+    for _ in range(241):
+        cluster.round(
+            gpu(0, holder("a", **IDLE)), gpu(1, holder("b", **BUSY)), gpu(2, holder("w", "web", **IDLE), busy=0.0)
         )
-    cluster = Cluster(str(tmp_path))
-    cluster.round(gpu(0))
-    row = cluster.rows(seconds=7 * DAY)["ml/old"]
-    assert (row.gpu_hours, row.idle_hours, row.cost, row.mean_use, row.unknown_hours) == (2.0, 1.0, 20.0, None, 2.0)
-    assert cluster.answers.waste("pod").rows[0].wasted == 10.0
-    cluster.recorder.stop()
+    a, web, b = cluster.wasted()
+    assert (a.pod, a.idle_hours, a.allocated_hours, a.wasted, a.cost_per_hour) == ("a", 1.0, 1.0, 10.0, 10.0)
+    assert (a.owner, a.idle_since, a.gpus, a.idle_gpus) == (OWNERS["ml", "a"], round(WALL + 15), 1.0, 1.0)
+    assert (web.pod, web.wasted) == ("w", 10.0)
+    assert (b.pod, b.idle_hours, b.allocated_hours, b.wasted, b.idle_since) == ("b", 0.0, 1.0, 0.0, None)
+    together = cluster.wasted("owner")[0]
+    assert (together.owner, together.pod, together.gpus) == (OWNERS["ml", "a"], "", 2.0)
+    assert (together.idle_gpus, together.wasted) == (1.0, 10.0)
+    assert [row.namespace for row in cluster.wasted("namespace")] == ["ml", "web"]
+    cluster.round(gpu(0), gpu(1), gpu(2))
+    assert [(row.pod, row.gpus, row.wasted) for row in cluster.wasted()] == [("a", 0, 10), ("w", 0, 10), ("b", 0, 0)]
+    assert cluster.wasted(end=WALL + 3000.0)[0].gpus is None, "present values do not belong to a past range"
+
+
+def test_use_under_mps_is_not_known_and_the_row_says_so() -> None:
+    cluster = Cluster()
+    clients = [holder(pod, share=0.5, processes=1, memory_used_bytes=1) for pod in ("a", "b")]
+    for busy in (0.0, 0.72, 0.0):
+        cluster.round(gpu(0, *clients, busy=busy, usage=SlotUsage(method="mps")), gpu(1, holder("idle", **IDLE)))
+    rows = {row.pod: row for row in cluster.wasted()}
+    assert (rows["a"].idle_gpus, rows["a"].idle_hours, rows["a"].wasted) == (0.0, 0.0, 0.0)
+    assert [rows[pod].unknown_because for pod in ("a", "b", "idle")] == ["not known under MPS"] * 2 + [""]
+    holders = make_view(cluster.state()).nodes[0].gpus[0].holders
+    assert [(one.use, one.unknown_because) for one in holders] == [("unknown", "not known under MPS")] * 2
+
+
+def test_idle_time_within_a_round_and_time_that_was_not_read() -> None:
+    cluster = Cluster()
+    for since in (None, WALL + 25.0):
+        cluster.round(gpu(0, holder("a", utilization_ratio=0.0, idle_since=since)), exporter_id="x")
+    assert cluster.wasted()[0].idle_hours == round(5 / 3600, 4), "it worked for the first ten seconds"
+    cluster.round(gpu(0, holder("a", **IDLE)), seconds=61.0)
+    assert cluster.wasted()[0].allocated_hours == round(15 / 3600, 4), "the gap is too long"
+    cluster.round(lost(0, holder("a")), seconds=36.0)
+    (row,) = cluster.wasted()
+    assert (row.allocated_hours, row.idle_hours) == (round(51 / 3600, 4), round(5 / 3600, 4))
+
+
+def test_another_currency_starts_again() -> None:
+    cluster = Cluster(prices=NO_PRICES)
+    for prices in (NO_PRICES, NO_PRICES, PRICES, Prices("USD", {"*": Price(20.0)})):
+        cluster.prices = prices
+        cluster.round(gpu(0, holder("a", **IDLE)), seconds=36.0)
+    answer = cluster.range(order="wasted")
+    assert (answer.currency, answer.rows[0].idle_hours, answer.rows[0].wasted) == ("USD", 0.03, 0.2)
+
+
+def test_bounds_of_the_use_come_from_the_exporter_or_are_the_time_that_is_not_idle() -> None:
+    cluster = Cluster()
+    for number in range(241):
+        exact = holder(
+            "a", utilization_ratio=0.5, busy_ns=number * 7_500_000_000, busy_min_ns=number * 6_000_000_000,
+            busy_max_ns=number * 9_000_000_000,
+        )  # fmt: skip
+        cluster.round(gpu(0, exact, busy=0.5), gpu(1, used("b", number * 15.0, busy=0.25), busy=0.25))
+    rows = cluster.rows()
+    assert [rows["ml/a"].used_hours_min, rows["ml/a"].used_hours, rows["ml/a"].used_hours_max] == [0.4, 0.5, 0.6]
+    assert [rows["ml/b"].used_hours_min, rows["ml/b"].used_hours, rows["ml/b"].used_hours_max] == [0.0, 0.25, 1.0]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=4), max_size=8))
+def test_sums_of_all_groups_agree_and_never_decrease(rounds: list[list[tuple[int, bool]]]) -> None:
+    cluster, last = Cluster(), 0.0
+    for held in rounds:
+        cluster.round(*(gpu(n, holder(f"p{pod}", **(IDLE if idle else BUSY))) for n, (pod, idle) in enumerate(held)))
+        totals = [sum(row.wasted or 0 for row in cluster.wasted(by)) for by in ("pod", "owner", "namespace")]
+        assert totals == pytest.approx([totals[0]] * 3, abs=1e-3)
+        assert totals[0] >= last - 1e-9
+        last = totals[0]
+        assert all(row.idle_hours <= row.allocated_hours for row in cluster.wasted())
+
+
+@given(st.text(max_size=5))
+def test_no_cell_is_a_formula(name: str) -> None:
+    assert not escape_cell(name).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%"))

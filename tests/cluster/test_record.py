@@ -66,23 +66,10 @@ def test_amounts_since_the_last_round() -> None:
         stored = recorded.read()
     assert stored is not None
     first, second = stored.gpus[0].holders
-    assert first.amounts == pytest.approx(Amounts(18.0, 0.0, 0.035, 0.0, 18.0, 6.0, 6.0))
+    assert first.amounts == pytest.approx(Amounts(18.0, 0.0, 0.035, 0.0, 18.0, 6.0, 0.0, 36.0, 6.0))
     assert second.amounts == pytest.approx(Amounts(18.0, 18.0, 0.035, 0.035, 18.0))
     assert (first.figures, second.figures) == (Figures(0.4), Figures(0.0)), "a shared GPU has figures of each holder"
     recorded.round(gpu(0, two), seconds=46.0)
     late = recorded.read()
     assert late is not None
     assert late.gpus[0].holders[0].amounts == Amounts(), "the gap is too long"
-
-
-def test_only_usage_is_stored_beside_prometheus() -> None:
-    recorded = Recorded()
-    recorded.read = RoundReader(lambda: recorded.state, 45.0, lambda: 1000.0, with_figures=False)
-    for _ in range(2):
-        two = holder("a", utilization_ratio=0.2), holder("b", utilization_ratio=0.3)
-        recorded.round(gpu(0, *two, busy=0.5, power_mw=300_000))
-        stored = recorded.read()
-    assert stored is not None
-    (sample,) = stored.gpus
-    assert sample.figures is None
-    assert [(one.figures, one.amounts.allocated_seconds) for one in sample.holders] == [(None, 7.5), (None, 7.5)]

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.collect import ClusterReading, ViewSettings
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import Access
 from podgpu.model import DeviceState, WorkloadOwner

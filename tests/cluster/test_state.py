@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.cluster.collect import TargetOutcome
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import TargetOutcome, ViewSettings
 from podgpu.cluster.state import ClusterState
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, SourceStatus

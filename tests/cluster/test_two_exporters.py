@@ -15,13 +15,12 @@ from podgpu.autoscale.answers import compute_value
 from podgpu.autoscale.pods import RunningPods
 from podgpu.autoscale.requests import MetricRequest, PodSelector, find_metric
 from podgpu.autoscale.samples import SampleStore
-from podgpu.cluster.collect import Collector
+from podgpu.cluster.collect import Collector, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 from podgpu.model import NodeState, encode_node
 from tests.autoscale.scenes import pod
 from tests.cluster.exporters import Exporter, running_exporters
@@ -81,7 +80,7 @@ def test_the_exporter_that_names_the_pods_is_used(
         store.add_round(cluster.published.state)
         request = MetricRequest(find_metric("gpu_utilization"), PodSelector("ml"), window=settings.interval)
         value = compute_value(store.snapshot(), request).value
-        return json.loads(msgspec.json.encode(cluster.page().view)), value, used, other
+        return json.loads(msgspec.json.encode(cluster.published.view)), value, used, other
 
     view, value, used, other = asyncio.run(run())
     assert (view["totals"]["gpus"], view["totals"]["allocated"], view["totals"]["cost_per_hour"]) == (2, 2.0, 6.0)

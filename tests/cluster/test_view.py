@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from podgpu.cluster.bills import BillKey, BillTotals, CostKey
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_single_node_state
 from podgpu.cluster.view import (
-    PageState,
     decode_details,
     decode_view,
     make_details,
@@ -42,8 +40,8 @@ from tests.cluster.test_state import READINGS
 PRICES = Prices("EUR", {H100: Price(7.0)})
 
 
-def view_json(state: ClusterState, **more: Any) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(msgspec.json.encode(make_view(state, **more)))
+def view_json(state: ClusterState) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(msgspec.json.encode(make_view(state)))
     return document
 
 
@@ -64,7 +62,7 @@ def test_a_node_with_everything() -> None:
     cut = gpu(1, instances=(mig(7, holder("m", **{"utilization_ratio": 0.0}), busy=0.0),))
     broken = gpu(2, conditions=(Condition("lost", WALL - 5.4),), last_holders=(Workload("ml", "gone", "main"),))
     state = state_of(node("n1", device, cut, broken, simulated=True), owners=owners, prices=PRICES)
-    view = view_json(state, counting_since=5.0)
+    view = view_json(state)
     assert {
         name: view[name] for name in ("api", "scope", "taken_at", "simulated", "currency", "prices", "used_field")
     } == {
@@ -76,7 +74,7 @@ def test_a_node_with_everything() -> None:
         "prices": "file",
         "used_field": "DCGM_FI_DEV_MEM_COPY_UTIL",
     }
-    assert (view["idle_after_seconds"], view["counting_since"], view["interval_seconds"]) == (1800.0, 5.0, 15.0)
+    assert (view["idle_after_seconds"], view["interval_seconds"]) == (1800.0, 15.0)
     assert view["totals"] == {
         "gpus": 3,
         "allocated": 0.6429,
@@ -136,14 +134,9 @@ def test_a_node_with_everything() -> None:
     assert view["notes"] == [view["alerts"][0]["text"]]
 
 
-def test_namespaces_with_hours_and_cost() -> None:
-    amounts = {
-        BillKey("ml", H100): (2 * 3600 * 10**9, 3600 * 10**9, 3_600_000_000),
-        BillKey("ml", f"{H100} MIG 1g.10gb"): (7 * 3600 * 10**9, None, None),
-    }
-    bills = BillTotals(amounts, {CostKey("ml", "used", "EUR"): 2.5, CostKey("ml", "used", "USD"): 9.0})
+def test_namespaces_with_cost() -> None:
     state = state_of(node("n1", gpu(0, holder(), busy=0.9), gpu(1, holder("x", "web"))), prices=PRICES)
-    ml, web = view_json(state, bills=bills)["namespaces"]
+    ml, web = view_json(state)["namespaces"]
     assert ml == {
         "namespace": "ml",
         "allocated_gpus": 1.0,
@@ -152,10 +145,6 @@ def test_namespaces_with_hours_and_cost() -> None:
         "unknown_gpus": 0.0,
         "cost_per_hour": 7.0,
         "wasted_per_hour": 0.0,
-        "allocated_gpu_hours": 3.0,
-        "busy_gpu_hours": 1.0,
-        "energy_kwh": 1.0,
-        "cost": {"used": 2.5},
     }
     assert "used_gpus" not in web, "not known"
 
@@ -168,8 +157,7 @@ def test_an_exporters_own_page() -> None:
     own = ViewSettings(interval=30.0, idle_after=None)
     view = view_json(build_single_node_state(state, own, 5.0, WALL + 1))
     assert (view["scope"], view["taken_at"], view["totals"]["idle"]) == ("node", WALL, 1.0)
-    assert view["namespaces"][0]["allocated_gpu_hours"] == 1.0
-    assert view.keys().isdisjoint({"used_field", "idle_after_seconds", "currency", "simulated", "counting_since"})
+    assert view.keys().isdisjoint({"used_field", "idle_after_seconds", "currency", "simulated"})
     assert view["nodes"][0].keys() == {"name", "gpus"}
     stale = view_json(build_single_node_state(state, own, 5.0, WALL + 1, fresh=False, notes=["too old"]))
     assert (stale["nodes"], stale["namespaces"]) == ([{"name": "n1", "old": True, "gpus": []}], [])
@@ -178,15 +166,15 @@ def test_an_exporters_own_page() -> None:
 
 def test_the_gpus_of_one_pod() -> None:
     cut = gpu(1, instances=(mig(1, holder("a"), holder("b")), mig(2, holder("b"))))
-    page = PageState.of(state_of(node("n1", gpu(0, holder("b")), cut), node("n2", gpu(2, holder("c"))), prices=PRICES))
-    found = make_pod(page, "ml", "a")
+    state = state_of(node("n1", gpu(0, holder("b")), cut), node("n2", gpu(2, holder("c"))), prices=PRICES)
+    found = make_pod(state, make_view(state), "ml", "a")
     assert found is not None
     answer = json.loads(msgspec.json.encode(found))
     (device,) = answer["nodes"][0]["gpus"]
     assert device.keys() == {"uuid", "index", "model", "instances"}
     assert [[h["pod"] for h in instance["holders"]] for instance in device["instances"]] == [["a", "b"]]
     assert answer["totals"]["allocated"] == pytest.approx(1 / 14, abs=1e-4)
-    assert make_pod(page, "ml", "nobody") is None
+    assert make_pod(state, make_view(state), "ml", "nobody") is None
 
 
 def test_one_gpu_with_the_details_of_its_exporter() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.history.answers import MAX_POINTS
-from podgpu.history.queries import read_gpu, read_pod, read_usage, read_usage_start
+from podgpu.history.queries import UsageSum, read_gpu, read_pod, read_range, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
 from podgpu.history.store import (
     Amounts,
@@ -37,6 +37,10 @@ def make_round(at: int, *holders: HolderSample, utilization: float | None = 0.5,
     figures = Figures(utilization, 80 << 30, 412.5, 61.0)
     gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
     return HistoryRound(at, [gpu])
+
+
+def usage_in(db: sqlite3.Connection) -> list[UsageSum]:
+    return read_range(db, START - DAY, START + 100 * DAY)[2]
 
 
 @pytest.fixture
@@ -113,12 +117,10 @@ def test_usage_includes_ended_pods_and_owners_that_became_known_later(store: His
     for hour, account in enumerate(accounts):
         store.append(make_round(START + hour * HOUR, HolderSample(account, amounts=USAGE, currency="USD")))
     with store.reader() as db:
-        llm, notebook = sorted(read_usage(db, "USD"), key=lambda row: row.pod)
+        llm, notebook = usage_in(db)
         assert read_usage_start(db) == START
-    assert (llm.namespace, llm.pod, llm.owner_kind, llm.owner_name) == ("research", "llm-0", "StatefulSet", "llm")
-    assert (llm.allocated_seconds, llm.idle_seconds, llm.idle_cost) == pytest.approx((450.0, 300.0, 0.3))
-    assert (llm.is_held, llm.ended) == (False, START + 29 * HOUR + 15)
-    assert (notebook.pod, notebook.is_held, notebook.ended) == ("notebook", True, None)
+    assert (llm.account, llm.currency, notebook.account) == (LLM, "USD", NOTEBOOK)
+    assert llm.amounts == pytest.approx(Amounts(450.0, 300.0, 0.45, 0.3))
 
 
 def test_old_rows_are_deleted(store: HistoryStore) -> None:
@@ -136,9 +138,9 @@ def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
     for at in range(START, START + 6 * DAY, COARSE):
         store.append(HistoryRound(at, gpus))
     with store.reader() as db:
-        [row] = read_usage(db)
+        [row] = usage_in(db)
         assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
-    assert row.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
+    assert row.amounts.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
     store.close()
     assert path.stat().st_size < 480_000
 
@@ -175,11 +177,11 @@ def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
         with store.reader() as db:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             (newest,) = db.execute("SELECT max(time) / 15 FROM round WHERE resolution = 15").fetchone()
-            [row] = read_usage(db)
+            [row] = usage_in(db)
             assert db.execute("SELECT count(*) FROM span").fetchone() == (1,)  # the holder never changed
         store.close()
         assert newest >= int(reported[-1])
-        assert row.allocated_seconds == 15.0 * (newest + 1 - first)  # each round counts exactly once
+        assert row.amounts.allocated_seconds == 15.0 * (newest + 1 - first)  # each round counts exactly once
         written = newest + 1
 
 
@@ -202,12 +204,12 @@ def test_a_second_process_is_refused(path: Path) -> None:
     HistoryStore(path).close()
 
 
-def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
+def test_another_schema_is_refused_and_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 7")
     before = path.read_bytes()
     for _ in range(2):  # the first refusal releases the lock
-        with pytest.raises(HistoryError, match=r"newer podgpu \(schema 7; this version supports 2\)"):
+        with pytest.raises(HistoryError, match=r"another version of podgpu \(schema 7; this version supports 3\)"):
             HistoryStore(path)
     assert path.read_bytes() == before
 
@@ -223,7 +225,7 @@ def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest
 
 def test_a_file_with_other_tables_is_moved_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with sqlite3.connect(path) as db:
-        db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time); PRAGMA user_version = 1")
+        db.executescript("CREATE TABLE account (id); CREATE TABLE usage (time)")
     store = HistoryStore(path)
     store.append(make_round(START))
     store.close()
@@ -264,10 +266,10 @@ def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
             if failed == 20:
                 (small_disk / "filler").unlink()
     with store.reader() as db:
-        [row] = read_usage(db)
+        [row] = usage_in(db)
     store.close()
     assert failed == 20
-    assert row.allocated_seconds == 15.0 * 240
+    assert row.amounts.allocated_seconds == 15.0 * 240
 
 
 def test_a_read_only_disk_is_refused(small_disk: Path) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.cluster.collect import ClusterReading, NodeReading
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.settings import ViewSettings
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.cluster.states import gpu, holder, node

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.alerts import Alert
+from podgpu.cluster.nodes import Alert
 from podgpu.cluster.view import GpuDetails, XidView
 from podgpu.errors import SourceError
 from podgpu.top.feed import FetchedDetails, Seen

@@ -159,8 +159,6 @@ def test_sums_of_namespaces(lived_in: Node) -> None:
     assert [(i["profile"], i["slices"], i["gpu_slices"]) for i in instances] == [("1g.10gb", 1, 7)] * 7
     idle = said["nodes"][0]["gpus"][5]["holders"][0]
     assert idle["pod"] == "jupyter-ada-0"
-    for namespace in said["namespaces"]:
-        assert namespace["allocated_gpu_hours"] > 0
     assert "used_utilization_ratio" not in said, "a figure of the cluster's"
     assert "used_field" not in said
 
@@ -218,13 +216,13 @@ def test_waste(lived_in: Node) -> None:
     both = next(row for row in said["rows"] if row["pod"] == "llm-train-0")
     assert (both["gpus"], both["idle_hours"]) == (2.0, round(2 * 20 / 3600, 4))
     assert table.headers["Content-Type"] == "text/csv; charset=utf-8"
-    assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-waste-by-namespace.csv"'
-    assert {line["namespace"] for line in csv.DictReader(table.text.splitlines())} == {
+    assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-waste.csv"'
+    assert {line["x_Namespace"] for line in csv.DictReader(table.text.splitlines())} == {
         *("batch", "notebooks"),
         *("research", "serving"),
     }
     assert (wrong.status, known.status) == (400, 304)
-    assert "use pod, owner or namespace" in json.loads(wrong.body)["error"]
+    assert "use pod, owner, namespace or label:NAME" in json.loads(wrong.body)["error"]
 
 
 def test_all_members_are_documented() -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.collect import ClusterReading, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, TargetOutcome, ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.record import cluster_recorder, cluster_usage
-from podgpu.cluster.settings import ViewSettings
 from podgpu.metrics.parse import parse_text
 from podgpu.web.cluster_app import cluster_application
 from tests.cluster.states import gpu, holder, node

@@ -19,11 +19,10 @@ from podgpu.autoscale.metrics import COLUMNS, IDLE, MEMORY, POWER, PROFILING_MET
 from podgpu.autoscale.pods import PodSeen, RunningPods
 from podgpu.autoscale.requests import no_data
 from podgpu.clock import Clock
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, SlotKey
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import used_value
+from podgpu.cluster.state import ClusterState, used_value
 from podgpu.model import NS, HolderUsage, Slot, WorkloadKey
 
 _log = logging.getLogger(__name__)

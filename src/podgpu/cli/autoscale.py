@@ -21,8 +21,8 @@ from podgpu.autoscale.server import ApiListener, AutoscaleServer, KedaListener
 from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging
+from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, duration_text
 from podgpu.cluster.loop import Cluster, MakeCollector
-from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig, is_loopback, require_config

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
 from podgpu.cli.terminal import configure_logging
-from podgpu.cluster.collect import Collector
+from podgpu.cluster.collect import Collector, ViewSettings, check_settings
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import read_prices
@@ -21,14 +21,14 @@ from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.prometheus_history import PrometheusHistory
 from podgpu.cluster.prometheus_ranges import PrometheusRanges
 from podgpu.cluster.promql import PrometheusServer
+from podgpu.cluster.ranges import UsageAnswers
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector, Targets
-from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import UsageError
 from podgpu.history.answers import HistorySource
 from podgpu.http_client import Access
 from podgpu.kube.config import require_config
-from podgpu.web.app import load_protection, run
+from podgpu.web.app import Service, load_protection, run
 from podgpu.web.cluster_app import cluster_listeners
 from podgpu.web.sockets import Address
 
@@ -82,11 +82,17 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     check_backend(ctx, options)
     with ExitStack() as stack:
         cluster = Cluster(choose_collector(options, settings, stack), settings, read_prices(options["prices"]))
-        recorder = cluster_recorder(cluster, options["history_dir"], with_figures=not options["prometheus"])
-        history: HistorySource = PrometheusHistory(_prometheus_server(options)) if options["prometheus"] else recorder
+        history: HistorySource
+        usage: UsageAnswers
+        services: list[Service] = [cluster]
+        if options["prometheus"]:
+            server = _prometheus_server(options)
+            history, usage = PrometheusHistory(server), PrometheusRanges(server, lambda: cluster.published.state)
+        else:
+            history = recorder = cluster_recorder(cluster, options["history_dir"])
+            usage = cluster_usage(cluster, recorder)
+            services.append(recorder)
         protection = load_protection(options["web_config_file"])
-        ranges = PrometheusRanges(_prometheus_server(options)) if options["prometheus"] else None
-        usage = cluster_usage(cluster, recorder, ranges)
         listeners = cluster_listeners(
             cluster,
             options["address"],
@@ -96,7 +102,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             usage,
             options["web_enable_lifecycle"],
         )
-        run([cluster, recorder], listeners, _announce)
+        run(services, listeners, _announce)
 
 
 def _announce(bound: Sequence[Address]) -> None:

@@ -25,11 +25,11 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import configure_logging
 from podgpu.clock import Clock
+from podgpu.cluster.collect import ViewSettings
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import ReadPrices, read_prices
 from podgpu.cluster.record import cluster_recorder, cluster_usage
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import StartError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.history.recorder import HistoryRecorder

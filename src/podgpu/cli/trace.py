@@ -151,6 +151,8 @@ class Recording:
     def summarize(self) -> str:
         stays = sum(len(engine.stays) for engine in self._engines.values())
         found = f"{stays:,} stays" if stays else "no context switch, because fewer than two processes used the GPU"
+        if any(stay.pid == HIDDEN_PID for engine in self._engines.values() for stay in engine.stays):
+            found += ", processes of other users without names (run as root)"
         return f"{self._elapsed:.1f} s, {found}"
 
     def _read(self) -> None:

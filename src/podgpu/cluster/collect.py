@@ -1,13 +1,88 @@
-"""The interface between the collectors (`scrape`, `prometheus`) and the cluster view: the result of one round."""
+"""Settings of the cluster view, and the interface between it and the collectors (`scrape`, `prometheus`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
+from podgpu.errors import UsageError
 from podgpu.metrics.adapter import PodName
+from podgpu.metrics.fields import nearest_names
+from podgpu.metrics.names import meaning
 from podgpu.model import NodeState, WorkloadOwner
+
+MAX_ROUNDS = 1000  # per window, because each scope keeps one value per round
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """All times are in seconds."""
+
+    interval: float = 15.0
+    stale_after: float = 45.0  # a node whose last reading is older than this is stale: not part of means and counts
+    drop_after: float = 300.0  # a node whose last reading is older than this is dropped
+    used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
+    extra_fields: tuple[str, ...] = ()  # fields that autoscale needs
+    window: float = 300.0
+    idle_after: float | None = 1800.0  # a holder idle for longer than this is wasteful; None disables the check
+    legacy_map_metrics: bool = False
+
+    @cached_property
+    def full(self) -> float:
+        """Value of --used-field on a fully busy device: 100 for a percentage, 1 for a ratio."""
+        return full_scale(self.used_field)
+
+    @cached_property
+    def keep_fields(self) -> frozenset[str]:
+        """Names of the fields that collectors keep."""
+        return frozenset({self.used_field_name, *self.extra_fields})
+
+    @cached_property
+    def used_field_name(self) -> str:
+        """Name of --used-field in `NodeState`."""
+        spec = meaning(self.used_field)
+        return spec.field.name if spec else self.used_field
+
+
+def check_settings(settings: ViewSettings) -> ViewSettings:
+    """Returns the settings unchanged. Raises UsageError if they are invalid."""
+    full_scale(settings.used_field)
+    if settings.window / settings.interval > MAX_ROUNDS:
+        raise UsageError(
+            f"--window {duration_text(settings.window)} holds more than {MAX_ROUNDS} rounds of --interval "
+            f"{duration_text(settings.interval)}: make the window shorter or the interval longer"
+        )
+    return settings
+
+
+def full_scale(field: str) -> float:
+    """Returns the value of a fully busy device. Raises UsageError for a field that is not a utilisation."""
+    spec = meaning(field)
+    if spec is None:
+        near = nearest_names(field)
+        raise UsageError(f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}")
+    if spec.field.unit.startswith("%"):
+        return 100.0
+    if spec.field.unit.startswith("ratio"):
+        return 1.0
+    raise UsageError(
+        f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL"
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """Formats a duration like Prometheus: 5m, 1h30m, 500ms."""
+    rest = round(seconds * 1000)
+    parts = []
+    for unit, length in _UNITS:
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
 
 Owners = Mapping[PodName, WorkloadOwner]
 

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Literal
 
+import msgspec
+
 from podgpu.clock import Clock, FaultLog
-from podgpu.cluster.bills import BillLedger, BillTotals
-from podgpu.cluster.collect import ClusterReading, Collector
+from podgpu.cluster.collect import ClusterReading, Collector, ViewSettings
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.parts import is_lost
 from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.cluster.used import RollingAverage, Scope
-from podgpu.cluster.view import PageState
+from podgpu.cluster.state import AVERAGED, ClusterState, Scope, UsedMean, build_cluster_state
+from podgpu.cluster.view import View, make_view
 from podgpu.errors import SourceError, StartError
-from podgpu.metrics.encode import Body, encode
+from podgpu.metrics.encode import Body, encode, etag_of
 
 LATE_ROUNDS = 3.0
 _CLOSE_SECONDS = 3.0
@@ -40,21 +41,13 @@ GpuPresence = Literal["unknown", "present", "missing"]
 class PublishedState:
     """The results of a round. Texts are rendered on the first request and cached."""
 
-    def __init__(
-        self,
-        state: ClusterState,
-        rolling: Mapping[Scope, float] | None = None,
-        bills: BillTotals | None = None,
-        counting_since: float | None = None,
-    ) -> None:
+    def __init__(self, state: ClusterState, rolling: Mapping[Scope, float] | None = None) -> None:
         self.state = state
         self._rolling = rolling or {}
-        self._bills = bills or BillTotals()
-        self._counting_since = counting_since
 
     @cached_property
     def metrics(self) -> Body:
-        return Body(encode(cluster_families(self.state, self._rolling, self._bills)))
+        return Body(encode(cluster_families(self.state, self._rolling)))
 
     @cached_property
     def nodes(self) -> Body:
@@ -67,8 +60,34 @@ class PublishedState:
         return Body(encode(self_families(self.state)))
 
     @cached_property
-    def page(self) -> PageState:
-        return PageState.of(self.state, self._bills, self._counting_since)
+    def view(self) -> View:
+        return make_view(self.state)
+
+    @cached_property
+    def view_json(self) -> tuple[Body, str]:
+        """`/api/v1/view`, with its ETag."""
+        plain = msgspec.json.encode(self.view)
+        return Body(plain), etag_of(plain)
+
+
+class RollingAverage:
+    """Mean over the rounds in the window."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
+
+    def add(self, now: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
+        ratios = {scope: mean.mean / settings.full for scope, mean in used.items() if scope.scope in AVERAGED}
+        self._rounds.append((now, ratios))
+        while self._rounds[0][0] < now - settings.window + settings.interval / 2:
+            self._rounds.popleft()
+
+    def means(self) -> dict[Scope, float]:
+        values: dict[Scope, list[float]] = defaultdict(list)
+        for _, ratios in self._rounds:
+            for scope, ratio in ratios.items():
+                values[scope].append(ratio)
+        return {scope: math.fsum(ratios) / len(ratios) for scope, ratios in values.items()}
 
 
 class Cluster:
@@ -80,7 +99,7 @@ class Cluster:
         clock: Clock | None = None,
         on_round: Callable[[ClusterState], None] | None = None,
     ) -> None:
-        """If `on_round` is set, it receives the state of every round, and bills and texts are not computed."""
+        """If `on_round` is set, it receives the state of every round, and texts are not computed."""
         self.settings = settings
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
@@ -91,8 +110,6 @@ class Cluster:
         self._on_round = on_round
         self._previous: ClusterState | None = None
         self._rolling = RollingAverage()
-        self._bills = BillLedger()
-        self._counting_since: float | None = None  # monotonic
         self._removed_gpus: set[str] = set()  # UUIDs of missing GPUs that an operator removed
         self._changes = _ChangeLog(self.clock.monotonic)
         self._collector: Collector | None = None
@@ -126,16 +143,8 @@ class Cluster:
             self._on_round(state)
             self.published = PublishedState(state)
             return
-        if self._counting_since is None:
-            self._counting_since = now
-        self._bills.update(state, reading.nodes, now)
         self._rolling.add(now, self.settings, state.used)
-        since = self._counting_since + state.clock_offset
-        self.published = PublishedState(state, self._rolling.means(), self._bills.totals(), since)
-
-    def page(self) -> PageState:
-        """Returns the JSON of the web page."""
-        return self.published.page
+        self.published = PublishedState(state, self._rolling.means())
 
     async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
         return await asyncio.to_thread(getattr, self.published, name if self.turns else "stale")

@@ -1,4 +1,4 @@
-"""Builds the metric families of `podgpu cluster`: pod map, used GPUs, idle holders, counts, bills, podgpu itself."""
+"""Builds the metric families of `podgpu cluster`: pod map, used GPUs, idle holders, counts, costs, podgpu itself."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from podgpu import __version__
-from podgpu.cluster.bills import BillTotals
+from podgpu.cluster.collect import duration_text
 from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
-from podgpu.cluster.settings import duration_text
-from podgpu.cluster.state import ClusterState
-from podgpu.cluster.used import CLUSTER, Scope
+from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
@@ -27,7 +25,7 @@ _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
 _DNS_TO_METRIC = str.maketrans("-.", "_:")
 
 
-def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills: BillTotals) -> list[Family]:
+def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
     """`/metrics`."""
     rows = map_rows(state)
     return [
@@ -36,7 +34,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills:
         *_used_families(state, rolling),
         *make_families("cluster", {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}),
         *_count_families(state),
-        *_bill_families(state, bills),
+        *_cost_families(state),
         *make_families("cluster", {"podgpu_device_health": _health_samples(state)}),
         *self_families(state),
     ]
@@ -257,40 +255,22 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
     return make_families("cluster", samples)
 
 
-# Bills and costs
+# Costs
 
 
-def _bill_families(state: ClusterState, bills: BillTotals) -> list[Family]:
-    rows = [(_labels(("namespace", "model"), key), bills.amounts[key]) for key in sorted(bills.amounts)]
-    units = (("allocated_seconds", 1_000_000_000), ("busy_seconds", 1_000_000_000), ("energy_joules", 1000))
-    samples = {
-        f"podgpu_cluster_namespace_gpu_{name}_total": [
-            Sample(labels, amount / unit) for labels, amounts in rows if (amount := amounts[n]) is not None
-        ]
-        for n, (name, unit) in enumerate(units)
-    }
-    samples["podgpu_namespace_cost_total"] = [
-        Sample(_labels(("namespace", "kind", "currency"), key), cost) for key, cost in sorted(bills.costs.items())
-    ]
-    samples |= _hourly_costs(state)
-    samples["podgpu_cluster_unpriced_gpu_seconds_total"] = [
-        Sample(Labels([("model", model)]), seconds) for model, seconds in sorted(bills.unpriced.items())
-    ]
-    return make_families("cluster", samples)
-
-
-def _hourly_costs(state: ClusterState) -> dict[str, list[Sample]]:
+def _cost_families(state: ClusterState) -> list[Family]:
     parts = (part for node in state.nodes for part in node.held if part.holder.namespace)
     groups = group_held(parts, lambda part: part.holder.namespace)
     sums = [
         (_labels(("namespace", "currency"), (n, state.prices.currency)), sum_held(groups[n])) for n in sorted(groups)
     ]
-    return {
+    samples = {
         f"podgpu_namespace_{name}": [
             Sample(labels, amount) for labels, total in sums if (amount := getattr(total, name)) is not None
         ]
         for name in ("cost_per_hour", "wasted_per_hour")
     }
+    return make_families("cluster", samples)
 
 
 def _health_samples(state: ClusterState) -> list[Sample]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.cluster.promql import (
     PrometheusClient,
     PrometheusServer,
@@ -21,7 +21,6 @@ from podgpu.cluster.promql import (
     one_of,
     select,
 )
-from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
 from podgpu.metrics.adapter import (
     GPU_LABELS,

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -51,12 +51,14 @@ class _Part(NamedTuple):
 
 
 class PrometheusRanges:
-    """Implements `ReadRange`."""
+    """Implements `UsageAnswers`."""
 
-    def __init__(self, server: PrometheusServer) -> None:
+    def __init__(self, server: PrometheusServer, read_state: Callable[[], ClusterState]) -> None:
+        """`read_state` returns the state that has the prices, and owners that kube-state-metrics does not report."""
         self._server = replace(server, timeout=_TIMEOUT)
+        self._read_state = read_state
 
-    async def __call__(self, query: RangeQuery, state: ClusterState) -> RangeAnswer:
+    async def range(self, query: RangeQuery) -> RangeAnswer:
         """Raises SourceError."""
         client = PrometheusClient(self._server)
         try:
@@ -64,7 +66,7 @@ class PrometheusRanges:
             step = FINE * max(1, math.ceil((end - start) / FINE / _MAX_STEPS))
             end = end // step * step
             start = min(start // step * step, end - step)
-            return await _RangeReader(client, self._server.match, query, start, end, step).read(state)
+            return await _RangeReader(client, self._server.match, query, start, end, step).read(self._read_state())
         finally:
             await client.close()
 
@@ -101,7 +103,7 @@ class _RangeReader:
         usage += _find_rest(found, held, self._step, state.prices)
         usage.sort()  # makes rounding independent of the order of query results
         notes = dict.fromkeys((*self._notes, *self._client.notes))
-        return make_range(self._query, state, self._start, self._end, usage, tuple(notes))
+        return make_range(self._query, (self._start, self._end), usage, state.prices, tuple(notes), state.simulated)
 
     async def _ask(self, what: str, query: str) -> list[ParsedSample]:
         try:

@@ -1,32 +1,40 @@
-"""GPU-hours, energy and cost in a range of time, by pod, owner, namespace or pod label (`/api/v1/range`)."""
+"""GPU-hours, energy, cost and waste in a range of time, by pod, owner, namespace or pod label.
+
+`/api/v1/range` and `/api/v1/waste` have the same rows in a different order.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from podgpu.cluster.prices import describe_unpriced
-from podgpu.cluster.state import ClusterState, list_models
-from podgpu.cluster.waste import escape_cell
+from podgpu.clock import Clock
+from podgpu.cluster.parts import HeldPart, sum_held
+from podgpu.cluster.prices import Prices
+from podgpu.cluster.state import ClusterState
 from podgpu.errors import UsageError
 from podgpu.history.answers import RANGES
-from podgpu.history.queries import UsageSum
-from podgpu.history.store import DAY, UNALLOCATED, Amounts, UsageAccount
+from podgpu.history.queries import UsageSum, read_range, read_usage_start
+from podgpu.history.recorder import HistoryRecorder
+from podgpu.history.store import COARSE, DAY, UNALLOCATED, Amounts, UsageAccount
 from podgpu.model import WorkloadOwner
 
 LONG_RANGES = RANGES | {"30d": 30 * DAY}
+Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _JOULES_PER_KWH = 3_600_000
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 
 
 class RangeQuery(NamedTuple):
@@ -35,6 +43,7 @@ class RangeQuery(NamedTuple):
     start: float | None = None  # Unix times; None for the last `seconds`
     end: float | None = None
     is_csv: bool = False
+    order: Order = "cost"
 
     @property
     def label(self) -> str:
@@ -49,10 +58,13 @@ class RangeQuery(NamedTuple):
 class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Sums over a range. Unknown members are omitted from the JSON."""
 
-    gpu_hours: float
-    used_hours: float
-    idle_hours: float
-    unknown_hours: float = 0.0  # the part of `gpu_hours` for which `used_hours` is not known
+    gpu_hours: float = 0.0
+    allocated_hours: float = 0.0  # without unallocated GPUs
+    used_hours: float = 0.0
+    used_hours_min: float = 0.0
+    used_hours_max: float = 0.0
+    idle_hours: float = 0.0
+    unknown_hours: float = 0.0  # the part of `allocated_hours` for which `used_hours` is not known
     mean_use: float | None = None  # of the time for which the use is known
     energy_kwh: float | None = None
     cost: float | None = None
@@ -60,6 +72,8 @@ class RangeFigures(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RangeRow(RangeFigures, kw_only=True):
+    """A row. The last members are present values, in ranges that end now."""
+
     unallocated: bool = False
     namespace: str = ""
     pod: str = ""
@@ -68,12 +82,14 @@ class RangeRow(RangeFigures, kw_only=True):
     container_id: str = ""
     owner: WorkloadOwner | None = None
     label: str = ""
+    gpus: float | None = None
+    idle_gpus: float | None = None
+    cost_per_hour: float | None = None
+    idle_since: int | None = None
+    unknown_because: str = ""  # reason why the idle time of a part of its GPUs is not known
 
 
 class RangeTotals(RangeFigures, kw_only=True):
-    """`gpu_hours` and `cost` include unallocated GPUs."""
-
-    allocated_hours: float
     unallocated_cost: float | None = None
 
 
@@ -91,10 +107,41 @@ class RangeAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     rows: list[RangeRow]
 
 
-ReadRange = Callable[[RangeQuery, ClusterState], Awaitable[RangeAnswer]]
+class UsageAnswers(Protocol):
+    """Provides `/api/v1/range` and `/api/v1/waste`."""
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        """Raises SourceError if the usage cannot be read."""
 
 
-def parse_range_query(query: Mapping[str, str]) -> RangeQuery:
+class RecordedUsage:
+    """Implements `UsageAnswers` with the history in SQLite."""
+
+    def __init__(self, recorder: HistoryRecorder, read_state: Callable[[], ClusterState], clock: Clock) -> None:
+        self._recorder = recorder
+        self._read_state = read_state
+        self._clock = clock
+
+    async def range(self, query: RangeQuery) -> RangeAnswer:
+        return await asyncio.to_thread(self._read_range, query)
+
+    def _read_range(self, query: RangeQuery) -> RangeAnswer:
+        now = self._clock.wall()
+        with self._recorder.reader() as db:
+            start, end, sums = read_range(db, *query.bounds(now))
+            since = read_usage_start(db)
+        notes = []
+        if since is None or start + COARSE < since:
+            notes.append(f"there is no record before {utc_text(now if since is None else since)}")
+        state = self._read_state()
+        methods = {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
+        now_by_row = None if query.end is not None else _group_held(state, sums, query)
+        return make_range(
+            query, (start, min(end, now)), sums, state.prices, notes, state.simulated, sorted(methods), now_by_row
+        )
+
+
+def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQuery:
     """Raises UsageError."""
     by, form, name = query.get("by", "pod"), query.get("format", "json"), query.get("range", "24h")
     if by not in ("pod", "owner", "namespace") and not (by.startswith(_LABEL) and by != _LABEL):
@@ -106,7 +153,7 @@ def parse_range_query(query: Mapping[str, str]) -> RangeQuery:
     start, end = (_parse_time(query, name) for name in ("from", "to"))
     if start is not None and end is not None and start >= end:
         raise UsageError(f"from={start:g} is not before to={end:g}")
-    return RangeQuery(by, LONG_RANGES[name], start, end, form == "csv")
+    return RangeQuery(by, LONG_RANGES[name], start, end, form == "csv", order)
 
 
 def _parse_time(query: Mapping[str, str], name: str) -> float | None:
@@ -121,50 +168,80 @@ def _parse_time(query: Mapping[str, str], name: str) -> float | None:
     return time
 
 
+RowName = tuple[tuple[str, Any], ...]
+"""The members of `RangeRow` that name a row."""
+_UNALLOCATED: RowName = (("unallocated", True),)
+
+
 def make_range(
     query: RangeQuery,
-    state: ClusterState,
-    start: float,
-    end: float,
-    usage: Iterable[UsageSum],
+    bounds: tuple[float, float],
+    usage: Sequence[UsageSum],
+    prices: Prices,
     notes: Sequence[str] = (),
+    simulated: bool = False,
+    methods: Sequence[str] = (),
+    now: Mapping[RowName, Mapping[str, Any]] | None = None,
 ) -> RangeAnswer:
-    """Adds up the usage in rows, the most expensive first. Prices and notes are those of `state`."""
-    currency = state.prices.currency
-    groups: dict[tuple[tuple[str, Any], ...], list[UsageSum]] = defaultdict(list)
+    """Adds up the usage in rows. `now` has the present values of rows."""
+    groups: dict[RowName, list[UsageSum]] = defaultdict(list)
     for one in usage:
-        groups[_name_row(one.account, query)].append(one)
-    rows = [RangeRow(**dict(name), **_add_up(group, currency)) for name, group in groups.items()]
-    rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
-    everything = [one for group in groups.values() for one in group]
-    allocated = [one for one in everything if one.account != UNALLOCATED]
-    rest = _add_up([one for one in everything if one.account == UNALLOCATED], currency)
-    totals = _add_up(allocated, currency)
-    totals |= {
-        "allocated_hours": totals["gpu_hours"],
-        "unallocated_cost": rest["cost"],
-        **{name: _plus(totals[name], rest[name]) for name in ("gpu_hours", "energy_kwh", "cost")},
-    }
+        groups[name_row(one.account, query)].append(one)
+    rows = [
+        RangeRow(**dict(name), **_add_up(groups.get(name, ()), prices.currency), **(now or {}).get(name, {}))
+        for name in dict.fromkeys((*groups, *(now or ())))
+    ]
+    if query.order == "wasted":
+        rows = [row for row in rows if not row.unallocated]
+        rows.sort(key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, describe_row(row)))
+    else:
+        rows.sort(key=lambda row: (row.unallocated, -(row.cost or 0.0), -row.gpu_hours, describe_row(row)))
     return RangeAnswer(
-        from_=start,
-        to=end,
+        from_=bounds[0],
+        to=bounds[1],
         by=query.by,
-        currency=currency,
-        prices=state.prices.source,
-        simulated=state.simulated,
-        methods=sorted(
-            {s.usage.method for n in state.nodes for g in n.gpus for s in (g, *g.instances) if s.usage} - {""}
+        currency=prices.currency,
+        prices=prices.source,
+        simulated=simulated,
+        methods=list(methods),
+        notes=[*notes, *_describe_missing(query.label, prices, usage, rows)],
+        totals=RangeTotals(
+            **_add_up(usage, prices.currency),
+            unallocated_cost=_add_up([one for one in usage if one.account == UNALLOCATED], prices.currency)["cost"],
         ),
-        notes=[*notes, *_describe_missing(query.label, state, everything, rows)],
-        totals=RangeTotals(**totals),
         rows=rows,
     )
 
 
-def _name_row(account: UsageAccount, query: RangeQuery) -> tuple[tuple[str, Any], ...]:
-    """Returns the members of `RangeRow` that name the row."""
+def _group_held(state: ClusterState, usage: Iterable[UsageSum], query: RangeQuery) -> dict[RowName, dict[str, Any]]:
+    """Returns the present values of the rows. An ended pod has 0 GPUs."""
+    accounts = {one.account[:5]: one.account for one in usage}
+    groups: dict[RowName, list[HeldPart]] = {name_row(one, query): [] for one in accounts.values() if any(one)}
+    for part in (part for node in state.nodes for part in node.held):
+        if part.holder.key:  # a reservation for an unknown pod has none
+            account = account_of(part)
+            groups.setdefault(name_row(accounts.get(account[:5], account), query), []).append(part)
+    return {name: _add_up_now(held) for name, held in groups.items()}
+
+
+def account_of(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None) -> UsageAccount:
+    holder, owner = part.holder, part.owner
+    labels = pod_labels.get(f"{holder.namespace}/{holder.pod}") if pod_labels else None
+    return UsageAccount(
+        namespace=holder.namespace,
+        pod=holder.pod,
+        job=holder.job_or_user,
+        uid="" if holder.pod else holder.uid,
+        container_id="" if holder.pod else holder.container_id,
+        owner_kind=owner.kind if owner else "",
+        owner_name=owner.name if owner else "",
+        labels=json.dumps(labels, sort_keys=True) if labels else "",
+    )
+
+
+def name_row(account: UsageAccount, query: RangeQuery) -> RowName:
     if account == UNALLOCATED:
-        return (("unallocated", True),)
+        return _UNALLOCATED
     if query.label:
         labels = json.loads(account.labels) if account.labels else {}
         return (("label", labels.get(query.label, "")),)
@@ -179,44 +256,58 @@ def _name_row(account: UsageAccount, query: RangeQuery) -> tuple[tuple[str, Any]
 
 def _add_up(usage: Sequence[UsageSum], currency: str) -> dict[str, Any]:
     """Returns the members of `RangeFigures`."""
-    total = Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
-    priced = [one.amounts for one in usage if currency and one.currency == currency]
+    everything = _sum_amounts(usage)
+    held = _sum_amounts([one for one in usage if one.account != UNALLOCATED])
+    priced = [one for one in usage if currency and one.currency == currency]
+    cost = _sum_amounts(priced)
     return {
-        "gpu_hours": round(total.allocated_seconds / 3600, _DIGITS),
-        "used_hours": round(total.busy_seconds / 3600, _DIGITS),
-        "idle_hours": round(total.idle_seconds / 3600, _DIGITS),
-        "unknown_hours": round(
-            sum(one.amounts.allocated_seconds - one.amounts.measured_seconds for one in usage if any(one.account))
-            / 3600,
-            _DIGITS,
-        ),
-        "mean_use": round(total.busy_seconds / total.measured_seconds, _DIGITS) if total.measured_seconds else None,
-        "energy_kwh": round(total.energy_joules / _JOULES_PER_KWH, _DIGITS) if total.energy_joules else None,
-        "cost": round(math.fsum(amounts.cost for amounts in priced), _DIGITS) if priced else None,
-        "wasted": round(math.fsum(amounts.idle_cost for amounts in priced), _DIGITS) if priced else None,
+        "gpu_hours": _hours(everything.allocated_seconds),
+        "allocated_hours": _hours(held.allocated_seconds),
+        "used_hours": _hours(held.busy_seconds),
+        "used_hours_min": _hours(held.busy_min_seconds),
+        "used_hours_max": _hours(held.busy_max_seconds),
+        "idle_hours": _hours(held.idle_seconds),
+        "unknown_hours": _hours(held.allocated_seconds - held.measured_seconds),
+        "mean_use": round(held.busy_seconds / held.measured_seconds, _DIGITS) if held.measured_seconds else None,
+        "energy_kwh": round(everything.energy_joules / _JOULES_PER_KWH, _DIGITS) if everything.energy_joules else None,
+        "cost": round(cost.cost, _DIGITS) if priced else None,
+        "wasted": round(cost.idle_cost, _DIGITS) if priced else None,
     }
 
 
-def _plus(one: float | None, other: float | None) -> float | None:
-    return round((one or 0.0) + (other or 0.0), _DIGITS) if one is not None or other is not None else None
+def _sum_amounts(usage: Sequence[UsageSum]) -> Amounts:
+    return Amounts(*(math.fsum(column) for column in zip(Amounts(), *(one.amounts for one in usage), strict=True)))
 
 
-def _describe_missing(
-    label: str, state: ClusterState, usage: Sequence[UsageSum], rows: Sequence[RangeRow]
-) -> Iterable[str]:
-    currency = state.prices.currency
+def _hours(seconds: float) -> float:
+    return round(seconds / 3600, _DIGITS)
+
+
+def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
+    """Returns the present values of a row."""
+    now = sum_held(held).rounded()
+    since = [part.idle_since for part in held if part.idle_since is not None]
+    return {
+        "gpus": now.allocated,
+        "idle_gpus": now.idle,
+        "cost_per_hour": now.cost_per_hour,
+        "idle_since": round(max(since)) if since and len(since) == len(held) else None,
+        "unknown_because": max((part.unknown_because for part in held), default=""),
+    }
+
+
+def _describe_missing(label: str, prices: Prices, usage: Sequence[UsageSum], rows: Sequence[RangeRow]) -> Iterable[str]:
     if label and not any(row.label for row in rows):
         yield (
             f"no pod has the label {label[:60]!r}: check its name, and that the exporters run with"
             " --kubernetes-enable-pod-labels (with --prometheus: that kube-state-metrics exports it in kube_pod_labels)"
         )
-    if not currency:
+    if not prices.currency:
         yield "there are no prices: give podgpu the option --prices"
         return
-    hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != currency) / 3600
+    hours = sum(one.amounts.allocated_seconds for one in usage if one.currency != prices.currency) / 3600
     if hours >= 10**-_DIGITS:
-        yield f"{hours:.4g} GPU-hours have no price in {currency} and are not part of the cost"
-        yield from describe_unpriced(list_models(state.nodes), state.prices)
+        yield f"{hours:.4g} GPU-hours have no price in {prices.currency} and are not part of the cost"
 
 
 def describe_row(row: RangeRow) -> str:
@@ -234,13 +325,17 @@ def utc_text(time: float) -> str:
 def encode_range_csv(answer: RangeAnswer) -> bytes:
     """Writes CSV with the column names of FOCUS, and own columns that begin with `x_`. Unknown values are empty."""
     text = io.StringIO()
-    no_row = RangeRow(gpu_hours=0.0, used_hours=0.0, idle_hours=0.0)
-    writer = csv.DictWriter(text, list(_make_cells(answer, no_row)), lineterminator="\r\n")
+    writer = csv.DictWriter(text, list(_make_cells(answer, RangeRow())), lineterminator="\r\n")
     writer.writeheader()
     for row in answer.rows:
         cells = _make_cells(answer, row)
         writer.writerow({name: escape_cell(v) if isinstance(v, str) else v for name, v in cells.items()})
     return text.getvalue().encode()
+
+
+def escape_cell(text: str) -> str:
+    """Prevents spreadsheets from running the cell as a formula."""
+    return f"'{text}" if text.lstrip(" ").startswith(_FORMULA_STARTS) else text
 
 
 def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
@@ -263,6 +358,8 @@ def _make_cells(answer: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "x_Owner": owner,
         "x_Label": row.label,
         "x_UsedGpuHours": row.used_hours,
+        "x_UsedGpuHoursMin": row.used_hours_min,
+        "x_UsedGpuHoursMax": row.used_hours_max,
         "x_IdleGpuHours": row.idle_hours,
         "x_UnknownGpuHours": row.unknown_hours,
         "x_MeanUse": row.mean_use,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from podgpu.clock import Clock
-from podgpu.cluster.alerts import describe_condition
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.nodes import NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
     SlotKey,
@@ -20,20 +16,10 @@ from podgpu.cluster.parts import (
     slot_model,
     slot_utilization,
 )
-from podgpu.cluster.ranges import RangeAnswer, RangeQuery, ReadRange, make_range, utc_text
+from podgpu.cluster.ranges import RecordedUsage, account_of
 from podgpu.cluster.state import ClusterState
-from podgpu.cluster.waste import GroupBy, WasteAnswer, make_waste
-from podgpu.history.queries import read_range, read_usage, read_usage_start
 from podgpu.history.recorder import HistoryRecorder
-from podgpu.history.store import (
-    COARSE,
-    Amounts,
-    Figures,
-    GpuSample,
-    HistoryRound,
-    HolderSample,
-    UsageAccount,
-)
+from podgpu.history.store import Amounts, Figures, GpuSample, HistoryRound, HolderSample
 from podgpu.model import MJ, NS, DeviceState, HolderUsage, MigInstance, WorkloadKey
 
 _OWN_DIFFERENCE = 0.05  # a sole holder's own figures are stored if its utilisation differs more from the device's
@@ -41,11 +27,19 @@ LONGEST_GAP = 60.0  # longest time between two rounds that is charged, in second
 _PartKey = tuple[SlotKey, WorkloadKey]
 
 
+class _Counters(NamedTuple):
+    """Counters of a holder or a device, or their growth. None if the exporter does not count."""
+
+    busy_ns: int | None = None
+    busy_min_ns: int | None = None
+    busy_max_ns: int | None = None
+    energy_mj: int | None = None
+
+
 class _Read(NamedTuple):
     read_at: float  # monotonic
     exporter_id: str
-    busy_ns: int | None
-    energy_mj: int | None
+    counters: _Counters
 
 
 class RoundReader:
@@ -56,13 +50,8 @@ class RoundReader:
         read_state: Callable[[], ClusterState | None],
         longest_gap: float,
         wall: Callable[[], float],
-        with_figures: bool = True,
     ) -> None:
-        """`read_state` returns None if there is no current state. Gaps over `longest_gap` seconds are not charged.
-
-        `with_figures` is False if Prometheus stores the figures. Then only usage is recorded.
-        """
-        self._with_figures = with_figures
+        """`read_state` returns None if there is no current state. Gaps over `longest_gap` seconds are not charged."""
         self._read_state = read_state
         self._wall = wall
         self._longest_gap = longest_gap
@@ -87,7 +76,7 @@ class RoundReader:
             for instance, slot_part in divide_gpu(gpu) if gpu.uuid else ():
                 parts = held.get((gpu.uuid, None if instance is None else instance.id), [])
                 parts = [part for part in parts if part.holder.key]  # excludes reservations for unknown pods
-                has_figures = self._with_figures and not node.stale
+                has_figures = not node.stale
                 own_figures = has_figures and (len(parts) > 1 or any(map(_differs, parts)))
                 holders = [self._read_holder(part, node, state, slot_part, own_figures) for part in parts]
                 users = [sample for part, sample in zip(parts, holders, strict=True) if not part.holder.has_labels]
@@ -112,22 +101,24 @@ class RoundReader:
         figures = None
         if own_figures and part.holder.usage is not None:
             figures = Figures(usage.utilization_ratio, usage.memory_used_bytes)
-        seconds, busy, joules = self._grow(
-            (part.slot_key, part.holder.key),
-            _Read(node.read_at, node.state.exporter_id, usage.busy_ns, usage.energy_mj),
-        )
+        counters = _Counters(usage.busy_ns, usage.busy_min_ns, usage.busy_max_ns, usage.energy_mj)
+        seconds, growth = self._grow((part.slot_key, part.holder.key), node, counters)
         amounts = Amounts()
         if seconds:
             allocated = part.part * seconds
             idle = _idle_seconds(part, seconds, node.read_at + state.clock_offset)
             hourly = (part.cost_per_hour or 0.0) / 3600
-            if busy is None and usage.busy_ns is None and not is_mps_client(part.slot, part.holder):
+            busy = None if growth.busy_ns is None else growth.busy_ns / NS
+            if usage.busy_ns is None and not is_mps_client(part.slot, part.holder):
                 ratio = usage.utilization_ratio
                 if ratio is None and part.share == 1:
                     ratio = slot_utilization(part.slot)
                 busy = None if ratio is None else ratio * seconds
-            if joules is None and part.gpu.usage is None:
+            joules = (growth.energy_mj or 0) / MJ
+            if growth.energy_mj is None and part.gpu.usage is None:
                 joules = (part.gpu.power_mw or 0) / 1000 * allocated
+            least = 0.0 if growth.busy_min_ns is None else growth.busy_min_ns / NS
+            most = seconds - idle if growth.busy_max_ns is None else growth.busy_max_ns / NS
             amounts = Amounts(
                 allocated_seconds=allocated,
                 idle_seconds=part.part * idle,
@@ -135,10 +126,12 @@ class RoundReader:
                 idle_cost=hourly * idle,
                 measured_seconds=part.part * idle if busy is None else allocated,
                 busy_seconds=(busy or 0.0) * slot_part,
-                energy_joules=joules or 0.0,
+                busy_min_seconds=least * slot_part,
+                busy_max_seconds=max(most, busy or 0.0) * slot_part,
+                energy_joules=joules,
             )
         currency = "" if part.cost_per_hour is None else state.prices.currency
-        account = _account(part, node.state.pod_labels)
+        account = account_of(part, node.state.pod_labels)
         return HolderSample(account, part.holder.container, amounts, figures, currency)
 
     def _read_rest(
@@ -157,30 +150,29 @@ class RoundReader:
         """
         counted = None if instance is not None or gpu.usage is None else gpu.usage.unattributed_energy_mj
         key = (gpu.uuid, None if instance is None else instance.id), ()
-        seconds, _, joules = self._grow(key, _Read(node.read_at, node.state.exporter_id, None, counted))
+        seconds, growth = self._grow(key, node, _Counters(energy_mj=counted))
+        joules = (growth.energy_mj or 0) / MJ
         rest = max(0.0, slot_part * seconds - sum(holder.amounts.allocated_seconds for holder in holders))
         if gpu.usage is None:
             joules = (gpu.power_mw or 0) / 1000 * rest
         # The price of a MIG instance is that of the whole instance.
         charged = rest if instance is None else rest / slot_part if slot_part else 0.0
-        return Amounts(
-            rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, (joules or 0.0) - users_joules)
-        )
+        return Amounts(rest, cost=(price or 0.0) * charged / 3600, energy_joules=max(0.0, joules - users_joules))
 
-    def _grow(self, key: _PartKey, now: _Read) -> tuple[float, float | None, float | None]:
-        """Returns the seconds, busy seconds and joules since the last round. None if the exporter does not count them.
+    def _grow(self, key: _PartKey, node: NodeEntry, counters: _Counters) -> tuple[float, _Counters]:
+        """Returns the seconds and the growth of the counters since the last round.
 
         After a restart of the exporter, its counters start again at 0.
         """
         before = self._before.get(key)
-        self._now[key] = now
+        now = self._now[key] = _Read(node.read_at, node.state.exporter_id, counters)
         seconds = 0.0 if before is None else now.read_at - before.read_at
         if before is None or not 0 < seconds <= self._longest_gap:
-            return 0.0, None, None
+            return 0.0, _Counters()
         restarted = now.exporter_id != before.exporter_id
-        busy = _increase(before.busy_ns, now.busy_ns, restarted)
-        energy = _increase(before.energy_mj, now.energy_mj, restarted)
-        return seconds, None if busy is None else busy / NS, None if energy is None else energy / MJ
+        return seconds, _Counters(
+            *(_increase(*pair, restarted) for pair in zip(before.counters, counters, strict=True))
+        )
 
 
 def _increase(before: int | None, now: int | None, restarted: bool) -> int | None:
@@ -210,71 +202,18 @@ def _differs(part: HeldPart) -> bool:
     return own is not None and (whole is None or abs(whole - own) > _OWN_DIFFERENCE)
 
 
-def _account(part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]]) -> UsageAccount:
-    holder, owner = part.holder, part.owner
-    labels = pod_labels.get(f"{holder.namespace}/{holder.pod}")
-    return UsageAccount(
-        namespace=holder.namespace,
-        pod=holder.pod,
-        job=holder.job_or_user,
-        uid="" if holder.pod else holder.uid,
-        container_id="" if holder.pod else holder.container_id,
-        owner_kind=owner.kind if owner else "",
-        owner_name=owner.name if owner else "",
-        labels=json.dumps(labels, sort_keys=True) if labels else "",
-    )
-
-
-def cluster_recorder(cluster: Cluster, directory: str = "", with_figures: bool = True) -> HistoryRecorder:
+def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
     """Raises UsageError."""
 
     def read_state() -> ClusterState | None:
         return cluster.published.state if cluster.turns and cluster.published.state.nodes else None
 
     gap = max(LONGEST_GAP, cluster.settings.stale_after)
-    read_round = RoundReader(read_state, gap, cluster.clock.wall, with_figures)
+    read_round = RoundReader(read_state, gap, cluster.clock.wall)
     recorder = HistoryRecorder(read_round, cluster.clock, directory)
     cluster.notes_beside = recorder.warnings
     return recorder
 
 
-class UsageAnswers:
-    """Answers `/api/v1/waste` and `/api/v1/range`. The methods raise SourceError if history cannot be read."""
-
-    def __init__(
-        self,
-        recorder: HistoryRecorder,
-        read_state: Callable[[], ClusterState],
-        clock: Clock,
-        ranges: ReadRange | None = None,
-    ) -> None:
-        """Ranges are read from the recorder's history, unless `ranges` reads them from elsewhere."""
-        self._recorder = recorder
-        self._read_state = read_state
-        self._clock = clock
-        self._ranges = ranges
-
-    def waste(self, by: GroupBy) -> WasteAnswer:
-        state = self._read_state()
-        with self._recorder.reader() as db:
-            usage, since = read_usage(db, state.prices.currency), read_usage_start(db)
-        return make_waste(by, state, usage, since, self._clock.wall())
-
-    async def range(self, query: RangeQuery) -> RangeAnswer:
-        if self._ranges is not None:
-            return await self._ranges(query, await asyncio.to_thread(self._read_state))
-        return await asyncio.to_thread(self._read_range, query)
-
-    def _read_range(self, query: RangeQuery) -> RangeAnswer:
-        now = self._clock.wall()
-        with self._recorder.reader() as db:
-            start, end, sums = read_range(db, *query.bounds(now))
-            since = read_usage_start(db)
-        notes = []
-        if since is None or start + COARSE < since:
-            notes.append(f"there is no record before {utc_text(now if since is None else since)}")
-        return make_range(query, self._read_state(), start, min(end, now), sums, notes)
-
-
-def cluster_usage(cluster: Cluster, recorder: HistoryRecorder, ranges: ReadRange | None = None) -> UsageAnswers:
-    return UsageAnswers(recorder, lambda: cluster.published.state, cluster.clock, ranges)
+def cluster_usage(cluster: Cluster, recorder: HistoryRecorder) -> RecordedUsage:
+    return RecordedUsage(recorder, lambda: cluster.published.state, cluster.clock)

@@ -18,8 +18,7 @@ import msgspec
 from msgspec.structs import replace as replace_members
 
 from podgpu.clock import Clock
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
 from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text

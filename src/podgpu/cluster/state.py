@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from podgpu.cluster.alerts import Alert, describe_node, sort_alerts
-from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome
-from podgpu.cluster.nodes import CLOCK_AHEAD, NodeEntry, add_lost_gpus, choose_nodes, hide_missing_gpus
+from podgpu.cluster.collect import ClusterReading, NodeReading, Owners, TargetOutcome, ViewSettings
+from podgpu.cluster.nodes import (
+    CLOCK_AHEAD,
+    Alert,
+    NodeEntry,
+    add_lost_gpus,
+    choose_nodes,
+    describe_node,
+    hide_missing_gpus,
+    sort_alerts,
+)
 from podgpu.cluster.parts import (
     HeldPart,
     SlotKey,
@@ -28,8 +36,6 @@ from podgpu.cluster.parts import (
     slot_model,
 )
 from podgpu.cluster.prices import NO_PRICES, Prices, describe_unpriced
-from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.used import CLUSTER, Scope, UsedMean, mean_by_scope
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import (
     NS,
@@ -43,10 +49,33 @@ from podgpu.model import (
     WorkloadKey,
 )
 
+AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
+_MAX_RATIO = 1.01  # a counter that is read slightly late can exceed 1
 MAX_NOTES = 12
 _CLOCK_STEP = 2.0  # smaller changes of the wall clock, in seconds, are ignored
 _SAME_READING = 1e-6
 _NO_USAGE = HolderUsage()
+
+
+class Scope(NamedTuple):
+    """The group of devices that a mean covers: a cluster, namespace, node, model or owner. Unused members are empty."""
+
+    scope: str
+    namespace: str = ""
+    node: str = ""
+    model: str = ""
+    owner_kind: str = ""
+    owner_name: str = ""
+
+
+CLUSTER = Scope("cluster")
+
+
+class UsedMean(NamedTuple):
+    """`mean` is in the field's own unit."""
+
+    devices: int
+    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +308,57 @@ class _IdleTimes:
 
 def _has_worked(usage: HolderUsage, before: HolderUsage) -> bool:
     return usage.busy_ns is not None and before.busy_ns is not None and usage.busy_ns > before.busy_ns
+
+
+# Used-GPU utilisation, as in gpu-utilization-metric-exporter: the mean of one field over the devices in use.
+# A device is in use while the field is above 0. A scope with data and no device in use has the mean 0; a scope
+# without data is absent.
+
+
+def mean_by_scope(nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings) -> dict[Scope, UsedMean]:
+    """Computes the mean of each scope over the nodes that are not stale."""
+    full = settings.full
+    sums: dict[Scope, list[float]] = {}  # number of devices in use, sum of their values
+    for node in nodes:
+        if node.stale:
+            continue
+        own_scope = Scope("node", node=node.name)
+        for gpu, instance, value in measured_devices(node, settings):
+            scopes = {CLUSTER, own_scope, Scope("model", model=slot_model(gpu, instance))}
+            for holder in _all_holders(gpu, instance):
+                if holder.namespace:
+                    scopes.add(Scope("namespace", holder.namespace))
+                    if owner := owners.get((holder.namespace, holder.pod)):
+                        scopes.add(Scope("owner", holder.namespace, "", "", owner.kind, owner.name))
+            for scope in scopes:
+                total = sums.setdefault(scope, [0, 0.0])
+                if value > 0:
+                    total[0] += 1
+                    total[1] += min(value, full)
+    return {scope: UsedMean(int(n), total / n if n else 0.0) for scope, (n, total) in sums.items()}
+
+
+def measured_devices(
+    node: NodeEntry, settings: ViewSettings
+) -> Iterator[tuple[DeviceState, MigInstance | None, float]]:
+    """Yields devices that have --used-field. Skips a GPU if its MIG instances have the field."""
+    for gpu in node.gpus:
+        instances = [(instance, used_value(instance, settings)) for instance in gpu.instances if not instance.hidden]
+        measured = [(instance, value) for instance, value in instances if value is not None]
+        for instance, value in measured:
+            yield gpu, instance, value
+        own = None if measured or gpu.hidden else used_value(gpu, settings)
+        if own is not None:
+            yield gpu, None, own
+
+
+def used_value(slot: Slot, settings: ViewSettings) -> float | None:
+    value = slot.fields.get(settings.used_field_name) if slot.fields else None
+    return value if isinstance(value, int | float) and 0 <= value <= settings.full * _MAX_RATIO else None
+
+
+def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
+    """Returns the holders. For a GPU in MIG mode, these are the holders of its instances."""
+    if instance is not None or not gpu.instances:
+        return holders_of(gpu, instance or gpu)
+    return [holder for slot in (gpu, *gpu.instances) for holder in holders_of(gpu, slot)]

@@ -6,18 +6,14 @@ without a known value are omitted.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu import __version__
-from podgpu.cluster.alerts import Alert, describe_condition
-from podgpu.cluster.bills import COST_KINDS, MJ_PER_KWH, NS_PER_HOUR, BillTotals, CostKey, counters_of
-from podgpu.cluster.nodes import NodeEntry
+from podgpu.cluster.nodes import Alert, NodeEntry, describe_condition
 from podgpu.cluster.parts import (
     HeldPart,
     HeldSums,
@@ -39,10 +35,9 @@ from podgpu.cluster.state import ClusterState
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
-from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields
-from podgpu.metrics.mig import parent_and_fraction, slices_of_gpu, slices_of_profile
+from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import (
     MJ,
     NS,
@@ -148,10 +143,6 @@ class NamespaceView(_JsonStruct, kw_only=True):
     unknown_gpus: float
     cost_per_hour: float | None = None
     wasted_per_hour: float | None = None
-    allocated_gpu_hours: float | None = None
-    busy_gpu_hours: float | None = None
-    energy_kwh: float | None = None
-    cost: dict[str, float] = {}
 
 
 class View(_JsonStruct, kw_only=True):
@@ -168,7 +159,6 @@ class View(_JsonStruct, kw_only=True):
     used_utilization_ratio: float | None = None
     used_field: str = ""
     idle_after_seconds: float | None = None
-    counting_since: float | None = None
     currency: str = ""
     prices: str = ""
     totals: Totals
@@ -236,28 +226,9 @@ class GpuResponse(GpuDetails, kw_only=True):
 # Writing
 
 
-@dataclass(frozen=True, slots=True)
-class PageState:
-    """The data of the web page, computed once per state."""
-
-    state: ClusterState
-    view: View
-    body: Body
-    etag: str
-
-    @classmethod
-    def of(cls, state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> PageState:
-        view = make_view(state, bills, counting_since)
-        plain = msgspec.json.encode(view)
-        return cls(state, view, Body(plain), etag_of(plain))
-
-
-def make_view(state: ClusterState, bills: BillTotals | None = None, counting_since: float | None = None) -> View:
-    """Builds the view. Without `bills`, the GPU-hours of namespaces are the sums of the nodes' own counters."""
+def make_view(state: ClusterState) -> View:
     prices = state.prices
     is_cluster = state.scope == "cluster"
-    if bills is None:
-        bills = BillTotals({key: amounts for node in state.nodes for key, amounts in counters_of(node.state).items()})
     return View(
         scope=state.scope,
         taken_at=state.taken_at,
@@ -268,11 +239,10 @@ def make_view(state: ClusterState, bills: BillTotals | None = None, counting_sin
         used_utilization_ratio=state.used_ratio,
         used_field=state.settings.used_field if is_cluster else "",
         idle_after_seconds=state.settings.idle_after if is_cluster else None,
-        counting_since=counting_since,
         currency=prices.currency,
         prices=prices.source,
         totals=total_of(state),
-        namespaces=_make_namespaces(state, bills),
+        namespaces=_make_namespaces(state),
         nodes=[_make_node(node, prices) for node in state.nodes],
     )
 
@@ -290,19 +260,11 @@ def total_of(state: ClusterState) -> Totals:
     )
 
 
-def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceView]:
+def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     parts = group_held((part for node in state.nodes for part in node.held), lambda part: part.holder.namespace)
-    hours: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for (namespace, model), counters in bills.amounts.items():
-        size = (parent_and_fraction(model)[1] or 0.0) / NS_PER_HOUR
-        names = (("allocated_gpu_hours", size), ("busy_gpu_hours", size), ("energy_kwh", 1 / MJ_PER_KWH))
-        for (name, factor), amount in zip(names, counters, strict=True):
-            if amount is not None:
-                hours[namespace][name] += amount * factor
     views = []
-    for name in sorted((parts.keys() | hours.keys()) - {""}):
-        held = sum_held(parts.get(name, ()), state.prices.currency).rounded()
-        costs = {kind: bills.costs.get(CostKey(name, kind, state.prices.currency)) for kind in COST_KINDS}
+    for name in sorted(parts.keys() - {""}):
+        held = sum_held(parts[name], state.prices.currency).rounded()
         views.append(
             NamespaceView(
                 namespace=name,
@@ -312,8 +274,6 @@ def _make_namespaces(state: ClusterState, bills: BillTotals) -> list[NamespaceVi
                 unknown_gpus=held.unknown,
                 cost_per_hour=held.cost_per_hour,
                 wasted_per_hour=held.wasted_per_hour,
-                cost={kind: round(cost, 4) for kind, cost in costs.items() if cost is not None},
-                **{member: round(amount, 4) for member, amount in hours[name].items()},
             )
         )
     return views
@@ -415,9 +375,8 @@ def _divided(value: int | None, by: int) -> float | None:
 # One pod, one GPU
 
 
-def make_pod(page: PageState, namespace: str, pod: str) -> PodResponse | None:
+def make_pod(state: ClusterState, view: View, namespace: str, pod: str) -> PodResponse | None:
     """Returns the devices that the pod holds, with all their holders. None if it holds none."""
-    state, view = page.state, page.view
     nodes = []
     for node in view.nodes:
         gpus = [gpu for gpu in (_part_held_by(gpu, namespace, pod) for gpu in node.gpus) if gpu is not None]

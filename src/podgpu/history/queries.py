@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podgpu.history.answers import MAX_POINTS, GpuHistory, HolderSpan, Mark, round_series
-from podgpu.history.store import COARSE, DAY, FINE, HOUR, Amounts, Figures, UsageAccount
+from podgpu.history.store import AMOUNT_UNITS, COARSE, DAY, FINE, HOUR, Amounts, Figures, UsageAccount
 
 # Rounds of the chosen resolution, and the newest fine rounds, which have not been rolled up yet.
 _ROUNDS = """
@@ -42,43 +43,15 @@ _SPARKLINES = """
 SELECT iif(instance = '', uuid, uuid || '/' || instance), avg(utilization) / 1e4
 FROM sample JOIN gpu ON gpu.id = sample.gpu
 WHERE resolution = ? AND time >= ? AND time < ? AND account = 0 GROUP BY gpu"""
-# `count(ended)` is smaller than `count(*)` if a span of the account has not ended.
-_USAGE = """
-SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, last_seen, ifnull(spans.is_held, 0), spans.ended,
-    sum(allocated) / 1e3, sum(idle) / 1e3, sum(iif(currency != '' AND currency = ?, idle_cost, NULL)) / 1e9
-FROM usage JOIN account ON account.id = usage.account
-LEFT JOIN (SELECT account, count(*) > count(ended) AS is_held, max(ended) AS ended FROM span GROUP BY account) AS spans
-    ON spans.account = account.id
-WHERE resolution = 86400 AND (namespace != '' OR pod != '' OR job != '' OR uid != '' OR container_id != '')
-GROUP BY account.id"""
 # Sums each account before the join, because that is faster.
-_RANGE = """
+_RANGE = f"""
 SELECT namespace, pod, job, uid, container_id, owner_kind, owner_name, labels, currency,
-    allocated / 1e3, idle / 1e3, cost / 1e9, idle_cost / 1e9, measured / 1e3, busy / 1e3, energy / 1e3
+    {", ".join(f"{name} / {unit}" for name, unit in AMOUNT_UNITS.items())}
 FROM account JOIN (
-    SELECT account AS id, currency, sum(allocated) AS allocated, sum(idle) AS idle, sum(cost) AS cost,
-        sum(idle_cost) AS idle_cost, sum(measured) AS measured, sum(busy) AS busy, sum(energy) AS energy
-    FROM ({rows}) GROUP BY account, currency) USING (id)
+    SELECT account AS id, currency, {", ".join(f"sum({name}) AS {name}" for name in AMOUNT_UNITS)}
+    FROM ({{rows}}) GROUP BY account, currency) USING (id)
 ORDER BY namespace, pod, job, uid, container_id, currency"""
 _RANGE_ROWS = "SELECT * FROM usage WHERE resolution = ? AND time >= ? AND time < ?"
-
-
-class UsageRow(NamedTuple):
-    """Usage of a pod or job since the start of history."""
-
-    namespace: str
-    pod: str = ""
-    job: str = ""
-    uid: str = ""
-    container_id: str = ""
-    owner_kind: str = ""
-    owner_name: str = ""
-    last_seen: int = 0  # Unix time, rounded down to the hour
-    is_held: bool = False  # the pod or job holds a GPU in the last round
-    ended: int | None = None  # Unix time of the last release of a GPU; None if never or no longer stored
-    allocated_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    idle_cost: float | None = None  # None if the GPUs had no price in the requested currency
 
 
 class UsageSum(NamedTuple):
@@ -107,31 +80,28 @@ def read_utilization(db: sqlite3.Connection, start: int, end: int) -> Mapping[st
     return dict(db.execute(_SPARKLINES, (FINE, start, end)).fetchall())
 
 
-def read_usage(db: sqlite3.Connection, currency: str = "") -> list[UsageRow]:
-    """Returns the usage of all pods, including ended ones. Costs in other currencies are left out."""
-    return [UsageRow(*row) for row in db.execute(_USAGE, (currency,))]
-
-
 def read_range(db: sqlite3.Connection, start: float, end: float) -> tuple[int, int, list[UsageSum]]:
     """Returns the usage in a range, and the range, extended to the steps that are stored: 5 minutes, hours or days."""
-    oldest = {
-        resolution: db.execute("SELECT min(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()[0] or 0
+    times = {
+        resolution: db.execute("SELECT min(time), max(time) FROM usage WHERE resolution = ?", (resolution,)).fetchone()
         for resolution in (COARSE, HOUR, DAY)
     }
+    oldest = {resolution: math.inf if first is None else first for resolution, (first, _) in times.items()}
+    rolled_up = {resolution: 0 if last is None else last + resolution for resolution, (_, last) in times.items()}
 
     def step(time: float) -> int:
         """Returns the finest resolution that is stored for this time, or for all times."""
         for finer, coarser in ((COARSE, HOUR), (HOUR, DAY)):
-            if time >= oldest[finer] or _floor(oldest[finer], coarser) <= oldest[coarser]:
+            if time >= oldest[finer] or not oldest[finer] // coarser * coarser > oldest[coarser]:
                 return finer
         return DAY
 
     first, last = _floor(start, step(start)), _ceil(end, step(end))
     # Whole days are read from daily rows, the hours before and after them from hourly rows, the rest from steps.
     first_hour = min(_ceil(first, HOUR), last)
-    last_hour = max(_floor(last, HOUR), first_hour)
+    last_hour = max(min(_floor(last, HOUR), rolled_up[HOUR]), first_hour)
     first_day = min(_ceil(first_hour, DAY), last_hour)
-    last_day = max(_floor(last_hour, DAY), first_day)
+    last_day = max(min(_floor(last_hour, DAY), rolled_up[DAY]), first_day)
     rows = (
         *(COARSE, first, first_hour),
         *(HOUR, first_hour, first_day),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from podgpu.errors import PodgpuError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 
@@ -38,16 +38,6 @@ _SETTINGS = (
     "temp_store = MEMORY",  # a container may have no writable /tmp
     "wal_autocheckpoint = 4000",  # 16 MB; rounds update the same pages, so rare checkpoints save disk writes
 )
-_USAGE_TABLE = """
-CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
-    resolution INTEGER, time INTEGER, account INTEGER,
-    currency TEXT,                    -- empty if the GPU has no price
-    allocated INTEGER, idle INTEGER,  -- GPU milliseconds
-    cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
-    measured INTEGER, busy INTEGER,   -- GPU milliseconds; busy is known for the measured part of the allocated time
-    energy INTEGER,                   -- millijoules
-    PRIMARY KEY (resolution, time, account, currency)
-) WITHOUT ROWID;"""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
@@ -86,19 +76,16 @@ CREATE TABLE span (              -- the time in which a GPU had a holder or a co
 );
 CREATE INDEX span_gpu ON span (gpu);
 CREATE INDEX span_account ON span (account);
-{_USAGE_TABLE}
-PRAGMA user_version = {SCHEMA_VERSION};
-COMMIT;
-"""
-# Schema 1 had usage per day only. A day's usage is also stored in its first hour, so that ranges of hours include it.
-_MIGRATE_FROM_1 = f"""
-BEGIN;
-ALTER TABLE account ADD COLUMN labels TEXT NOT NULL DEFAULT '';
-ALTER TABLE usage RENAME TO usage_1;
-{_USAGE_TABLE}
-INSERT INTO usage SELECT resolution, usage_1.*, 0, 0, 0
-FROM usage_1, (SELECT {HOUR} AS resolution UNION ALL SELECT {DAY});
-DROP TABLE usage_1;
+CREATE TABLE usage (             -- usage of one account in 5 minutes, an hour or a day
+    resolution INTEGER, time INTEGER, account INTEGER,
+    currency TEXT,                    -- empty if the GPU has no price
+    allocated INTEGER, idle INTEGER,  -- GPU milliseconds
+    cost INTEGER, idle_cost INTEGER,  -- 1/1,000,000,000 of the currency
+    measured INTEGER, busy INTEGER,   -- GPU milliseconds; busy is known for the measured part of the allocated time
+    busy_min INTEGER, busy_max INTEGER,  -- GPU milliseconds
+    energy INTEGER,                   -- millijoules
+    PRIMARY KEY (resolution, time, account, currency)
+) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
@@ -117,12 +104,19 @@ _INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?)"
 # SQLite converts the units, because that is faster than Python.
 _INSERT_SAMPLE = """
 INSERT OR REPLACE INTO sample VALUES (?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"""
-_ADD_USAGE = """
-INSERT INTO usage VALUES (?, ?, ?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e9), round(? * 1e9),
-    round(? * 1e3), round(? * 1e3), round(? * 1e3))
-ON CONFLICT DO UPDATE SET allocated = allocated + excluded.allocated, idle = idle + excluded.idle,
-    cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost,
-    measured = measured + excluded.measured, busy = busy + excluded.busy, energy = energy + excluded.energy"""
+AMOUNT_UNITS = {
+    **dict.fromkeys(("allocated", "idle"), "1e3"),
+    **dict.fromkeys(("cost", "idle_cost"), "1e9"),
+    **dict.fromkeys(("measured", "busy", "busy_min", "busy_max", "energy"), "1e3"),
+}
+_ADD_USAGE = f"""
+INSERT INTO usage VALUES (?, ?, ?, ?, {", ".join(f"round(? * {unit})" for unit in AMOUNT_UNITS.values())})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in AMOUNT_UNITS)}"""
+# Replaces rows, so that it can be repeated after a failure.
+_ROLL_UP_USAGE = f"""
+INSERT OR REPLACE INTO usage SELECT :resolution, time / :resolution * :resolution AS start, account, currency,
+    {", ".join(f"sum({name})" for name in AMOUNT_UNITS)}
+FROM usage WHERE resolution = :finer AND time >= :since AND time < :until GROUP BY start, account, currency"""
 _FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
 # The mean of a GPU over the rounds in which a pod held it, if the pod held it for a part of the window only. Otherwise
 # the figures after the end of a pod would be part of its mean.
@@ -167,6 +161,8 @@ class Amounts(NamedTuple):
     idle_cost: float = 0.0  # the part of the cost that was spent while idle
     measured_seconds: float = 0.0  # the part of the allocated time for which the busy time is known
     busy_seconds: float = 0.0
+    busy_min_seconds: float = 0.0
+    busy_max_seconds: float = 0.0
     energy_joules: float = 0.0
 
     def plus(self, other: Amounts) -> Amounts:
@@ -310,17 +306,15 @@ class HistoryStore:
             if self._path is not None:
                 self._path.chmod(0o600)  # pod names are private
             version = self._fetch_value("PRAGMA user_version")
-            if version > SCHEMA_VERSION:
+            if version not in (0, SCHEMA_VERSION):
                 raise HistoryError(
-                    f"{self._path} was written by a newer podgpu (schema {version}; this version supports"
-                    f" {SCHEMA_VERSION}); upgrade podgpu or use another --history-dir"
+                    f"{self._path} was written by another version of podgpu (schema {version}; this version supports"
+                    f" {SCHEMA_VERSION}); use that version or another --history-dir"
                 )
             for setting in _SETTINGS:
                 self._db.execute(f"PRAGMA {setting}")
             if version == 0:
                 self._db.executescript(_SCHEMA)
-            elif version == 1:
-                self._db.executescript(_MIGRATE_FROM_1)
             self._reset_caches()
         except BaseException:
             self._db.close()
@@ -344,17 +338,17 @@ class HistoryStore:
 
     def _add_pending_usage(self, round_: HistoryRound) -> None:
         step = int(round_.time) // COARSE * COARSE
-        for gpu in round_.gpus:
-            used = [(holder.account, holder.currency, holder.amounts) for holder in gpu.holders]
-            for account, currency, amounts in (*used, (UNALLOCATED, gpu.currency, gpu.unallocated)):
-                if any(amounts):
-                    key = step, account, currency
-                    earlier = self._pending_usage.get(key)
-                    self._pending_usage[key] = earlier.plus(amounts) if earlier else amounts
+        charges = [(h.account, h.currency, h.amounts) for gpu in round_.gpus for h in gpu.holders if any(h.amounts)]
+        charges += [(UNALLOCATED, gpu.currency, gpu.unallocated) for gpu in round_.gpus if any(gpu.unallocated)]
+        for account, currency, amounts in charges:
+            key = step, account, currency
+            earlier = self._pending_usage.get(key)
+            self._pending_usage[key] = earlier.plus(amounts) if earlier else amounts
 
     def _write_round(self, round_: HistoryRound) -> None:
         time = int(round_.time) // FINE * FINE
         self._last_round = min(self._last_round, time)  # the clock was set back, so the last round may be in the future
+        rolled_up_until = self._last_round
         if self._ids_hour != time // HOUR * HOUR:  # clearing the ids makes the upserts update last_seen
             self._ids_hour = time // HOUR * HOUR
             self._ids.clear()
@@ -369,11 +363,11 @@ class HistoryStore:
                 spans.add((gpu_id, account_id, holder.container, ""))
                 if holder.figures is not None:
                     samples.append((FINE, time, gpu_id, account_id, *holder.figures))
-            spans.update((gpu_id, 0, name, message) for name, message in gpu.conditions)
+            for name, message in gpu.conditions:
+                spans.add((gpu_id, 0, name, message))
         usage = [
-            (resolution, step // resolution * resolution, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
+            (COARSE, step, self._row_id(_UPSERT_ACCOUNT, account), currency, *total)
             for (step, account, currency), total in self._pending_usage.items()
-            for resolution in (COARSE, HOUR, DAY)
         ]
         self._db.execute(_INSERT_ROUND, (FINE, time))
         self._db.executemany(_INSERT_SAMPLE, samples)
@@ -385,6 +379,7 @@ class HistoryStore:
         self._open_spans, self._last_round = spans, time
         if self._window != time // COARSE:
             self._window = time // COARSE
+            self._roll_up_usage(rolled_up_until, time)
             self._roll_up_and_expire(time)
             self._enforce_size_limit()
 
@@ -394,6 +389,14 @@ class HistoryStore:
             [(row_id,)] = self._db.execute(upsert, (*row, self._ids_hour)).fetchall()
             self._ids[row] = row_id
         return row_id
+
+    def _roll_up_usage(self, last: int, time: int) -> None:
+        """Adds up the usage of each hour and day that has ended since the last round."""
+        for finer, resolution in ((COARSE, HOUR), (HOUR, DAY)):
+            since, until = (at // resolution * resolution for at in (last, time))
+            if since < until:
+                window = {"finer": finer, "resolution": resolution, "since": since, "until": until}
+                self._db.execute(_ROLL_UP_USAGE, window)
 
     def _roll_up_and_expire(self, time: int) -> None:
         """Aggregates all windows that ended since the last roll-up, then deletes expired rows."""

@@ -14,8 +14,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.collect import ClusterReading, NodeReading
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.collect import ClusterReading, NodeReading, ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state, build_single_node_state
 from podgpu.cluster.view import GpuDetails, View, decode_details, decode_view, make_view
 from podgpu.decode import find_decoder

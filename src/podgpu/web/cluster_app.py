@@ -20,7 +20,7 @@ from podgpu.web.responses import Handler, metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
-    from podgpu.cluster.record import UsageAnswers
+    from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.page_routes import Complete
     from podgpu.web.protection import Protection
@@ -61,7 +61,7 @@ def cluster_application(
         web.get("/metrics/nodes", _node_metrics(cluster)),
         *_probe_routes(cluster),
         forget_route(forget_in_cluster(cluster), lifecycle),
-        *page_routes(cluster.page, _complete_gpu(cluster), _LINKS, history, usage),
+        *page_routes(lambda: cluster.published, _complete_gpu(cluster), _LINKS, history, usage),
     ]
     return make_application(routes, protection)
 

@@ -26,7 +26,7 @@ from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
     from podgpu.cluster.prices import ReadPrices
-    from podgpu.cluster.record import UsageAnswers
+    from podgpu.cluster.ranges import UsageAnswers
     from podgpu.history.answers import HistorySource
     from podgpu.web.protection import Protection
 

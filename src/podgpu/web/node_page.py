@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import Published
-from podgpu.cluster.alerts import describe_node, sort_alerts
+from podgpu.cluster.collect import ViewSettings
+from podgpu.cluster.loop import PublishedState
+from podgpu.cluster.nodes import describe_node, sort_alerts
 from podgpu.cluster.prices import ReadPrices, no_prices
-from podgpu.cluster.record import LONGEST_GAP, RoundReader, UsageAnswers
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.ranges import RecordedUsage
+from podgpu.cluster.record import LONGEST_GAP, RoundReader
 from podgpu.cluster.state import ClusterState, build_single_node_state
-from podgpu.cluster.view import PageState
 from podgpu.history.recorder import HistoryRecorder
 
 
@@ -53,9 +54,9 @@ class NodePage:
         self._agent = agent
         self._prices = prices or no_prices
         self._lock = threading.Lock()
-        self._cached: tuple[Published, bool, PageState] | None = None
+        self._cached: tuple[Published, bool, PublishedState] | None = None
 
-    def latest(self) -> PageState:
+    def latest(self) -> PublishedState:
         with self._lock:
             published = self._agent.published
             fresh = self._agent.is_fresh(published)
@@ -63,13 +64,13 @@ class NodePage:
                 self._cached = published, fresh, self._make(published, fresh)
             return self._cached[2]
 
-    def _make(self, published: Published, fresh: bool) -> PageState:
+    def _make(self, published: Published, fresh: bool) -> PublishedState:
         notes = describe_problems(self._agent)
         if not fresh and published.state.taken_at:
             notes = ["the readings are too old to be shown: the driver has not been read recently", *notes]
         elif not fresh:
             notes = ["there are no readings yet: the driver has not been read yet", *notes]
-        return PageState.of(build_state(self._agent, self._prices, notes))
+        return PublishedState(build_state(self._agent, self._prices, notes))
 
 
 def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_prices) -> HistoryRecorder:
@@ -83,5 +84,5 @@ def node_recorder(agent: Agent, directory: str = "", prices: ReadPrices = no_pri
     return recorder
 
 
-def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> UsageAnswers:
-    return UsageAnswers(recorder, lambda: build_state(agent, prices), agent.clock)
+def node_usage(agent: Agent, recorder: HistoryRecorder, prices: ReadPrices = no_prices) -> RecordedUsage:
+    return RecordedUsage(recorder, lambda: build_state(agent, prices), agent.clock)

@@ -15,10 +15,9 @@ import msgspec
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.cluster.ranges import encode_range_csv, parse_range_query
-from podgpu.cluster.record import UsageAnswers
-from podgpu.cluster.view import GpuResponse, PageState, make_gpu_answer, make_pod
-from podgpu.cluster.waste import csv_name, encode_waste_csv, parse_waste_query
+from podgpu.cluster.loop import PublishedState
+from podgpu.cluster.ranges import Order, UsageAnswers, encode_range_csv, parse_range_query
+from podgpu.cluster.view import GpuResponse, make_gpu_answer, make_pod
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, HistorySource, parse_points, parse_range
 from podgpu.metrics.encode import Body, etag_of
@@ -33,7 +32,7 @@ _PATHS = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/h
 
 
 def page_routes(
-    latest: Callable[[], PageState],
+    latest: Callable[[], PublishedState],
     complete_gpu: Complete,
     links: Sequence[str],
     history: HistorySource | None = None,
@@ -56,12 +55,13 @@ def page_routes(
         return await _file_response(request, (_FOLDER / name).read_bytes, types[name])
 
     async def view(request: web.Request) -> web.Response:
-        state = await asyncio.to_thread(latest)
-        return body_response(request, state.body, {**JSON_HEADERS, "ETag": state.etag})
+        body, etag = await asyncio.to_thread(lambda: latest().view_json)
+        return body_response(request, body, {**JSON_HEADERS, "ETag": etag})
 
     async def pod(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        answer = await asyncio.to_thread(lambda: make_pod(latest(), namespace, name))
+        published = await asyncio.to_thread(latest)
+        answer = await asyncio.to_thread(lambda: make_pod(published.state, published.view, namespace, name))
         return await _json_response(request, answer or f"pod {namespace}/{name} holds no GPU")
 
     async def gpu(request: web.Request) -> web.Response:
@@ -157,24 +157,20 @@ async def _history_of_pod(request: web.Request, history: HistorySource) -> msgsp
 
 
 def _usage_routes(usage: UsageAnswers) -> list[web.RouteDef]:
-    async def waste(request: web.Request) -> web.StreamResponse:
-        by, form = parse_waste_query(request.query)
-        answer = await asyncio.to_thread(usage.waste, by)
-        if form == "json":
-            return await _json_response(request, answer)
-        return await _csv_response(request, csv_name(answer), lambda: encode_waste_csv(answer))
+    def ordered_by(order: Order, file_name: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            query = parse_range_query(request.query, order)
+            answer = await usage.range(query)
+            if not query.is_csv:
+                return await _json_response(request, answer)
+            name = f"{file_name}{'-SIMULATED' if answer.simulated else ''}.csv"
+            return await _csv_response(request, name, lambda: encode_range_csv(answer))
 
-    async def used_range(request: web.Request) -> web.StreamResponse:
-        query = parse_range_query(request.query)
-        answer = await usage.range(query)
-        if not query.is_csv:
-            return await _json_response(request, answer)
-        name = f"podgpu-cost{'-SIMULATED' if answer.simulated else ''}.csv"
-        return await _csv_response(request, name, lambda: encode_range_csv(answer))
+        return _reject_errors(handle)
 
     return [
-        web.get("/api/v1/waste", _reject_errors(waste)),
-        web.get("/api/v1/range", _reject_errors(used_range)),
+        web.get("/api/v1/range", ordered_by("cost", "podgpu-cost")),
+        web.get("/api/v1/waste", ordered_by("wasted", "podgpu-waste")),
     ]
 
 

@@ -11,13 +11,14 @@ nanoseconds of the GPU's clock. This module does no input or output.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import log2
 from statistics import median
 
-from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, MAX_SAVE_NS, Residency
+from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, MAX_SAVE_NS, Residency, Stay
 from podgpu.model import ProcessWaits
 
 DEFAULT_SLICE_NS = 2_140_000
@@ -33,7 +34,11 @@ _MIN_CUT_PART = 4
 _A_LITTLE_LONGER = 1.6
 _MAX_LONGER_PART = 10
 """At most 1/10 as many stays as in the mode are a little longer."""
-_RECENT_STAYS = 64
+_RECENT_STAYS = 32
+_DETECTION_WINDOWS = 8
+"""The slice is detected in one of so many windows."""
+_DIVIDED_WAITS = 256
+"""In a window with more waits, about so many are divided among the processes that ran."""
 
 
 def detect_slice(residency: Residency, worked: int) -> int | None:
@@ -59,18 +64,31 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
     return None
 
 
+@dataclass(slots=True)
+class _Waits:
+    """Waiting times of one process in one window."""
+
+    estimate: int = 0
+    least: int = 0
+    most: int = 0
+    count: int = 0
+    parts: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Pid of the process that ran -> part of the waiting time."""
+    divided: int = 0
+    """Sum of `parts`. Less than the estimate if not every wait was divided."""
+
+
 class WaitEstimator:
     """Estimates waiting times on one engine, window by window."""
 
     def __init__(self) -> None:
         self.slice = DEFAULT_SLICE_NS
-        self._recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_STAYS)
-        """Pid, begin and end of the last stays."""
-        self._last: dict[int, tuple[int, int]] = {}
-        """Begin and end of the last stay of each process."""
-        self._until = -1
         self.intervals: list[tuple[int, int, int]] = []
         """Estimated waits of the last window: begin, end and pid. A wait may begin before the window."""
+        self._windows = 0
+        self._until = -1
+        self._recent: list[Stay] = []
+        """The last stays, and before them the last stay of each other process of the last window."""
 
     def is_cut(self, duration: int) -> bool:
         """Returns True if a stay of this length ended with its time slice, so that the process still had work."""
@@ -78,78 +96,92 @@ class WaitEstimator:
 
     def add(self, residency: Residency, busy: Mapping[int, int]) -> ProcessWaits:
         """Returns the waiting times in the next window. `busy`: busy time of each process in it."""
-        if residency.since != self._until:  # a window is missing
-            self._recent.clear()
-            self._last.clear()
+        if self._windows % _DETECTION_WINDOWS == 0:
+            self.slice = detect_slice(residency, sum(busy.values())) or self.slice
+        self._windows += 1
+        recent = self._recent if residency.since == self._until else []  # otherwise a window is missing
         self._until = residency.until
-        self.slice = detect_slice(residency, sum(busy.values())) or self.slice
-        resident = residency.sum_by_process()
-        shares = {pid: busy.get(pid, 0) / ns for pid, ns in resident.items()}
-        totals: dict[int, tuple[int, int, int]] = {}
+        new = residency.stays
+        if recent and new and recent[-1][:2] == new[0][:2]:  # the last stay continues
+            recent, new = [*recent[:-1], new[0]], new[1:]
+        waits = self._find_waits([*recent, *new], len(recent), residency, busy)
+        processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
-        self.intervals = []
-        for pid, began, _, until in residency.stays:
-            begin = began - residency.lead
-            if self._recent and self._recent[-1][:2] == (pid, began):  # continues from the last window
-                self._recent.pop()
-            elif pid in self._last and pid not in (HIDDEN_PID, KERNEL_PID):
-                (estimate, least, most), runners = self._find_wait(pid, begin, shares)
-                old = totals.get(pid, (0, 0, 0))
-                totals[pid] = old[0] + estimate, old[1] + least, old[2] + most + residency.lead
-                self.intervals.append((begin - estimate, begin, pid))
-                for runner, part in _divide_wait(begin, estimate, runners):
-                    pairs[pid, runner] = pairs.get((pid, runner), 0) + part
-            self._recent.append((pid, began, until))
-            self._last[pid] = began, until
-        self._last = {pid: last for pid, last in self._last.items() if pid in resident}
-        for pid, (estimate, least, most) in totals.items():
-            limit = residency.window - resident[pid]  # waiting may have begun before the window
-            totals[pid] = min(estimate, limit), min(least, limit), min(most, limit)
-        return ProcessWaits(totals, pairs, _measure_union(self.intervals, residency.since))
+        for pid, one in waits.items():
+            limit = residency.window - residency.resident[pid]  # waiting may have begun before the window
+            processes[pid] = min(one.estimate, limit), min(one.least, limit), min(one.most, limit)
+            for runner, ns in one.parts.items():
+                pairs[pid, runner] = ns * one.estimate // one.divided if one.divided else 0
+        return ProcessWaits(processes, pairs, _measure_union(self.intervals, residency.since))
 
-    def _find_wait(
-        self, pid: int, begin: int, shares: Mapping[int, float]
-    ) -> tuple[tuple[int, int, int], dict[int, tuple[int, int]]]:
-        """Returns the waiting time before a stay (estimate, minimum, maximum), and the stays for which the process may
-        have waited, last one first."""
-        previous_begin, previous_end = self._last[pid]
-        runners: dict[int, tuple[int, int]] = {}
-        within_one_round, is_long = True, False
-        for runner, runner_begin, runner_end in reversed(self._recent):
-            if runner_begin < previous_end:
-                break
-            if runner in runners:
-                within_one_round = False
-                break
-            runners[runner] = runner_begin, runner_end
-            if runner_end - runner_begin > self.slice * _LONG:
-                within_one_round, is_long = False, True
-                break
-        if not runners:
-            return (0, 0, 0), runners
-        duration, gap = previous_end - previous_begin, begin - previous_end
-        if within_one_round:
-            return (gap, gap, gap + MAX_SAVE_NS) if self.is_cut(duration) else (gap, 0, gap), runners
-        # The work arrived at some moment of the first of these stays. If its process was idle, it yielded immediately.
-        first, (first_begin, first_end) = next(reversed(runners.items()))
-        after = min(gap, begin - first_end)
-        most = min(gap, after + min(first_end - first_begin, self.slice))
-        busy_share = shares.get(first, 1.0) if is_long else 1.0
-        return (after + int((most - after) * busy_share / 2), 0, most), runners
+    def _find_waits(
+        self, stays: Sequence[Stay], first_new: int, residency: Residency, busy: Mapping[int, int]
+    ) -> dict[int, _Waits]:
+        """Finds the waits before the new stays.
+
+        There may be 5,000 stays per second. So this is one loop without calls, and in windows with many stays only some
+        waits are divided among the processes that ran.
+        """
+        lead, resident, longest = residency.lead, residency.resident, self.slice * _LONG
+        cut_from, cut_to = self.slice * (1 - _CUT_TOLERANCE), self.slice * (1 + _CUT_TOLERANCE)
+        divide_each = 1 + (len(stays) - first_new) // _DIVIDED_WAITS
+        waits: dict[int, _Waits] = {}
+        self.intervals = intervals = []
+        last: dict[int, int] = {}
+        repeated = long = -1  # the last stay that was followed by another one of its process, and the last long stay
+        for position, (pid, began, _, until) in enumerate(stays):
+            before = last.get(pid, -1)
+            last[pid] = position
+            if position >= first_new and 0 <= before < position - 1 and pid not in (HIDDEN_PID, KERNEL_PID):
+                # It may have waited from the stay `first` on: since its last stay, but only for one stay of each other
+                # process, and not before a long stay.
+                first = (repeated if repeated > before else before) + 1
+                _, previous_began, _, previous_until = stays[before]
+                begin = began - lead
+                estimate = most = gap = begin - previous_until
+                least = 0
+                if long >= first or repeated > before:
+                    # The work arrived at some moment of this stay. If its process was idle, it yielded immediately.
+                    first = long if long >= first else first
+                    runner, first_began, _, first_until = stays[first]
+                    after = min(gap, begin - first_until)
+                    most = min(gap, after + min(first_until - first_began, self.slice))
+                    share = busy.get(runner, 0) / resident[runner] if first == long and runner in resident else 1.0
+                    estimate = after + int((most - after) * share / 2)
+                elif cut_from < previous_until - previous_began < cut_to:
+                    least, most = gap, gap + MAX_SAVE_NS
+                one = waits.get(pid)
+                if one is None:
+                    one = waits[pid] = _Waits()
+                one.estimate += estimate
+                one.least += least
+                one.most += most + lead
+                intervals.append((begin - estimate, begin, pid))
+                if one.count % divide_each == 0:
+                    one.divided += estimate
+                    left, end = estimate, begin
+                    for runner, runner_began, _, _ in reversed(stays[first + 1 : position]):
+                        one.parts[runner] += end - runner_began
+                        left, end = left - (end - runner_began), runner_began
+                    one.parts[stays[first].pid] += left
+                one.count += 1
+            if before > repeated:
+                repeated = before
+            if until - began > longest:
+                long = position
+        tail = max(0, len(stays) - _RECENT_STAYS)
+        older = sorted(last[pid] for pid in resident if last[pid] < tail)
+        self._recent = [*(stays[position] for position in older), *stays[tail:]]
+        return waits
 
 
-def _divide_wait(begin: int, estimate: int, runners: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields each process that had the GPU before `begin`, and its part of the waiting time."""
-    for place, (runner, (runner_begin, _)) in enumerate(runners.items(), 1):
-        part = estimate if place == len(runners) else min(estimate, begin - runner_begin)
-        yield runner, part
-        begin, estimate = runner_begin, estimate - part
-
-
-def _measure_union(intervals: list[tuple[int, int, int]], since: int) -> int:
+def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int) -> int:
     """Returns the time after `since` that is covered by intervals, which are sorted by their ends."""
     covered, position = 0, intervals[-1][1] if intervals else since
     for begin, end, _ in reversed(intervals):
-        covered += max(0, min(end, position) - max(begin, since))
-        position = min(position, begin)
+        if begin < position:
+            covered += (end if end < position else position) - (begin if begin > since else since)
+            position = begin
+        if position <= since:
+            break
     return covered

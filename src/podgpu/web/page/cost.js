@@ -6,10 +6,9 @@ import { h, setAttribute, setText } from "./dom.js";
 import { amount, money, percent, totalMoney } from "./format.js";
 import { GROUP_TITLES } from "./pods.js";
 import { Table } from "./table.js";
-import { ownerText, podText } from "./waste.js";
+import { choose, ownerText, podText, RANGES } from "./waste.js";
 
 const EVERY_SECONDS = 60;
-const RANGES = ["1h", "24h", "7d", "30d"];
 const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
 
 export class Cost {
@@ -55,13 +54,6 @@ export class Cost {
     setText(this.notes, (data?.notes ?? []).join(" \u00b7 "));
     if (!isEmpty) this.table.show(rows, columnsOf(by, rows, data.currency), criteria.order || "cost", nameOf);
   }
-}
-
-function choose(links, values, chosen, hashOf) {
-  links.forEach((link, i) => {
-    setAttribute(link, "href", writeHash(hashOf(values[i])));
-    setAttribute(link, "aria-current", values[i] === chosen ? "true" : undefined);
-  });
 }
 
 function aboutText(totals, currency) {

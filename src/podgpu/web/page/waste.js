@@ -8,7 +8,8 @@ import { amount, duration, money, moment, parts, percent, perHour, plural } from
 import { GROUP_TITLES } from "./pods.js";
 import { Table } from "./table.js";
 
-const EVERY_SECONDS = 15;
+const EVERY_SECONDS = 60;
+export const RANGES = ["1h", "24h", "7d", "30d"];
 const MISSING = "This server keeps no account of waste: its podgpu is older than this page.";
 
 export class Waste {
@@ -16,14 +17,16 @@ export class Waste {
   constructor(context, onOrder, onAnswer) {
     this.context = context;
     this.question = new Question(onAnswer);
+    this.ranges = RANGES.map((range) => h("a", {}, range));
     this.ways = GROUPS.map((by) => h("a", {}, GROUP_TITLES[by]));
     this.about = h("p", { class: "about" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.message = h("p", { class: "message" });
     this.table = new Table("Waste", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
-    const ways = h("nav", { class: "tabs", "aria-label": "Waste by" }, ...this.ways);
-    this.element = h("div", { class: "waste" }, h("div", { class: "table-head" }, ways, this.about, this.copy, this.csv), this.message, this.table.element);
+    const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
+    const head = h("div", { class: "table-head" }, tabs("Waste by", this.ways), tabs("Range", this.ranges), this.about, this.copy, this.csv);
+    this.element = h("div", { class: "waste" }, head, this.message, this.table.element);
   }
 
   leave() {
@@ -32,23 +35,30 @@ export class Waste {
 
   show(criteria) {
     const by = GROUPS.includes(criteria.by) ? criteria.by : "pod";
-    const url = `api/v1/waste?by=${by}`;
+    const range = RANGES.includes(criteria.range) ? criteria.range : "24h";
+    const url = `api/v1/waste?range=${range}&by=${by}`;
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);
-    GROUPS.forEach((way, i) => {
-      setAttribute(this.ways[i], "href", writeHash({ view: "waste", by: way, q: criteria.q, ns: criteria.ns }));
-      setAttribute(this.ways[i], "aria-current", way === by ? "page" : undefined);
-    });
+    const kept = { view: "waste", q: criteria.q, ns: criteria.ns };
+    choose(this.ranges, RANGES, range, (way) => ({ ...kept, range: way, by }));
+    choose(this.ways, GROUPS, by, (way) => ({ ...kept, range: criteria.range, by: way }));
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const rows = state === "ready" ? matching(data.rows ?? [], criteria) : [];
     const isEmpty = !rows.length;
     this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
     this.message.hidden = !isEmpty;
     setText(this.message, emptyText(state, message, criteria));
-    setText(this.about, state === "ready" ? aboutText(rows, data, this.context.now()) : "");
+    setText(this.about, state === "ready" ? aboutText(rows, data) : "");
     if (isEmpty) return;
     const columns = columnsOf(by, rows, data.currency ?? "", this.context.now());
     this.table.show(rows, columns, criteria.order || firstOrder(columns), keyOf);
   }
+}
+
+export function choose(links, values, chosen, hashOf) {
+  links.forEach((link, i) => {
+    setAttribute(link, "href", writeHash(hashOf(values[i])));
+    setAttribute(link, "aria-current", values[i] === chosen ? "page" : undefined);
+  });
 }
 
 function matching(rows, { q, ns }) {
@@ -75,17 +85,16 @@ function firstOrder(columns) {
 function emptyText(state, message, criteria) {
   if (state !== "ready") return noneText(state, message, MISSING);
   if (criteria.q || criteria.ns) return "Nothing matches the filter. Press Escape to clear it.";
-  return "Nothing was wasted so far: no pod has held a GPU and let it idle.";
+  return "Nothing was wasted in this range: no pod has held a GPU and let it idle.";
 }
 
-function aboutText(rows, data, now) {
+function aboutText(rows, data) {
   const hours = rows.reduce((sum, row) => sum + (row.idle_hours ?? 0), 0);
   const priced = rows.filter((row) => row.wasted !== undefined);
   const lost = priced.reduce((sum, row) => sum + row.wasted, 0);
-  const since = data.counting_since;
   const texts = [`${amount(hours)} idle GPU-hours`];
   if (priced.length) texts.push(`${money(lost, data.currency)} wasted`);
-  if (since) texts.push(`since ${moment(since)} (${duration(now - since)})`);
+  texts.push(`since ${moment(data.from)}`);
   return [...texts, plural(rows.length, "row")].join(" \u00b7 ");
 }
 
