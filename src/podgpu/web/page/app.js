@@ -21,15 +21,13 @@ import { Pods } from "./pods.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { totalsOf } from "./totals.js";
-import { Waste } from "./waste.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // if the page was hidden for longer, in steps of a sparkline, the gap is filled from the server
 const YOUNG_SECONDS = 600;
-const TABLES = ["pods", "nodes", "waste", "cost", "events"];
-const FILTERED = ["", "pods", "nodes", "waste", "events"]; // views to which the filter row applies
+const TABLES = ["pods", "nodes", "cost", "events"];
 
 class Page {
   constructor() {
@@ -60,7 +58,6 @@ class Page {
     this.node = new NodeView(context, order, again);
     this.pods = new Pods(context, order);
     this.nodes = new Nodes(context, order);
-    this.waste = new Waste(context, order, again);
     this.cost = new Cost(order, again);
     this.events = new Events(again);
     this.main = byId("main");
@@ -205,7 +202,7 @@ class Page {
     this.overview.showChosen(criteria, !view ? "list" : TABLES.includes(view) ? "table" : "one");
     this.filters.show(criteria, view);
     byId("views").hidden = false;
-    byId("controls").hidden = !FILTERED.includes(view);
+    byId("controls").hidden = view !== "" && !TABLES.includes(view);
     byId("shown").hidden = true;
     setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
     for (const name of ["", ...TABLES]) {
@@ -224,7 +221,7 @@ class Page {
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria);
-    else if (["waste", "cost", "events"].includes(view)) this[view].show(criteria);
+    else if (["cost", "events"].includes(view)) this[view].show(criteria);
     else return this.showDevices(anew, at);
     place(this.main, [this[view].element]);
   }

@@ -1,17 +1,17 @@
 // Shows what happened: errors, lost and recovered GPUs and nodes, pods that started and ended, idle alarms.
 
 import { noneText, Question } from "./ask.js";
-import { conditionTitle } from "./conditions.js";
+import { conditionTitle, severityOf } from "./conditions.js";
 import { gpuHash, nodeHash, podHash, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
-import { moment, plural } from "./format.js";
+import { duration, moment, plural } from "./format.js";
 
 const EVERY_SECONDS = 15;
 const RANGES = ["1h", "24h", "7d"];
 const KINDS = { "": "All", problems: "Problems", pods: "Pods", idle: "Idle" };
-const TITLES = { started: "Started", ended: "Ended", idle: "Idle" };
+const TITLES = { started: "Started", ended: "Ended", recovered: "Recovered" };
 const OF_PODS = ["started", "ended"];
-const MISSING = "This server has no events: its podgpu is older than this page.";
+const MISSING = "This server records no events: it reads Prometheus, or its podgpu is older than this page.";
 
 // The tab with the events of all GPUs.
 export class Events {
@@ -91,8 +91,12 @@ class EventRows {
     const when = h("time", { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() }, moment(event.at));
     const badge = h("span", { class: `badge badge-${badgeOf(event)}` }, TITLES[event.kind] ?? conditionTitle(event.kind));
     const links = this.isFull ? linksOf(event) : [];
-    return h("li", {}, when, badge, h("span", { class: "mark-says" }, plain(event.text ?? "")), ...links);
+    return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links);
   }
+}
+
+function textOf({ text = "", seconds }) {
+  return `${plain(text)}${seconds === undefined ? "" : ` (after ${duration(seconds)})`}`;
 }
 
 function choose(link, hash, isChosen) {
@@ -100,9 +104,9 @@ function choose(link, hash, isChosen) {
   setAttribute(link, "aria-current", isChosen ? "true" : undefined);
 }
 
-function badgeOf({ kind, severity }) {
-  if (kind === "idle") return "idle";
-  return ["broken", "warning", "good"].includes(severity) ? severity : "old";
+function badgeOf({ kind }) {
+  if (OF_PODS.includes(kind)) return "old";
+  return kind === "recovered" ? "good" : severityOf([{ name: kind }]);
 }
 
 function isOfKind({ kind }, wanted) {
