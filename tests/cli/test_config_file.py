@@ -1,4 +1,4 @@
-"""`--config-file` in the real command: precedence, bad files, 4.8.3's and 4.8.4's options, the doctor on them."""
+"""`--config-file` in the real command: precedence, bad files, 4.8.3's and 4.8.4's options."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.publish import process_families
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.parse import parse_text
-from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
-from tests.cli.test_doctor_configuration import Doctor, doctor, wrong
 from tests.cli.test_option_table import Ran, execute
 from tests.nodes.clock import wait_until
 from tests.process import EXPORTER, has_values, podgpu
 
-__all__ = ["_no_variables", "doctor", "kubelet", "socket", "tree"]
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4"]
 FIELDS = "metrics:\n  fields:\n  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: From the file.}\n"
 COLLECTIONS = "collections:\n- {name: all, every: 100ms, metrics: {include: ['*']}}\n"
@@ -152,24 +149,6 @@ def test_a_visitor_who_does_not_send_is_let_go(tmp_path: Path) -> None:
             silent.sendall(b"GET /metrics HTTP/1.1\r\n")
             assert silent.recv(100) == b""
         assert exporter.client.ask("/livez").status == 200
-
-
-# The doctor
-
-
-def test_the_doctor_judges_the_file(doctor: Doctor, write: Write) -> None:
-    good = write(
-        f"version: 2\n{FIELDS}collections:\n- {{name: quick, every: 2s, metrics: {{include: [DCGM_FI_DEV_GPU_*]}}}}\n"
-    )
-    found = doctor.examine("--config-file", good)
-    assert [(level, text) for level, text, _ in found["configuration file"]] == [
-        ("ok", f"{good}: 0 fields every 30 s; quick: 1 every 2 s")
-    ]
-    bad = write("version: 2\ncollections: []\n", "bad.yaml")
-    assert f"{bad}: collections" in wrong(doctor.examine("--config-file", bad))["configuration file"]
-    assert doctor.code == 1
-    unmatched = write("version: 2\ncollections:\n- {name: x, every: 2s, metrics: {include: [FOO]}}\n", "x.yaml")
-    assert "no configured field matches" in wrong(doctor.examine("--config-file", unmatched))["configuration file"]
 
 
 # Changes while it runs

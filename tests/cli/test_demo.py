@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -273,3 +275,10 @@ def test_events_and_the_summary_of_a_job_that_ended(demo: Demo) -> None:
     assert ended["cost"] > 0
     assert ended["energy_kwh"] > 0
     assert demo.page.ask("/api/v1/summary/research/no-such-pod").status == 404
+
+
+def test_without_grpc_the_message_names_the_package_to_install() -> None:
+    program = "import sys; sys.modules['grpc'] = None; from podgpu.cli.main import main; main(['demo'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    advice = "pip install 'podgpu[autoscale]', or use the image with the tag -autoscale"
+    assert (done.returncode, done.stderr) == (1, f"podgpu: podgpu demo needs the package grpc: {advice}\n")

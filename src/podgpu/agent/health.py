@@ -30,7 +30,7 @@ from podgpu.metrics.conditions import (
     xid_detail,
     xid_spec,
 )
-from podgpu.metrics.families import CLOCK_EVENTS, THROTTLE_REASONS
+from podgpu.metrics.fields import CLOCK_EVENTS, THROTTLE_REASONS
 from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 E = TypeVar("E", int, str)

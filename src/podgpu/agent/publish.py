@@ -25,9 +25,8 @@ from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
-from podgpu.metrics.families import THROTTLE_REASONS, families_in
-from podgpu.metrics.fields import fields
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
+from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures

@@ -13,8 +13,7 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD
-from podgpu.metrics.fields import Field
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
 from podgpu.workers import ErrorCounts, Result, Workers
 

@@ -65,7 +65,6 @@ def build_exporter_agent(
         node_name=node,
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
-        usage_interval=options["usage_interval"],
         collections=options.get("config", ConfigFile()).collections,
         counters_may_come=configmap != "none",
         selection=selection,

@@ -15,8 +15,8 @@ from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, families_in, make_families
+from podgpu.metrics.labels import JOB_LABEL, NAMELESS_LABELS, POD_LABELS
 from podgpu.model import DeviceState, MigInstance, Workload
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")

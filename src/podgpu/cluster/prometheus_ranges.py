@@ -11,14 +11,23 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices
-from podgpu.cluster.prometheus import GR_ENGINE, HOLDER_LABELS, TEMPERATURE, UTIL, PodOwners
+from podgpu.cluster.prometheus import GR_ENGINE, TEMPERATURE, UTIL, PodOwners
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, make_range, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
 from podgpu.history.queries import UsageSum
 from podgpu.history.store import FINE, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import TARGET_LABELS, LabelMap, PodName, read_gpu_id, read_workload
+from podgpu.metrics.adapter import (
+    MODEL_LABELS,
+    TARGET_LABELS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    LabelMap,
+    PodName,
+    read_gpu_id,
+    read_workload,
+)
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.names import names_of
 from podgpu.metrics.parse import ParsedSample
@@ -37,9 +46,8 @@ _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
-_MODEL_LABELS = ("modelName", "model_name")
-_GPU_KEYS = ("UUID", "uuid", "gpu_uuid", *_MODEL_LABELS)
-_HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *HOLDER_LABELS)
+_GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
+_HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
 
 
 class _Part(NamedTuple):
@@ -143,7 +151,7 @@ class _RangeReader:
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'
             series = f"last_over_time({select(names, matcher, self._match)}[{self._window}])"
-            for sample in await self._ask(f"label {label}", f"group {by(*HOLDER_LABELS, label)} ({series})"):
+            for sample in await self._ask(f"label {label}", f"group {by(*WORKLOAD_LABELS, label)} ({series})"):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
                     found[pod.namespace, pod.pod] = json.dumps({name: sample.labels[label]})
@@ -220,4 +228,4 @@ def _read_part(labels: LabelMap) -> _Part | None:
 
 
 def _read_model(labels: LabelMap) -> str:
-    return next((labels[name] for name in _MODEL_LABELS if labels.get(name)), "")
+    return next((labels[name] for name in MODEL_LABELS if labels.get(name)), "")

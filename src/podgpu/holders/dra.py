@@ -259,7 +259,7 @@ class ClaimReader:
 
     async def _fetch(self, names: Collection[ClaimName]) -> None:
         try:
-            async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config, verbs=("get",)) as client:
+            async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config) as client:
                 version = await find_resource_version(client)  # not cached, because an upgrade can remove versions
                 for name in names:
                     self._cached[name] = await _get_results(client, version, name)

@@ -153,7 +153,6 @@ class Informer(Store[T]):
             client = ApiClient(
                 self._config,
                 deadline=self._settings.request_seconds,
-                verbs=("list", "watch"),
                 metadata_only=self._metadata_only,
             )
             reflecting = asyncio.create_task(self._reflect(client))
@@ -261,7 +260,7 @@ class Informer(Store[T]):
         if kind == "ERROR":
             body = msgspec.json.encode(item)
             if item.get("code") == 410 or item.get("reason") in ("Expired", "Gone"):
-                raise explain_status(410, body, self._path, self._config.origin, ())
+                raise explain_status(410, body, self._path, self._config.origin)
             problem = f"the API server ended the watch of {self._path} ({status_message(body)}): podgpu will list again"
             raise SourceError("bad_answer", problem)
         version = item["metadata"]["resourceVersion"]

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
-from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LABELS, families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, fields
+from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
@@ -34,6 +35,7 @@ POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod l
     POD_LABELS,
     OLD_POD_LABELS,
 )
+WORKLOAD_LABELS = (*(label for row in POD_LABEL_VARIANTS for label in row), JOB_LABEL, *NAMELESS_LABELS, "vgpu")
 TARGET_LABELS = ("cluster", "job", "instance")
 REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
 MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances

@@ -9,10 +9,23 @@ from functools import cached_property, lru_cache
 
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Labels
-from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.model import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
 
 LabelPairs = tuple[tuple[str, str], ...]
+POD_LABELS = ("namespace", "pod", "container")
+OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
+"""Pod labels of dcgm-exporter 1.x, used with `-o`."""
+EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
+"""Prometheus renames a label that the scrape target also has (honor_labels: false)."""
+JOB_LABEL = "hpc_job"
+NAMELESS_LABELS = ("pod_uid", "container_id")
+"""Labels that identify a holder whose pod name is unknown."""
+HOLDER_LABELS = frozenset(
+    {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
+    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
+    | {"dra_mig_device_uuid", "dra_mig_profile"}
+)
+"""Labels that describe the holder of a device, in all versions of dcgm-exporter and podgpu."""
 _RESERVED = HOLDER_LABELS | {
     *("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
     *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"),

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 
 from podgpu.metrics.dcgm import render_dcgm
-from podgpu.metrics.encode import Family, Labels, Sample
-from podgpu.metrics.families import families_in, make_families
+from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
     Policy,
     assigned_holders,
