@@ -174,7 +174,7 @@ def events(query: Mapping[str, str]) -> dict[str, Any]:
         {
             "at": now - 200,
             "kind": "node_gone",
-            "text": "gpu-b-02, 4 GPUs: its node does not answer",
+            "text": "gpu-b-02, 4 GPUs: no answer",
             "node": "gpu-b-02",
         },
         {"at": now - 900, "kind": "ended", "text": "research/diffusion-sweep-6 ended on GPU 0, 1 of gpu-a-02"}
