@@ -284,7 +284,7 @@ class Agent:
             self._released_until = self.clock.monotonic() + seconds
             message = f"released for {seconds:.0f} s on request"
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
-            self._telemetry_result = replace(self._telemetry_result, answers={}, others=(), sources=(source,))
+            self._telemetry_result = replace(self._telemetry_result, answers={}, sources=(source,))
             self._usage_result = UsageResult()
             self._telemetry_turn.drop_values()
         self._publish()
@@ -297,7 +297,7 @@ class Agent:
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage turn by device key."""
-        return self._usage_result.list_processes()
+        return self._usage_result.processes
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared, or the XIDs of a present one, at an operator's request.
