@@ -73,20 +73,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options and checks DCGM's options. Raises UsageError."""
-    return parse_host_engine(merge_config_file(ctx, options))
+    """Merges the configuration file into the options and checks DCGM's options. Raises UsageError.
 
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Checks options that depend on each other. Raises UsageError."""
-    if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
-        raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
-    if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
-        raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
-
-
-def parse_host_engine(options: dict[str, Any]) -> dict[str, Any]:
-    """Checks DCGM's options and adds `host_engine`, which is None unless -r is given."""
+    Adds `host_engine`, which is None unless -r is given.
+    """
+    options = merge_config_file(ctx, options)
     engine = None
     if options["remote_hostengine_info"]:
         from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
@@ -95,6 +86,14 @@ def parse_host_engine(options: dict[str, Any]) -> dict[str, Any]:
     parse_selection(options["switch_devices"], "-s")
     parse_selection(options["cpu_devices"], "-p")
     return {**options, "host_engine": engine}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Checks options that depend on each other. Raises UsageError."""
+    if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
+        raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
+    if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
+        raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
 
 
 def list_ignored_options(ctx: click.Context) -> list[str]:
