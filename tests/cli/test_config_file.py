@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.publish import process_families
 from podgpu.metrics.encode import families_in
 from podgpu.metrics.parse import parse_text
 from tests.cli.test_option_table import Ran, execute
@@ -108,7 +107,7 @@ def test_what_does_nothing_here_is_said(write: Write) -> None:
 
 @pytest.mark.reads_host("what the process itself is, from /proc/self: there is no other to read")
 def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -> None:
-    quick = [*QUICK, "-c", "100", "--path-proc", "/proc"]
+    quick = [*QUICK, "-c", "100"]
     assert "process_" not in execute(quick).out
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
     for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
@@ -122,22 +121,6 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
         assert 1_600_000_000 < values["process_start_time_seconds"] < 4_000_000_000
     off = execute([*quick, "--config-file", path, "--enable-exporter-metrics=false"])
     assert "process_" not in off.out
-
-
-def test_a_process_of_which_nothing_can_be_read_has_no_false_figures(tmp_path: Path) -> None:
-    names = {family.name for family in process_families(str(tmp_path))}
-    assert names == {"process_max_fds", "process_virtual_memory_max_bytes"}
-
-
-def test_a_command_with_brackets_in_its_name(tmp_path: Path) -> None:
-    (tmp_path / "self" / "fd").mkdir(parents=True)
-    numbers = " ".join(["1"] * 10 + ["200", "100"] + ["0"] * 6 + ["5000", "4096000", "10"] + ["0"] * 10)
-    (tmp_path / "self" / "stat").write_text(f"7 (a) b) c) S {numbers}\n", encoding="utf-8")
-    (tmp_path / "stat").write_text("cpu 1 2\nbtime 1700000000\n", encoding="utf-8")
-    found = {family.name: family.samples[0].value for family in process_families(str(tmp_path))}
-    assert found["process_cpu_seconds_total"] == 3.0
-    assert found["process_start_time_seconds"] == 1_700_000_050.0
-    assert found["process_virtual_memory_bytes"] == 4096000
 
 
 # Serving

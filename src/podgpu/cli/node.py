@@ -80,7 +80,7 @@ def build_exporter_agent(
             copy_parent_values=options["mig_copy_parent_values"],
             gpu_manager=options["gpu_manager_metrics"],
             wait_pairs=options["wait_pairs"],
-            process_metrics=options["path_proc"] if options["enable_exporter_metrics"] else "",
+            process_metrics=options["enable_exporter_metrics"],
             xid_window_ms=round(options["xid_count_window_size"] * 1000),
             clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
         ),

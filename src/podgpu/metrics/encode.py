@@ -67,8 +67,11 @@ class FamilySpec:
     part: str = ""
     """Part of the document that contains the value, if each sample is one member of that part."""
     member: str = ""
+    """`{label}` in it stands for the text of that label."""
     factor: int = 0
     """If not 0, the sample times this factor is the member, an integer. If 0, both are the same float."""
+    is_text: bool = False
+    """True if the member is the text of the label with the same name, not the value."""
 
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
@@ -85,7 +88,8 @@ def families_in(group: str) -> Mapping[str, FamilySpec]:
             tuple(row["labels"].split()),
             row["part"],
             row["member"],
-            int(row["factor"] or 0),
+            factor=int(row["factor"]) if row["factor"].isdecimal() else 0,
+            is_text=row["factor"] == "label",
         )
         for row in table_rows("families.csv")
         if row["group"] == group

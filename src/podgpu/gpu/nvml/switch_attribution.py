@@ -120,6 +120,16 @@ class Residency:
             resident[pid] = resident.get(pid, 0) + until - since
         return resident
 
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Durations of the stays within the window, sorted."""
+        return sorted(until - since for _, _, since, until in self.stays)
+
+    def measure_up_to(self, duration: float) -> float:
+        """Returns the total duration of the stays if none were longer than this."""
+        place = bisect_right(self.lengths, duration)
+        return sum(self.lengths[:place]) + duration * (len(self.lengths) - place)
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -362,7 +372,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     Assumes that all stays are busy for the same time from their start, or until their end if they are shorter. More
     accurate than dividing in proportion to residency (H200 traces: 2.7 instead of 3.7 points of error).
     """
-    lengths = sorted(until - since for _, _, since, until in residency.stays)
+    lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
     left, level = max(0, busy - sum(_compute_saving(residency, lambda _pid, _age: share).values())), 0
     for place, length in enumerate(lengths):
