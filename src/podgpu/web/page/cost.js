@@ -66,8 +66,8 @@ function aboutText(totals, currency) {
 }
 
 function nameOf(row) {
-  if (row.unallocated) return "unallocated";
-  return [row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "(none)";
+  if (row.unallocated) return [row.cluster, "unallocated"].filter(Boolean).join("/");
+  return [row.cluster, row.namespace, podText(row) ?? ownerText(row), row.label].filter(Boolean).join("/") || "(none)";
 }
 
 function columnsOf(by, rows, currency) {

@@ -64,7 +64,7 @@ export function choose(links, values, chosen, hashOf) {
 function matching(rows, { q, ns }) {
   const words = wordsOf(q);
   return rows.filter((row) => {
-    const text = [row.namespace, podText(row), ownerText(row)].filter(Boolean).join("\n").toLowerCase();
+    const text = [row.cluster, row.namespace, podText(row), ownerText(row)].filter(Boolean).join("\n").toLowerCase();
     return (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
   });
 }
@@ -75,7 +75,7 @@ export function ownerText(row) {
 }
 
 function keyOf(row) {
-  return JSON.stringify([row.namespace, podText(row), ownerText(row)]);
+  return JSON.stringify([row.cluster, row.namespace, podText(row), ownerText(row)]);
 }
 
 function firstOrder(columns) {
@@ -95,6 +95,7 @@ function aboutText(rows, data) {
   const texts = [`${amount(hours)} idle GPU-hours`];
   if (priced.length) texts.push(`${money(lost, data.currency)} wasted`);
   texts.push(`since ${moment(data.from)}`);
+  if (data.source) texts.push(`from ${data.source}`);
   return [...texts, plural(rows.length, "row")].join(" \u00b7 ");
 }
 
@@ -103,6 +104,7 @@ function columnsOf(by, rows, currency, now) {
   const isSome = (value) => value > 0;
   const columns = [
     nameColumn(by),
+    { name: "cluster", title: "Cluster", value: (row) => row.cluster },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
     { name: "owner", title: "Owner", value: ownerText },
     number("gpus", "GPUs", parts),
