@@ -16,7 +16,7 @@ from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.holders.merge import explanations
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, CounterSpec, shipped_counters
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import Gpm
 from podgpu.metrics.names import Rename, renames
 

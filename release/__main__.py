@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+from podgpu import REGISTRY
 from release.archives import OciLayout, normalize_tar_gz, read_dockerfile, tar_folder, write_deb
 from release.man import render_man_page
 from release.rootfs import (
@@ -29,8 +30,10 @@ from release.rootfs import (
     COMMAND,
     HERE,
     VARIANTS,
-    build_rootfs,
+    add_podgpu,
+    build_debian,
     build_wheel,
+    check_python,
     install_wheels,
     locked_packages,
 )
@@ -73,8 +76,8 @@ class Release:
         self.build_chart()
         for architecture in architectures:
             self.build_deb(wheel, architecture)
+        self.build_images(wheel, architectures)
         for variant in VARIANTS:
-            self.build_images(wheel, variant, architectures)
             self.write_sbom(variant, architectures)
         sums = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in sorted(self.dist.iterdir())]
         (self.dist / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
@@ -100,22 +103,30 @@ class Release:
         chart.write_bytes(normalize_tar_gz(chart.read_bytes(), self.time))
         self._report(chart)
 
-    def build_images(self, wheel: Path, variant: str, architectures: list[str]) -> None:
+    def build_images(self, wheel: Path, architectures: list[str]) -> None:
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.time))
         config = read_dockerfile(self.source / "Dockerfile")
         config["Labels"] |= {
             "org.opencontainers.image.version": self.version,
             "org.opencontainers.image.revision": self.commit,
         }
-        image, suffix = OciLayout(config, created), f"-{variant}" if variant else ""
+        images = {variant: OciLayout(config, created) for variant in VARIANTS}
         for architecture in architectures:
             with tempfile.TemporaryDirectory() as folder:
-                build_rootfs(architecture, Path(folder), variant, wheel)
-                size = image.add_image(architecture, tar_folder(Path(folder), self.time))
-            print(f"image {self.version}{suffix} {architecture}: {size / 1e6:.1f} MB compressed")
-        path = self.dist / f"podgpu-image-{self.version}{suffix}.tar"
-        digest = image.write(path, f"{self.version}{suffix}", self.time)
-        print(f"image {self.version}{suffix}: {digest}")
+                debian = Path(folder) / "debian"
+                build_debian(architecture, debian)
+                for variant, image in images.items():
+                    root = shutil.copytree(debian, Path(folder) / f"root-{variant}", symlinks=True)
+                    add_podgpu(wheel, architecture, variant, root)
+                    size = image.add_image(architecture, tar_folder(root, self.time))
+                    print(f"image {self._tag(variant)} {architecture}: {size / 1e6:.1f} MB compressed")
+        for variant, image in images.items():
+            tag = self._tag(variant)
+            digest = image.write(self.dist / f"podgpu-image-{tag}.tar", f"{REGISTRY}/podgpu:{tag}", self.time)
+            print(f"image {tag}: {digest}")
+
+    def _tag(self, variant: str) -> str:
+        return f"{self.version}-{variant}" if variant else self.version
 
     def build_deb(self, wheel: Path, architecture: str) -> None:
         with tempfile.TemporaryDirectory() as temporary:
@@ -161,17 +172,16 @@ class Release:
             for name, version, sha256, _ in locked_packages(architecture):
                 component = _component(f"pkg:deb/debian/{name}@{version}?arch={architecture}", name, version)
                 components.append(component | {"hashes": [{"alg": "SHA-256", "content": sha256}]})
-        suffix = f"-{variant}" if variant else ""
         document = {
             "bomFormat": "CycloneDX",
             "specVersion": "1.5",
-            "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, self.commit + suffix)}",
+            "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, self.commit + variant)}",
             "version": 1,
             "metadata": {"component": _component(f"pkg:pypi/podgpu@{self.version}", "podgpu", self.version)},
             "components": components,
         }
         text = json.dumps(document, indent=1, ensure_ascii=False)
-        (self.dist / f"podgpu-image-{self.version}{suffix}.cdx.json").write_text(f"{text}\n", encoding="utf-8")
+        (self.dist / f"podgpu-image-{self._tag(variant)}.cdx.json").write_text(f"{text}\n", encoding="utf-8")
 
     def _report(self, path: Path) -> None:
         print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
@@ -197,6 +207,7 @@ def main() -> None:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     parser.add_argument("--arch", choices=ARCHITECTURES, action="append", help="only this architecture")
     options = parser.parse_args()
+    check_python()
     if run("git", "status", "--porcelain", cwd=ROOT):
         print("warning: uncommitted changes are not part of the release", file=sys.stderr)
     shutil.rmtree(options.dist, ignore_errors=True)

@@ -49,7 +49,7 @@ def normalize_tar_gz(data: bytes, time: int) -> bytes:
 
 
 def compress(data: bytes) -> bytes:
-    return gzip.compress(data, 9, mtime=0)
+    return gzip.compress(data, 6, mtime=0)  # level 9 needs three times as long and saves 1 %
 
 
 # Images
@@ -103,14 +103,14 @@ class OciLayout:
         self._manifests.append(described | {"platform": {"architecture": architecture, "os": "linux"}})
         return int(layer["size"])
 
-    def write(self, path: Path, tag: str, time: int) -> str:
-        """Writes the archive and returns the digest of the image."""
+    def write(self, path: Path, name: str, time: int) -> str:
+        """Writes the archive and returns the digest of the image. `docker load` and `ctr import` use the name."""
         index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": self._manifests}
         described = self._add_json(index, f"{OCI}.index.v1+json")
-        annotations = {"annotations": {"org.opencontainers.image.ref.name": tag}}
+        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
         files = {
             "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
-            "index.json": _encode({**index, "manifests": [described | annotations]}),
+            "index.json": _encode({**index, "manifests": [described | {"annotations": names}]}),
             **{f"blobs/sha256/{digest}": data for digest, data in self._blobs.items()},
         }
         path.write_bytes(_tar_files(sorted(files.items()), time))

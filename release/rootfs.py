@@ -151,9 +151,15 @@ def locked_packages(architecture: str) -> list[tuple[str, str, str, str]]:
     return [(row[1], row[2], row[3], row[4]) for row in rows if row[0] == architecture]
 
 
-def build_rootfs(architecture: str, root: Path, variant: str = "", wheel: Path | None = None) -> None:
+def check_python() -> None:
     if sys.version_info[:2] != (3, 11):
-        raise SystemExit("the image contains Python 3.11, so .pyc files must be written by Python 3.11: use python3.11")
+        raise SystemExit(
+            "the image has Python 3.11, which must also write its .pyc files: make PYTHON=python3.11 clean release"
+        )
+
+
+def build_debian(architecture: str, root: Path) -> None:
+    """Writes the part of the root file system that does not depend on podgpu: Python and its libraries."""
     for name in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "tmp", "run", "proc", "sys", "dev"):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -165,9 +171,10 @@ def build_rootfs(architecture: str, root: Path, variant: str = "", wheel: Path |
     shutil.rmtree(root / "usr/lib" / f"{ARCHITECTURES[architecture]}-linux-gnu" / "gconv")  # Python has its own codecs
     compile_python(root / "usr/lib/python3.11", Path("/usr/lib/python3.11"))
     _write_system_files(root)
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = wheel or build_wheel(HERE.parent, Path(folder))
-        install_wheels(wheel, architecture, variant, root / SITE_PACKAGES)
+
+
+def add_podgpu(wheel: Path, architecture: str, variant: str, root: Path) -> None:
+    install_wheels(wheel, architecture, variant, root / SITE_PACKAGES)
     command = root / "usr/bin/podgpu"
     command.write_text(COMMAND.format(path=""), encoding="utf-8")
     command.chmod(0o755)
@@ -195,7 +202,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--variant", choices=VARIANTS, default="")
     options = parser.parse_args()
-    build_rootfs(options.architecture, options.folder, options.variant)
+    check_python()
+    build_debian(options.architecture, options.folder)
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(HERE.parent, Path(folder))
+        add_podgpu(wheel, options.architecture, options.variant, options.folder)
 
 
 if __name__ == "__main__":

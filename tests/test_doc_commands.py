@@ -24,14 +24,14 @@ NOT_RUN = {
     r"docker ": "there is no container engine, and no registry",
     r"(make release|skopeo |helm upgrade --install podgpu dist/)": "needs a registry; tests/release runs it",
     r"kind ": "there is no cluster",
-    r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl) ": "changes the machine",
+    r"sudo (python3 -m venv|apt|/opt/podgpu/bin/pip|install|systemctl|nvidia-ctk) ": "changes the machine",
+    r"nvidia-smi": "there is no GPU",
     r"helm repo ": "needs the internet",
-    r"helm (install|upgrade --install) \S+ prometheus-community/": "installs another project's chart",
+    r"helm (install|upgrade --install) \S+ (prometheus-community|nvdp)/": "installs another project's chart",
     r"helm uninstall ": "there is no cluster",
     r"curl -s http://localhost:9100/": "node_exporter runs in a pod of the chart",
     r"podgpu cluster --discover-kubernetes ": "there is no API server",
     r"podgpu hook": "there is no container runtime",
-    r"podgpu doctor --autoscale ": "there is no API server",
 }
 """Beginning of a command -> why it is not run."""
 PROGRAMS = {"podgpu", "make", "helm", "promtool", "python", "curl", "grep", "sort", "diff", "echo", "mkdir"}

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.fields import field_named, fields
 
 ROOT = Path(__file__).parents[1]

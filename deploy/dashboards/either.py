@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.names import rename_of
 
 _SERIES = re.compile(

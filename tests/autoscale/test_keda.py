@@ -17,7 +17,7 @@ from h2.events import RemoteSettingsChanged
 from h2.settings import SettingCodes
 
 from podgpu.autoscale import externalscaler_pb2 as pb
-from podgpu.autoscale.keda import ExternalScaler, KedaTls, start_scaler, stop_scaler
+from podgpu.autoscale.keda import ExternalScaler, KedaTls
 from podgpu.errors import StartError
 from podgpu.tls import Pem
 from podgpu.web.sockets import Address
@@ -43,13 +43,14 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(stage: Stage, credentials: Any = None, names: frozenset[str] = frozenset()) -> AsyncIterator[int]:
+async def serving(stage: Stage, tls: KedaTls | None = None, names: frozenset[str] = frozenset()) -> AsyncIterator[int]:
     """Yields the port."""
-    server, bound = await start_scaler(ExternalScaler(stage.store, names), LOCAL, credentials)
+    scaler = ExternalScaler(stage.store, LOCAL, tls, names)
+    bound = await scaler.start()
     try:
         yield bound.port
     finally:
-        await stop_scaler(server)
+        await scaler.stop()
 
 
 LOCAL = Address("127.0.0.1", 0)
@@ -160,7 +161,7 @@ def test_an_address_in_use_is_named() -> None:
     async def run() -> None:
         async with serving(Stage()) as port:
             with pytest.raises(StartError, match=f"127.0.0.1:{port}.*--keda-address"):
-                await start_scaler(ExternalScaler(Stage().store), Address("127.0.0.1", port), None)
+                await ExternalScaler(Stage().store, Address("127.0.0.1", port)).start()
 
     asyncio.run(run())
 
@@ -199,8 +200,8 @@ def test_only_certificates_with_an_accepted_ca_and_name_are_answered(
     certificates: Certificates, tmp_path: Path, shows: str, code: grpc.StatusCode
 ) -> None:
     async def run() -> None:
-        credentials = make_tls(certificates, tmp_path).make_credentials()
-        async with serving(Stage(), credentials, frozenset({"client"})) as port:
+        tls = make_tls(certificates, tmp_path)
+        async with serving(Stage(), tls, frozenset({"client"})) as port:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call_over_tls(port, certificates, shows)
             assert raised.value.code() is code
@@ -211,8 +212,8 @@ def test_only_certificates_with_an_accepted_ca_and_name_are_answered(
 
 def test_replaced_certificates_are_used_for_the_next_connection(certificates: Certificates, tmp_path: Path) -> None:
     async def run() -> None:
-        credentials = make_tls(certificates, tmp_path).make_credentials()
-        async with serving(Stage(), credentials) as port:
+        tls = make_tls(certificates, tmp_path)
+        async with serving(Stage(), tls) as port:
             assert await call_over_tls(port, certificates, "client")
             (tmp_path / "tls.key").write_text("half of a rotation")
             assert await call_over_tls(port, certificates, "client")
@@ -231,8 +232,8 @@ def test_replaced_certificates_are_used_for_the_next_connection(certificates: Ce
 )
 def test_keda_is_answered_beside_silent_connections(certificates: Certificates, tmp_path: Path) -> None:
     async def run() -> None:
-        credentials = make_tls(certificates, tmp_path).make_credentials()
-        async with serving(Stage(), credentials) as port:
+        tls = make_tls(certificates, tmp_path)
+        async with serving(Stage(), tls) as port:
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
             assert await call_over_tls(port, certificates, "client")
             assert not any(reader.at_eof() for reader, _ in silent)
@@ -248,10 +249,10 @@ def test_streams_and_headers_of_a_connection_are_limited(certificates: Certifica
     """A small compressed header can become large: 100 streams of 20 connections cost 900 MB."""
 
     async def run() -> None:
-        credentials = make_tls(certificates, tmp_path).make_credentials()
+        own_tls = make_tls(certificates, tmp_path)
         tls = certificates.client("client")
         tls.set_alpn_protocols(["h2"])
-        async with serving(Stage(), credentials) as port:
+        async with serving(Stage(), own_tls) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             client = H2Connection()
             client.initiate_connection()

@@ -15,7 +15,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, make_api_tls, parse_front_proxy
+from podgpu.autoscale.certificates import issue
+from podgpu.autoscale.metrics_api import FrontProxy, MetricsApi, format_quantity, parse_front_proxy
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -31,7 +32,7 @@ def get(stage: Stage, *paths: str, method: str = "GET") -> list[tuple[int, Any]]
     """Requests without TLS and without a check of the caller."""
 
     async def run() -> list[tuple[int, Any]]:
-        app = MetricsApi(stage.store, FrontProxy).application()
+        app = MetricsApi(stage.store, *issue("api.test", "test").pems(), FrontProxy).application()
         answers = []
         async with (
             listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound,
@@ -230,9 +231,9 @@ class Site:
             stage = Stage([pod("a")])
             stage.turns(4, n1=(busy("a", 0.735, 0),))
             certificate, key = (Pem(file=str(self.folder / name)) for name in ("tls.crt", "tls.key"))
-            tls = make_api_tls(certificate, key, lambda: self.proxy)
-            app = MetricsApi(stage.store, lambda: self.proxy).application()
-            async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), ConnectionLimits()) as bound:
+            api = MetricsApi(stage.store, certificate, key, lambda: self.proxy)
+            listener = Listener(api.application(), Address("127.0.0.1", 0), tls=api.tls)
+            async with listening(listener, ConnectionLimits()) as bound:
                 self.url = bound.url
                 return await use()
 

@@ -1,4 +1,4 @@
-"""`--config-file` in the real command: precedence, bad files, 4.8.3's and 4.8.4's options, the doctor on them."""
+"""`--config-file` in the real command: precedence, bad files, 4.8.3's and 4.8.4's options."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.publish import process_families
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import families_in
 from podgpu.metrics.parse import parse_text
-from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
-from tests.cli.test_doctor_configuration import Doctor, doctor, wrong
 from tests.cli.test_option_table import Ran, execute
 from tests.nodes.clock import wait_until
 from tests.process import EXPORTER, has_values, podgpu
 
-__all__ = ["_no_variables", "doctor", "kubelet", "socket", "tree"]
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4"]
 FIELDS = "metrics:\n  fields:\n  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: From the file.}\n"
 COLLECTIONS = "collections:\n- {name: all, every: 100ms, metrics: {include: ['*']}}\n"
@@ -111,7 +107,7 @@ def test_what_does_nothing_here_is_said(write: Write) -> None:
 
 @pytest.mark.reads_host("what the process itself is, from /proc/self: there is no other to read")
 def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -> None:
-    quick = [*QUICK, "-c", "100", "--path-proc", "/proc"]
+    quick = [*QUICK, "-c", "100"]
     assert "process_" not in execute(quick).out
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
     for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
@@ -127,22 +123,6 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
     assert "process_" not in off.out
 
 
-def test_a_process_of_which_nothing_can_be_read_has_no_false_figures(tmp_path: Path) -> None:
-    names = {family.name for family in process_families(str(tmp_path))}
-    assert names == {"process_max_fds", "process_virtual_memory_max_bytes"}
-
-
-def test_a_command_with_brackets_in_its_name(tmp_path: Path) -> None:
-    (tmp_path / "self" / "fd").mkdir(parents=True)
-    numbers = " ".join(["1"] * 10 + ["200", "100"] + ["0"] * 6 + ["5000", "4096000", "10"] + ["0"] * 10)
-    (tmp_path / "self" / "stat").write_text(f"7 (a) b) c) S {numbers}\n", encoding="utf-8")
-    (tmp_path / "stat").write_text("cpu 1 2\nbtime 1700000000\n", encoding="utf-8")
-    found = {family.name: family.samples[0].value for family in process_families(str(tmp_path))}
-    assert found["process_cpu_seconds_total"] == 3.0
-    assert found["process_start_time_seconds"] == 1_700_000_050.0
-    assert found["process_virtual_memory_bytes"] == 4096000
-
-
 # Serving
 
 
@@ -152,24 +132,6 @@ def test_a_visitor_who_does_not_send_is_let_go(tmp_path: Path) -> None:
             silent.sendall(b"GET /metrics HTTP/1.1\r\n")
             assert silent.recv(100) == b""
         assert exporter.client.ask("/livez").status == 200
-
-
-# The doctor
-
-
-def test_the_doctor_judges_the_file(doctor: Doctor, write: Write) -> None:
-    good = write(
-        f"version: 2\n{FIELDS}collections:\n- {{name: quick, every: 2s, metrics: {{include: [DCGM_FI_DEV_GPU_*]}}}}\n"
-    )
-    found = doctor.examine("--config-file", good)
-    assert [(level, text) for level, text, _ in found["configuration file"]] == [
-        ("ok", f"{good}: 0 fields every 30 s; quick: 1 every 2 s")
-    ]
-    bad = write("version: 2\ncollections: []\n", "bad.yaml")
-    assert f"{bad}: collections" in wrong(doctor.examine("--config-file", bad))["configuration file"]
-    assert doctor.code == 1
-    unmatched = write("version: 2\ncollections:\n- {name: x, every: 2s, metrics: {include: [FOO]}}\n", "x.yaml")
-    assert "no configured field matches" in wrong(doctor.examine("--config-file", unmatched))["configuration file"]
 
 
 # Changes while it runs

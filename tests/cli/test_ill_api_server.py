@@ -66,7 +66,7 @@ def errors(agent: Agent, source: str) -> Mapping[str, int]:
 @pytest.mark.fault(
     "podgpu's role lets it list pods, but not watch them",
     "what was listed would stand for ever: the sources api-server and annotations are not up, with the reason"
-    " forbidden and the rule to add; GPUs and the kubelet's holders stay",
+    " forbidden and the missing permission; GPUs and the kubelet's holders stay",
 )
 def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with watched_node(folder) as (node, server):
@@ -87,7 +87,7 @@ def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: py
         said = [line for line in caplog.messages if line.startswith("annotations: ")]
         assert len(said) == 1
         assert 'cannot watch resource "pods"' in said[0]
-        assert 'verbs: ["list", "watch"]' in said[0]
+        assert "add this permission to podgpu's ClusterRole" in said[0]
         server.refusal = None
         wait_until(lambda: feed.error is None, "the watch stands again")
         for _ in range(2):

@@ -26,8 +26,7 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.reader import HolderSources
 from podgpu.metrics.counters import parse_counters, shipped_counters
-from podgpu.metrics.families import THROTTLE_REASONS
-from podgpu.metrics.fields import fields
+from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import HOST_LABELS, NameSet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods

@@ -1,4 +1,4 @@
-"""Compares podgpu's waiting times on a shared GPU with those that the loads recorded. Takes less than 150 seconds:
+"""Compares podgpu's waiting times on a shared GPU with those that the loads recorded. Takes less than 250 seconds:
 
     python tests/device/waiting.py [OUTPUT_DIRECTORY [WORD…]]
 
@@ -38,6 +38,8 @@ SCENARIOS: dict[str, list[Burst]] = {
     "25/70, 45/160, 9/45 ms, random, cool, deep": [(25, 70), (45, 160), (9, 45)],
     "never rests, 16/75, 35/260, random, cool": [(1000, 1000), (16, 75), (35, 260)],
     "22/50, 18/65, 40/400, random, cool": [(22, 50), (18, 65), (40, 400)],
+    "1/8, 1.5/13, 0.5/6, random, cool, short": [(1, 8), (1.5, 13), (0.5, 6)],
+    "0.3/4, 0.3/5, 2/40, random, cool, short": [(0.3, 4), (0.3, 5), (2, 40)],
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.enrich.enricher import Enricher, EnrichSettings
+from podgpu.enrich import Enricher, EnrichSettings
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exporter import FileExposition, parse_exposition
@@ -147,6 +147,37 @@ def test_a_file_of_an_earlier_run(written: float, is_kept: bool, tmp_path: Path)
     file = StaleFile(out)
     assert file.turn(10.0) is is_kept
     assert not file.turn(70.0)
+
+
+# A file that does not exist yet
+
+
+@pytest.mark.fault(
+    "The file that enrich reads does not exist yet when it starts",
+    "One log line says so, without promising values that the output does not have; it recovers when the file appears",
+)
+@pytest.mark.parametrize("previous", [None, "old", "without values"])
+def test_a_missing_file(tmp_path: Path, previous: str | None) -> None:
+    exposition, out = tmp_path / "in.txt", tmp_path / "gpu.prom"
+    if previous:
+        out.write_bytes(EXPOSITION)
+        os.utime(out, (0, 0))
+    if previous == "without values":
+        with enriching(exposition, out) as process:
+            wait_until(lambda: b"GPU-1" not in out.read_bytes(), "the stale values are removed")
+    before = out.stat().st_mtime_ns if previous else None
+    with enriching(exposition, out) as process:
+        wait_until(lambda: out.exists() and out.stat().st_mtime_ns != before, "the output is written without values")
+        assert b"GPU-1" not in out.read_bytes()
+        exposition.write_bytes(EXPOSITION)
+        wait_until(lambda: b"GPU-1" in out.read_bytes(), "the output has values")
+        process.send_signal(signal.SIGTERM)
+        _, logged = process.communicate(timeout=30)
+    result = "the stale values in {} are removed" if previous == "old" else "{} has no values until"
+    missing, recovered = logged.splitlines()
+    assert f"{exposition} does not exist" in missing
+    assert result.format(out) in missing
+    assert "works again" in recovered
 
 
 # A file that changes

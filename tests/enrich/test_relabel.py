@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.enrich.enricher import relabel
+from podgpu.enrich import relabel
 from podgpu.gpu.exporter import parse_exposition
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.parse import encode_parsed
@@ -40,7 +40,7 @@ CASES = {
 
 
 def enriched(exposition: bytes, assignments: list[Assignment], policy: Policy) -> str:
-    return encode_parsed(relabel(parse_exposition(exposition, "exposition"), assignments, policy).families).decode()
+    return encode_parsed(relabel(parse_exposition(exposition, "exposition"), assignments, policy)[0]).decode()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -60,6 +60,6 @@ def test_samples_without_a_gpu_are_not_changed() -> None:
 
 def test_copies_with_different_values_are_removed_and_counted() -> None:
     exposition = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
-    result = relabel(parse_exposition(exposition, "exposition"), [], NEW)
-    assert result.ambiguous == 1
-    assert encode_parsed(result.families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'
+    families, ambiguous = relabel(parse_exposition(exposition, "exposition"), [], NEW)
+    assert ambiguous == 1
+    assert encode_parsed(families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'

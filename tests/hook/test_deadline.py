@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.hook.counters import HookCounters
+from podgpu.hook import HookCounters
 from podgpu.hook.devices import Card, Cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin

@@ -14,8 +14,8 @@ import pytest
 
 from podgpu.files import AtomicFile
 from podgpu.holders.node_files import PodlistEntry
-from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import Cards, ContainerFacts, Sandbox
+from podgpu.hook import HookCounters, nri_pb2
+from podgpu.hook.devices import Cards, Sandbox
 from podgpu.hook.loop import Hook, HookSettings
 from podgpu.hook.podlist import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, wait_written
@@ -40,7 +40,8 @@ def test_a_restarted_hook_does_not_write_a_correct_file(runtime: Runtime, podlis
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 
 
-PICTURE = (Sandbox("s", "ml", "train", containers=(ContainerFacts("c", "main", uuid(1)),)),)
+MAIN = nri_pb2.Container(id="c", name="main", env=[f"NVIDIA_VISIBLE_DEVICES={uuid(1)}".encode()])
+PICTURE = (Sandbox(nri_pb2.PodSandbox(id="s", namespace="ml", name="train"), (MAIN,)),)
 CONTENT = encode_podlist([PodlistEntry("train", "ml", "main", [uuid(1)])])
 
 

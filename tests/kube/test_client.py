@@ -13,7 +13,7 @@ import pytest
 
 from podgpu import __version__
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient, missing_rule
+from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
@@ -78,30 +78,8 @@ def test_a_new_token_is_read_after_the_old_one_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("path", "rule"),
-    [
-        ("/api/v1/pods", 'ClusterRole the rule {apiGroups: [""], resources: ["pods"], verbs: ["list", "watch"]}'),
-        (
-            "/api/v1/namespaces/ops/configmaps/counters",
-            'Role in namespace ops the rule {apiGroups: [""], resources: ["configmaps"], verbs: ["get"]}',
-        ),
-        (
-            "/apis/resource.k8s.io/v1/resourceslices",
-            'ClusterRole the rule {apiGroups: ["resource.k8s.io"], resources: ["resourceslices"],'
-            ' verbs: ["list", "watch"]}',
-        ),
-        ("/api/v1/namespaces/ops", 'the rule {apiGroups: [""], resources: ["namespaces"], verbs: ["get"]}'),
-        ("/apis/resource.k8s.io", 'nonResourceURLs: ["/apis/resource.k8s.io"], verbs: ["get"]'),
-        ("/version", 'nonResourceURLs: ["/version"], verbs: ["get"]'),
-    ],
-)
-def test_the_missing_rule(path: str, rule: str) -> None:
-    assert rule in missing_rule(path, ("list", "watch"))
-
-
-@pytest.mark.parametrize(
     ("status", "reason"),
-    [(404, "not_found"), (410, "gone"), (429, "throttled"), (503, "server_error"), (400, "bad_answer")],
+    [(403, "forbidden"), (404, "not_found"), (410, "gone"), (429, "throttled"), (503, "server_error")],
 )
 def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, reason: str) -> None:
     server.refusal, server.retry_after = (status, "the server's own words"), 10**9

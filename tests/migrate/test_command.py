@@ -12,11 +12,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.cli.main import run
-from podgpu.migrate.dashboard import migrate_dashboard
-from podgpu.migrate.rules import migrate_rules
-
-ROOT = Path(__file__).parents[2]
-SHIPPED = ROOT / "deploy" / "helm" / "podgpu" / "files"
+from podgpu.migrate.documents import migrate_dashboard, migrate_rules
 
 RULES = """\
 # Kept: this comment, the order, the quotes.
@@ -103,14 +99,6 @@ def test_rules_keep_comments_order_and_style() -> None:
     assert there.left == ()
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("rules/*.yaml")), ids=lambda path: path.name)
-def test_our_rules_ask_for_either_and_stay(path: Path) -> None:
-    """They serve both at once; those of them that read only what has one name stay too."""
-    text = path.read_text(encoding="utf-8")
-    migrated = migrate_rules(text, path.name)
-    assert (migrated.text, migrated.left) == (text, ())
-
-
 def test_several_documents_anchors_and_what_is_no_rule() -> None:
     text = (
         "kind: PrometheusRule\nspec:\n  groups:\n  - rules:\n    - alert: A\n      expr: &e DCGM_FI_DEV_GPU_TEMP > 80\n"
@@ -144,13 +132,6 @@ def test_a_dashboard_keeps_its_layout(indent: int | None) -> None:
     assert gpu["query"] == "label_values(DCGM_FI_DEV_GPU_UTIL_RATIO, gpu)"
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("dashboards/podgpu-*.json")), ids=lambda path: path.name)
-def test_our_dashboards_ask_for_either_and_stay(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    migrated = migrate_dashboard(text, path.name)
-    assert (migrated.text, migrated.left) == (text, ())
-
-
 def test_a_variable_that_reads_printed_series() -> None:
     variable = {"query": "query_result(DCGM_FI_DEV_GPU_TEMP)", "regex": '/Hostname="([^"]+)"/'}
     migrated = migrate_dashboard(json.dumps({"templating": {"list": [variable]}}), "d.json")
@@ -178,14 +159,6 @@ def test_a_variable_of_the_dashboards_called_as_a_label_keeps_its_name() -> None
     assert found["sort"] == "hostname"
 
 
-def test_a_panel_that_reads_both_names_keeps_its_legends() -> None:
-    either = {"expr": "DCGM_FI_DEV_GPU_UTIL or DCGM_FI_DEV_GPU_UTIL_RATIO * 100", "legendFormat": "{{Hostname}}"}
-    other = {"expr": "podgpu_device_count", "legendFormat": "{{Hostname}}"}
-    text = json.dumps({"panels": [{"targets": [either, other]}]})
-    migrated = migrate_dashboard(text, "d.json")
-    assert (migrated.text, migrated.left) == (text, ())
-
-
 def test_a_byte_order_mark_stays() -> None:
     migrated = migrate_dashboard("\ufeff" + json.dumps(DASHBOARD), "d.json")
     assert migrated.text == "\ufeff" + migrate_dashboard(json.dumps(DASHBOARD), "d.json").text
@@ -201,7 +174,6 @@ def test_what_is_named_elsewhere_in_a_dashboard_is_said() -> None:
     }
     migrated = migrate_dashboard(json.dumps(document), "d.json")
     assert len(migrated.left) == 3
-    assert len(migrated.notes) == 1
     assert any("as PromQL" in left for left in migrated.left)
     assert any("panels[1].fieldConfig" in left for left in migrated.left)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.migrate.documents import migrate_rules
 from podgpu.migrate.promql import PromqlError, parse_promql
 from podgpu.migrate.rewrite import rewrite_expression, rewrite_query
-from podgpu.migrate.rules import migrate_rules
 
 UTIL, UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
 USED, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
@@ -40,7 +40,6 @@ REWRITTEN = [
     (f"avg_over_time({UTIL}[$__range])", f"(avg_over_time({UTIL_RATIO}[$__range]) * 100)"),
     (f"quantile_over_time(0.9, {UTIL}[5m])", f"(quantile_over_time(0.9, {UTIL_RATIO}[5m]) * 100)"),
     (f"predict_linear({USED}[1h], 3600)", f"(predict_linear({USED_BYTES}[1h], 3600) / 1048576)"),
-    (f"stdvar_over_time({UTIL}[1h])", f"(stdvar_over_time({UTIL_RATIO}[1h]) * 10000)"),
     (f"max_over_time({UTIL}[1h:1m])", f"max_over_time(({UTIL_RATIO} * 100)[1h:1m])"),
     (
         f"max_over_time(rate({ENERGY}[5m])[1h:1m])",
@@ -139,8 +138,6 @@ def test_a_counter_that_is_no_default_one_is_noted() -> None:
     rewritten = rewrite_expression("DCGM_FI_DEV_POWER_VIOLATION")
     assert rewritten.text == "(DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL * 1000000000)"
     assert "counter file" in rewritten.notes[0]
-    inferred = rewrite_expression("DCGM_FI_DEV_THERMAL_VIOLATION")
-    assert any("inferred" in note for note in inferred.notes), inferred.notes
 
 
 # What is no PromQL
@@ -193,34 +190,3 @@ def test_operators_in_a_row_deeper_than_the_stack_are_said() -> None:
 )
 def test_what_prometheus_and_grafana_write_is_read(text: str) -> None:
     parse_promql(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{UTIL} or {UTIL_RATIO} * 100",
-        f"max by (Hostname, hostname) ({TEMP} or {CELSIUS})",
-        "max by (Hostname, hostname) (podgpu_device_count)",
-        'label_replace(podgpu_device_count, "Hostname", "$1", "hostname", "(.+)")',
-    ],
-)
-def test_what_asks_for_either_already_stays(text: str) -> None:
-    rewritten = rewrite_expression(text)
-    assert (rewritten.text, rewritten.left, rewritten.reads_both) == (text, (), True)
-
-
-@pytest.mark.parametrize(
-    ("text", "alone"),
-    [
-        (f'label_replace({TEMP}, "hostname", "$1", "Hostname", "(.*)")', TEMP),
-        (f"max by (Hostname, hostname) ({TEMP})", TEMP),
-        (f"({UTIL} or {UTIL_RATIO} * 100) > 50 and {USED} > 1000", USED),
-        (f"max by (Hostname) ({UTIL} or {UTIL_RATIO} * 100)", "Hostname"),
-        (f"label_values({UTIL} or {UTIL_RATIO}, Hostname)", "Hostname"),
-    ],
-)
-def test_what_is_asked_for_under_one_name_beside_both_is_said(text: str, alone: str) -> None:
-    rewritten = rewrite_expression(text)
-    assert (rewritten.text, rewritten.reads_both) == (text, False)
-    assert [left.split(": ")[0] for left in rewritten.left] == [alone]
-    assert "only this name is read" in rewritten.left[0]

@@ -34,7 +34,6 @@ MORE = [
     "quantile_over_time(0.5, DCGM_FI_DEV_FB_USED[5m])",
     "max_over_time(DCGM_FI_DEV_GPU_UTIL[5m:30s])",
     "stddev_over_time(DCGM_FI_DEV_GPU_UTIL[10m])",
-    "stdvar_over_time(DCGM_FI_DEV_GPU_UTIL[10m])",
     "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE + DCGM_FI_DEV_FB_RESERVED)",
     "DCGM_FI_DEV_FB_USED offset 1m",
     "delta(DCGM_FI_DEV_FB_USED[5m])",

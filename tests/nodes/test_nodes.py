@@ -14,8 +14,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from podgpu.metrics.encode import CONTENT_TYPE
-from podgpu.metrics.families import families_in
+from podgpu.metrics.encode import CONTENT_TYPE, families_in
 from tests.nodes.node import node_of, read_description
 from tests.web.server import running
 

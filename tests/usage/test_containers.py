@@ -12,9 +12,10 @@ from podgpu.usage.containers import (
     CACHE_SECONDS,
     ContainerFinder,
     ContainerLookup,
+    Owners,
+    ProcessOwners,
     in_host_pid_namespace,
 )
-from podgpu.usage.owners import Owners, ProcessOwners
 from tests.nodes.clock import FakeClock
 from tests.privilege import without_privilege
 from tests.simulated import FaultyProc, cgroup_text, container_cgroup

@@ -25,8 +25,8 @@ from podgpu.model import (
     Workload,
 )
 from podgpu.usage.attribution import make_turns
+from podgpu.usage.containers import Owners
 from podgpu.usage.ledger import Ledger
-from podgpu.usage.owners import Owners
 
 SECOND = 10**9
 A = Workload("research", "a", "main", "uid-a")

@@ -6,10 +6,12 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +27,8 @@ from podgpu.holders.merge import describe, explain
 from podgpu.holders.reader import AllocationResult
 from podgpu.holders.reservations import find_reserved
 from podgpu.metrics.conditions import UNALLOCATED
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode
-from podgpu.metrics.families import THROTTLE_REASONS, families_in
-from podgpu.metrics.fields import fields
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Sample, encode, families_in
+from podgpu.metrics.fields import THROTTLE_REASONS, fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.labels import Policy
 from podgpu.metrics.names import gpu_figures, in_legacy_units, slot_figures
@@ -57,6 +58,7 @@ _log = logging.getLogger("podgpu")
 Text = Literal["fresh", "stale", "gpu_manager", "fresh_json", "stale_json"]
 """Metrics text, or JSON. The stale ones have no figures; they are served when the figures are too old."""
 COUNTERS = "counters"  # name of the counter file, as a source
+_STARTED_AT = time.time()
 SIMULATED = "simulated"  # name of the telemetry source of the demo
 _NO_FIGURES = (
     *("uuid", "index", "model", "pci_bus_id", "minor", "maker", "mig_enabled", "hidden", "conditions", "last_holders"),
@@ -123,10 +125,9 @@ def _join_holders(result: AllocationResult, usage: UsageResult) -> dict[str, lis
         key: {workload.key: (workload, used) for workload, used in entries}
         for key, entries in sorted(usage.holders.items())
     }
-    processes = usage.list_processes()
 
     def list_running(key: str, workload: Workload) -> tuple[RunningProcess, ...]:
-        own = [p for p in processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
+        own = [p for p in usage.processes.get(key, ()) if p.owner is not None and p.owner.key == workload.key]
         return tuple(msgspec.structs.replace(p, owner=None) for p in own) if workload.user else ()
 
     for a in allocation.assignments:
@@ -290,7 +291,7 @@ class Published:
 
     def _encode(self, text: Text) -> bytes:
         state, policy = self.state, self._policy
-        process = process_families(policy.process_metrics) if policy.process_metrics else ()
+        process = process_families() if policy.process_metrics else ()
         match text:
             case "fresh":
                 gpu_manager = render_gpu_manager(state, policy) if policy.gpu_manager else ()
@@ -305,51 +306,20 @@ class Published:
                 return encode_node(remove_figures(state))
 
 
-# -- process_* -----------------------------------------------------------------------------------------------------
-
-_USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
-"""Positions in /proc/PID/stat, counted after the command name, which may contain spaces and parentheses."""
-
-
-def process_families(proc: str) -> tuple[Family, ...]:
-    """Builds the metrics of the exporter's own process, sorted by name. Values that cannot be read are omitted."""
-    values = dict(_read_values(Path(proc)))
-    specs = families_in("process").values()
-    return tuple(spec.of([Sample(NO_LABELS, values[spec.name])]) for spec in specs if spec.name in values)
-
-
-def _read_values(proc: Path) -> Iterator[tuple[str, float]]:
-    with suppress(OSError, ValueError, IndexError):
-        ticks, figures = os.sysconf("SC_CLK_TCK"), _read_stat(proc)
-        yield "process_cpu_seconds_total", (figures[_USER] + figures[_SYSTEM]) / ticks
-        yield "process_resident_memory_bytes", figures[_RESIDENT] * os.sysconf("SC_PAGE_SIZE")
-        yield "process_virtual_memory_bytes", figures[_VIRTUAL]
-        yield "process_start_time_seconds", _read_boot_time(proc) + figures[_STARTED] / ticks
-    with suppress(OSError):
-        yield (
-            "process_open_fds",
-            sum(1 for _ in (proc / "self" / "fd").iterdir()) - 1,
-        )  # excludes the descriptor of this listing
-    for name, limit in (
-        ("process_max_fds", resource.RLIMIT_NOFILE),
-        ("process_virtual_memory_max_bytes", resource.RLIMIT_AS),
-    ):
-        soft, _ = resource.getrlimit(limit)
-        yield name, 2**64 - 1 if soft == resource.RLIM_INFINITY else soft
-
-
-def _read_stat(proc: Path) -> list[int]:
-    _, _, rest = (proc / "self" / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    state_and_numbers = rest.split()
-    return [0, *(int(number) for number in state_and_numbers[1:])]
-
-
-def _read_boot_time(proc: Path) -> int:
-    for line in (proc / "stat").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "btime":
-            return int(value)
-    raise ValueError("no btime")
+def process_families() -> tuple[Family, ...]:
+    """Builds the metrics of the exporter's own process, with the names of Prometheus' client libraries."""
+    size, resident = (int(pages) for pages in Path("/proc/self/statm").read_text(encoding="ascii").split()[:2])
+    most_files, most_memory = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    values = {
+        "process_cpu_seconds_total": time.process_time(),
+        "process_max_fds": most_files,
+        "process_open_fds": len(os.listdir("/proc/self/fd")) - 1,  # excludes the descriptor of this listing
+        "process_resident_memory_bytes": resident * resource.getpagesize(),
+        "process_start_time_seconds": _STARTED_AT,
+        "process_virtual_memory_bytes": size * resource.getpagesize(),
+        "process_virtual_memory_max_bytes": 2**64 - 1 if most_memory == resource.RLIM_INFINITY else most_memory,
+    }
+    return tuple(spec.of([Sample(NO_LABELS, values[name])]) for name, spec in families_in("process").items())
 
 
 # -- log -----------------------------------------------------------------------------------------------------------
@@ -360,70 +330,58 @@ class ChangeLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, FAULT_SECONDS)  # by source and GPU UUID
-        self._unsupported: set[tuple[str, str]] = set()  # device key and field
+        self._unsupported: set[tuple[str, str]] = set()  # field and device key
         self._unmapped: frozenset[Unmapped] = frozenset()
         self._mps: set[str] = set()  # devices with MPS clients, which are not measured
 
     def report(self, state: NodeState, unmapped: Iterable[Unmapped]) -> None:
-        sources = [source for source in state.sources if source.up is not None]
+        self._report_sources([source for source in state.sources if source.up is not None])
+        slots: dict[str, Slot] = {gpu.uuid: gpu for gpu in state.devices}
+        slots |= {device_key(gpu.uuid, instance.id): instance for gpu in state.devices for instance in gpu.instances}
+        self._report_devices(slots)
+        self._report_unmapped(frozenset(unmapped))
+
+    def _report_sources(self, sources: Sequence[SourceStatus]) -> None:
         for source in sources:
-            self._report_source(source)
+            key = source.name, source.device
+            name = f"{source.name} ({source.device})" if source.device else source.name
+            if source.up and self._faults.recover(key):
+                _log.info("%s: answers again", name)
+            # Errors of the counter file are compared by message, so that a different mistake is logged, too.
+            fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
+            if not source.up and self._faults.fail(key, fault):
+                message = source.message.removeprefix(f"{source.name}: ")
+                _log.warning("%s: %s; podgpu continues and retries", name, message)
         present = {(source.name, source.device) for source in sources}
         if any(device for _, device in present):  # without a driver no GPU is listed, so keep their faults
             self._faults.remove(lambda key: key not in present and key[0].startswith("gpu"))
-        slots: dict[str, Slot] = {gpu.uuid: gpu for gpu in state.devices}
-        slots |= {device_key(gpu.uuid, instance.id): instance for gpu in state.devices for instance in gpu.instances}
-        self._report_unsupported(slots)
-        self._report_mps(slots)
-        self._report_unmapped(frozenset(unmapped))
 
-    def _report_source(self, source: SourceStatus) -> None:
-        key = source.name, source.device
-        name = f"{source.name} ({source.device})" if source.device else source.name
-        if source.up and self._faults.recover(key):
-            _log.info("%s: answers again", name)
-        # Errors of the counter file are compared by message, so that a different mistake is logged, too.
-        fault = source.message if source.name == COUNTERS else _SAME_FAULT.get(source.error, source.error)
-        if not source.up and self._faults.fail(key, fault):
-            message = source.message.removeprefix(f"{source.name}: ")
-            _log.warning("%s: %s; podgpu continues and retries", name, message)
-
-    def _report_mps(self, slots: Mapping[str, Slot]) -> None:
-        shared = {key for key, slot in slots.items() if slot.usage is not None and slot.usage.method == "mps"}
-        for key in sorted(shared - self._mps):
+    def _report_devices(self, slots: Mapping[str, Slot]) -> None:
+        unsupported = {(name, key) for key, slot in slots.items() for name in slot.unsupported} - self._unsupported
+        self._unsupported |= unsupported
+        for name, entries in groupby(sorted(unsupported), itemgetter(0)):
+            keys = few_of(key for _, key in entries)
+            _log.warning("%s is not supported by %s and has no series there", name, keys)
+        mps = {key for key, slot in slots.items() if slot.usage is not None and slot.usage.method == "mps"}
+        for key in sorted(mps - self._mps):
             _log.warning(
                 "%s: several containers share it by MPS; their busy time, idle time and energy are not known, because"
                 " the driver reports only the MPS server",
                 key,
             )
-        self._mps = shared
-
-    def _report_unsupported(self, slots: Mapping[str, Slot]) -> None:
-        new: defaultdict[str, list[str]] = defaultdict(list)
-        for key, slot in slots.items():
-            for name in slot.unsupported:
-                if (key, name) not in self._unsupported:
-                    self._unsupported.add((key, name))
-                    new[name].append(key)
-        for name, keys in new.items():
-            _log.warning("%s is not supported by %s and has no series there", name, few_of(keys))
+        self._mps = mps
 
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
-        new: defaultdict[tuple[str, str], list[Unmapped]] = defaultdict(list)
-        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, describe(a))):
-            new[assignment.source, assignment.reason].append(assignment)
-        self._unmapped = unmapped
-        for (source, reason), entries in sorted(new.items()):
+        new, self._unmapped = unmapped - self._unmapped, unmapped
+        by_reason = attrgetter("source", "reason")
+        ordered = sorted(new, key=lambda a: (*by_reason(a), a.device_id, describe(a)))
+        for (source, reason), group in groupby(ordered, by_reason):
+            entries = list(group)
             explanation = explain(entries[0])
             level = logging.INFO if explanation.harmless else logging.WARNING
             for assignment in entries[:MAX_LINES]:
-                _log.log(
-                    level,
-                    "%s: %s: %s (%s); %s",
-                    *(source, describe(assignment), explanation.reason, reason, explanation.advice),
-                )
+                what = describe(assignment)
+                _log.log(level, "%s: %s: %s (%s); %s", source, what, explanation.reason, reason, explanation.advice)
             if len(entries) > MAX_LINES:
-                more = len(entries) - MAX_LINES
-                _log.log(
-                    level, "%s: %d more with the same reason (%s); run podgpu doctor to list all", source, more, reason
-                )
+                text = "%s: %d more with the same reason (%s); run podgpu doctor to list all"
+                _log.log(level, text, source, len(entries) - MAX_LINES, reason)

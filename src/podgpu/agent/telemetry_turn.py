@@ -13,12 +13,11 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD
-from podgpu.metrics.fields import Field
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, Field
 from podgpu.model import Device, OtherReading, Reading, SourceStatus, Value
-from podgpu.workers import ErrorCounts, Result, Workers
+from podgpu.workers import ErrorCounts, Workers
 
-_OTHERS = "others"
+OTHERS = "others"  # reading of switches and CPUs
 _Read = Callable[[Sequence[Field]], GpuAnswer]
 
 
@@ -26,8 +25,7 @@ _Read = Callable[[Sequence[Field]], GpuAnswer]
 class TelemetryResult:
     devices: tuple[Device, ...] = ()  # all devices of the node, including GPUs that disappeared
     selected: tuple[Device, ...] = ()  # devices selected by -d
-    answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID; GPUs that did not answer are missing
-    others: tuple[OtherReading, ...] = ()
+    answers: Mapping[str, GpuAnswer] = field(default_factory=dict)  # by UUID, or OTHERS; without those that failed
     sources: tuple[SourceStatus, ...] = ()  # the first one is the inventory
     gpus_expected: int | None = None  # number of GPUs on the PCI bus
     gpus_visible: int = 0
@@ -46,6 +44,10 @@ class TelemetryResult:
         """Returns the readings of the selected devices."""
         shown = {device.key for device in self.selected}
         return tuple(r for answer in self.answers.values() for r in answer.readings if r.device.key in shown)
+
+    @property
+    def others(self) -> tuple[OtherReading, ...]:
+        return tuple(other for answer in self.answers.values() for other in answer.others)
 
     @property
     def unsupported(self) -> tuple[tuple[str, int], ...]:
@@ -85,7 +87,6 @@ class TelemetryTurn:
         clock: Clock,
     ) -> None:
         self._telemetry = telemetry
-        self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
         self._selection = selection
         self._workers = workers
         self._errors = errors
@@ -121,46 +122,40 @@ class TelemetryTurn:
         self._add_lost(lost)
         if not inventory.up:
             self.drop_values()
-            return self._make_result(lanes, (inventory,), {}, None)
-        gpus = self._choose_gpus()
-        reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
-        if self._others is not None:
-            reads[_OTHERS] = self._others.read_others
-        jobs = {
-            worker: partial(_read_lanes, read, self._lanes_to_read(worker, lanes)) for worker, read in reads.items()
-        }
-        results = self._workers.run(jobs, self._deadline)
-        merged = {worker: self._merge_with_earlier(worker, result) for worker, result in results.items()}
-        others = merged.get(_OTHERS)
-        sources = [inventory, *self._report_others(others), *self._report_unreachable()]
+            return self._make_result(lanes, (inventory,), {})
+        gpus = {_worker(gpu): gpu for gpu in self._choose_gpus()}
+        reads: dict[str, _Read] = {}
+        if isinstance(self._telemetry, ReadsOthers):
+            reads[OTHERS] = self._telemetry.read_others
+        reads |= {worker: partial(self._telemetry.read, gpu) for worker, gpu in gpus.items()}
+        jobs = {}
+        for worker, read in reads.items():
+            known = self._answers.get(worker, {})
+            unread = [lane for lane in self._lanes if lane in lanes or lane not in known]
+            jobs[worker] = partial(_read_lanes, read, unread)
+        sources = [inventory, *self._report_unreachable()]
         answers: dict[str, GpuAnswer] = {}
-        for gpu in gpus:
-            name, result = f"gpu{gpu.index}", merged[_worker(gpu)]
-            sources.append(self._errors.make_status(name, result, gpu.uuid))
-            if result.value is not None:
-                answers[gpu.uuid] = result.value
-                self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
-                self._count_flaws(name, result.value)
-        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus} - answers.keys())
-        return self._make_result(lanes, tuple(sources), answers, None if others is None else others.value)
+        for worker, result in self._workers.run(jobs, self._deadline).items():
+            name, uuid = (f"gpu{gpus[worker].index}", gpus[worker].uuid) if worker in gpus else (OTHERS, "")
+            answer = self._merge_with_earlier(worker, result.value)
+            if uuid or answer is None or answer.others:  # a node without switches needs no status of them
+                sources.append(self._errors.make_status(name, result, uuid))
+            if answer is not None:
+                answers[uuid or OTHERS] = answer
+                self._dropped.update(answer.dropped)
+                for reason in answer.errors:
+                    self._errors.add(name, reason)
+        self._known |= {uuid: tuple(r.device for r in answers[uuid].readings) for uuid in self._known.keys() & answers}
+        self._forgotten -= {g.uuid for g in self._inventory.gpus} - ({g.uuid for g in gpus.values()} - answers.keys())
+        return self._make_result(lanes, tuple(sources), answers)
 
-    def _lanes_to_read(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
-        """Returns the lanes to read: those that are due, and those without an answer."""
-        answers = self._answers.get(worker, {})
-        return tuple(lane for lane in self._lanes if lane in due or lane not in answers)
-
-    def _merge_with_earlier(self, worker: str, result: Result[dict[Lane, GpuAnswer]]) -> Result[GpuAnswer]:
-        if result.value is None:
+    def _merge_with_earlier(self, worker: str, new: Mapping[Lane, GpuAnswer] | None) -> GpuAnswer | None:
+        if new is None:
             self._answers.pop(worker, None)
-            return Result(None, result.error, result.seconds)
+            return None
         answers = self._answers.setdefault(worker, {})
-        answers.update(result.value)
-        return Result(merge_answers(list(result.value.values()), answers.values()), None, result.seconds)
-
-    def _count_flaws(self, source: str, answer: GpuAnswer) -> None:
-        self._dropped.update(answer.dropped)
-        for reason in answer.errors:
-            self._errors.add(source, reason)
+        answers.update(new)
+        return merge_answers(list(new.values()), answers.values())
 
     def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
@@ -226,15 +221,12 @@ class TelemetryTurn:
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
     def _make_result(
-        self,
-        lanes: tuple[Lane, ...],
-        sources: tuple[SourceStatus, ...],
-        answers: Mapping[str, GpuAnswer],
-        others: GpuAnswer | None,
+        self, lanes: tuple[Lane, ...], sources: tuple[SourceStatus, ...], answers: Mapping[str, GpuAnswer]
     ) -> TelemetryResult:
         # Listed devices come first, so that an index refers to the GPU that has it now.
-        devices = (*self._listed(), *(d for absent in self._absent.values() for d in absent))
-        shown = self._find_shown()
+        listed, absent = self._listed(), tuple(d for devices in self._absent.values() for d in devices)
+        devices = (*listed, *absent)
+        shown = self._selection.select(listed) | self._selection.without_numbered_instances().select(absent)
         visible = 0
         if sources[0].up:
             silent = {source.device for source in sources if source.device and not source.up}
@@ -243,7 +235,6 @@ class TelemetryTurn:
             devices=devices,
             selected=tuple(d for d in devices if d.key in shown),
             answers=answers,
-            others=tuple(o for a in (*answers.values(), others) if a is not None for o in a.others),
             sources=sources,
             gpus_expected=self._telemetry.expected,
             gpus_visible=visible,
@@ -256,13 +247,6 @@ class TelemetryTurn:
             self._taken_at = self._clock.wall()
         return replace(result, at=self._taken_at)
 
-    def _report_others(self, result: Result[GpuAnswer] | None) -> Iterator[SourceStatus]:
-        """Yields the status of the reading of other entities (such as switches), if there are any or it failed."""
-        if result is not None and result.value is not None:
-            self._count_flaws(_OTHERS, result.value)
-        if result is not None and (result.value is None or result.value.others):
-            yield self._errors.make_status(_OTHERS, result)
-
     def _report_unreachable(self) -> Iterator[SourceStatus]:
         """Yields a failed status for each GPU that the driver counts but cannot identify."""
         for index, why in self._inventory.unreachable.items():
@@ -270,10 +254,6 @@ class TelemetryTurn:
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
                 self._errors.add(source, reason)
                 yield SourceStatus(source, False, 0.0, reason, f"GPU {index} does not answer: {why}")
-
-    def _find_shown(self) -> frozenset[str]:
-        absent = [d for devices in self._absent.values() for d in devices]
-        return self._selection.select(self._listed()) | self._selection.without_numbered_instances().select(absent)
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known[gpu.uuid])

@@ -26,9 +26,8 @@ from podgpu.model import (
     WorkloadKey,
 )
 from podgpu.usage.attribution import GpuTurn, make_turns
-from podgpu.usage.containers import ContainerFinder
+from podgpu.usage.containers import ContainerFinder, NameSource, Owners, ProcessOwners
 from podgpu.usage.ledger import Ledger
-from podgpu.usage.owners import NameSource, Owners, ProcessOwners
 from podgpu.workers import ErrorCounts, Result, Workers
 
 SOURCE = "usage"
@@ -47,30 +46,7 @@ class UsageResult:
     namespaces: tuple[NamespaceUsage, ...] = ()  # including containers that have ended
     at: float | None = None  # Unix time
     sources: tuple[SourceStatus, ...] = ()
-    readings: Sequence[DeviceUsage] = ()
-    owners: Mapping[int, Workload] = field(default_factory=dict)  # by pid
-    commands: Mapping[int, str] = field(default_factory=dict)  # by pid
-
-    def list_processes(self) -> dict[str, list[RunningProcess]]:
-        """Returns the running processes by device key."""
-        return {
-            reading.device.key: [
-                RunningProcess(
-                    p.pid,
-                    p.memory,
-                    _utilization(reading, p.pid),
-                    self.owners.get(p.pid),
-                    self.commands.get(p.pid, ""),
-                )
-                for p in reading.processes or ()
-            ]
-            for reading in self.readings
-        }
-
-
-def _utilization(reading: DeviceUsage, pid: int) -> float | None:
-    busy = None if reading.process_busy_ns is None else reading.process_busy_ns.get(pid, 0)
-    return busy / reading.window_ns if busy is not None and reading.window_ns else None
+    processes: Mapping[str, Sequence[RunningProcess]] = field(default_factory=dict)  # by device key
 
 
 class UsageTurn:
@@ -123,9 +99,7 @@ class UsageTurn:
             self._ledger.list_namespaces(),
             at=began_at,
             sources=(status, *_switches_status(results)),
-            readings=usages,
-            owners={**owners.nameless, **owners.workloads},
-            commands=owners.commands,
+            processes={usage.device.key: _list_processes(usage, owners) for usage in usages},
         )
 
     def _end_workers(self, gpus: Sequence[Device]) -> None:
@@ -188,6 +162,17 @@ def _find_unallocated(gpus: Iterable[GpuTurn], result: AllocationResult) -> set[
         for key, owner in used
         if (key, owner.key) not in allocated and (owner.namespace, owner.pod) not in unclear
     }
+
+
+def _list_processes(usage: DeviceUsage, owners: Owners) -> list[RunningProcess]:
+    named = {**owners.nameless, **owners.workloads}
+    processes = []
+    for process in usage.processes or ():
+        pid = process.pid
+        busy_ns = None if usage.process_busy_ns is None else usage.process_busy_ns.get(pid, 0)
+        ratio = busy_ns / usage.window_ns if busy_ns is not None and usage.window_ns else None
+        processes.append(RunningProcess(pid, process.memory, ratio, named.get(pid), owners.commands.get(pid, "")))
+    return processes
 
 
 def _pids_of(usages: Iterable[DeviceUsage]) -> set[int]:

@@ -54,14 +54,43 @@ _log = logging.getLogger(__name__)
 class ExternalScaler:
     """Responds to KEDA's calls from the stored samples, without input or output."""
 
-    def __init__(self, store: SampleStore, client_names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        store: SampleStore,
+        address: Address,
+        tls: KedaTls | None = None,
+        client_names: frozenset[str] = frozenset(),
+    ) -> None:
         """`client_names` are accepted in client certificates; empty to accept any name."""
         self._store = store
+        self._address = address
+        self._tls = tls
         self._client_names = client_names
+        self._server: Any = None
         self.calls: Counter[tuple[str, str]] = Counter()  # (method, status)
 
-    def make_handler(self) -> Any:
-        """Returns the generic handler for a gRPC server."""
+    async def start(self) -> Address:
+        """Starts the gRPC server and returns its address. Raises StartError."""
+        self._server = server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+        server.add_generic_rpc_handlers((self._make_handler(),))
+        host = self._address.host
+        target = f"{f'[{host}]' if ':' in host else host or '[::]'}:{self._address.port}"
+        try:
+            if self._tls is None:
+                port, scheme = server.add_insecure_port(target), "grpc"
+            else:
+                port, scheme = server.add_secure_port(target, self._tls.make_credentials()), "grpcs"
+        except RuntimeError as error:
+            raise StartError(
+                f"cannot listen on {target}: the port is in use, or the address is not local; see {KEDA_OPTION}"
+            ) from error
+        await server.start()
+        return Address(host, port, scheme)
+
+    async def stop(self) -> None:
+        await self._server.stop(_STOP_SECONDS)
+
+    def _make_handler(self) -> Any:
         handlers = {
             "IsActive": self._make_unary("IsActive", self._is_active, pb.ScaledObjectRef),
             "GetMetricSpec": self._make_unary("GetMetricSpec", self._get_metric_spec, pb.ScaledObjectRef),
@@ -124,9 +153,6 @@ def _round_up(value: float) -> int:
     return max(1, round(value)) if value > 0 else 0
 
 
-# The listener
-
-
 class _KedaTlsContent(NamedTuple):
     certificate: bytes
     key: bytes
@@ -172,22 +198,3 @@ class KedaTls:
         except (ssl.SSLError, ValueError) as error:
             raise SourceError("tls", f"{self._client_ca.name} contains no valid PEM certificate") from error
         return content
-
-
-async def start_scaler(scaler: ExternalScaler, address: Address, credentials: Any | None) -> tuple[Any, Address]:
-    """Starts the gRPC server, without TLS if `credentials` is None. Raises StartError."""
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
-    server.add_generic_rpc_handlers((scaler.make_handler(),))
-    target = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
-    try:
-        port = server.add_insecure_port(target) if credentials is None else server.add_secure_port(target, credentials)
-    except RuntimeError as error:
-        raise StartError(
-            f"cannot listen on {target}: the port is in use, or the address is not local; see {KEDA_OPTION}"
-        ) from error
-    await server.start()
-    return server, Address(address.host, port, "grpc" if credentials is None else "grpcs")
-
-
-async def stop_scaler(server: Any) -> None:
-    await server.stop(_STOP_SECONDS)

@@ -58,7 +58,7 @@ def parse_front_proxy(configmap: Mapping[str, Any]) -> FrontProxy | None:
     return FrontProxy(ca, msgspec.json.decode(data.get("requestheader-allowed-names", "[]"), type=tuple[str, ...]))
 
 
-def make_api_tls(certificate: Pem, key: Pem, proxy: Callable[[], FrontProxy]) -> MakeTlsContext:
+def _make_api_tls(certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]) -> MakeTlsContext:
     """Returns a function that builds the current TLS context. It requires a client certificate. Raises UsageError."""
     names = f"{certificate.name} and {key.name}"
 
@@ -81,7 +81,7 @@ def make_api_tls(certificate: Pem, key: Pem, proxy: Callable[[], FrontProxy]) ->
 
     cache = ContextCache(make)
     read = LastValid(
-        lambda: cache.get((certificate.read(), key.read(), proxy().ca)),
+        lambda: cache.get((certificate.read(), key.read(), (find_proxy() or FrontProxy()).ca)),
         "the metrics API keeps its previous certificate and CA",
     )
     return read.get
@@ -97,9 +97,13 @@ def _read_common_name(request: web.Request) -> str:
 
 
 class MetricsApi:
-    def __init__(self, store: SampleStore, proxy: Callable[[], FrontProxy]) -> None:
+    def __init__(
+        self, store: SampleStore, certificate: Pem, key: Pem, find_proxy: Callable[[], FrontProxy | None]
+    ) -> None:
+        """`find_proxy` returns None until the ConfigMap has been read. Raises UsageError."""
         self._store = store
-        self._proxy = proxy
+        self.find_proxy = find_proxy
+        self.tls = _make_api_tls(certificate, key, find_proxy)
         self.calls: Counter[str] = Counter()  # by HTTP status
 
     def application(self) -> web.Application:
@@ -117,7 +121,7 @@ class MetricsApi:
 
     @web.middleware
     async def _explain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        allowed, name = self._proxy().allowed_names, _read_common_name(request)
+        allowed, name = (self.find_proxy() or FrontProxy()).allowed_names, _read_common_name(request)
         try:
             if allowed and name not in allowed:
                 raise forbidden(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")

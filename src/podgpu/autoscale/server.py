@@ -6,24 +6,21 @@ import asyncio
 import logging
 import platform
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
 from podgpu import __version__
 from podgpu.autoscale.certificates import CaBundleUpdater
-from podgpu.autoscale.keda import ExternalScaler, start_scaler, stop_scaler
-from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi
+from podgpu.autoscale.keda import ExternalScaler
+from podgpu.autoscale.metrics_api import API_OPTION, MetricsApi
 from podgpu.autoscale.requests import CUSTOM_GROUP, Refusal
 from podgpu.autoscale.samples import SampleStore
 from podgpu.cluster.loop import Cluster
-from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode
-from podgpu.metrics.families import make_families
+from podgpu.metrics.encode import NO_LABELS, Body, Family, Labels, Sample, encode, make_families
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
-from podgpu.web.connections import MakeTlsContext
 from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
@@ -31,50 +28,33 @@ _log = logging.getLogger("podgpu")
 
 
 @dataclass(frozen=True, slots=True)
-class KedaListener:
-    scaler: ExternalScaler
-    address: Address
-    make_credentials: Callable[[], Any] | None  # None to serve without TLS
-
-
-@dataclass(frozen=True, slots=True)
-class ApiListener:
-    api: MetricsApi
-    address: Address
-    tls: MakeTlsContext
-    proxy: Callable[[], FrontProxy | None]  # returns None until the ConfigMap has been read
-    updater: CaBundleUpdater | None = None  # None if the certificate is given
-
-
-@dataclass(frozen=True, slots=True)
 class AutoscaleServer:
     store: SampleStore
     cluster: Cluster
-    keda: KedaListener | None = None
-    api: ApiListener | None = None
+    scaler: ExternalScaler | None = None
+    api: MetricsApi | None = None
+    updater: CaBundleUpdater | None = None  # None if the certificate of the metrics API is given
 
-    def listeners(self, probe_address: Address) -> list[Listener]:
+    def listeners(self, probe_address: Address, api_address: Address | None) -> list[Listener]:
         routes = [web.get("/metrics", self._get_metrics), *probe_routes(self._check_live, self._check_ready)]
         plain = make_application(routes, None)
         plain.cleanup_ctx.append(self._run_services)
         text = "serving probes and podgpu's own metrics on %s/metrics"
         listeners = [Listener(plain, probe_address, PROBE_OPTION, announcement=text)]
-        if self.api is not None:
-            text, app = "serving the custom metrics API on %s", self.api.api.application()
-            listeners.append(Listener(app, self.api.address, API_OPTION, self.api.tls, text))
+        if self.api is not None and api_address is not None:
+            text, app = "serving the custom metrics API on %s", self.api.application()
+            listeners.append(Listener(app, api_address, API_OPTION, self.api.tls, text))
         return listeners
 
     async def _run_services(self, _app: web.Application) -> AsyncIterator[None]:
         """Runs KEDA's server and the updater of CA bundles while the plain listener is open."""
         async with AsyncExitStack() as stack:
-            if self.api is not None and self.api.updater is not None:
-                stack.push_async_callback(self.api.updater.client.close)
-                stack.push_async_callback(_cancel, asyncio.create_task(self.api.updater.run()))
-            if self.keda is not None:
-                make = self.keda.make_credentials
-                credentials = make() if make is not None else None
-                server, bound = await start_scaler(self.keda.scaler, self.keda.address, credentials)
-                stack.push_async_callback(stop_scaler, server)
+            if self.updater is not None:
+                stack.push_async_callback(self.updater.client.close)
+                stack.push_async_callback(_cancel, asyncio.create_task(self.updater.run()))
+            if self.scaler is not None:
+                bound = await self.scaler.start()
+                stack.push_async_callback(self.scaler.stop)
                 _log.info("serving KEDA's external scaler on %s", bound.url)
             yield
 
@@ -82,9 +62,9 @@ class AutoscaleServer:
         return (True, "OK\n") if self.cluster.turns else (False, "the cluster loop is stuck\n")
 
     def _check_ready(self) -> tuple[bool, str]:
-        if self.api is not None and self.api.proxy() is None:
+        if self.api is not None and self.api.find_proxy() is None:
             return False, "the ConfigMap extension-apiserver-authentication has not been read yet\n"
-        if self.api is not None and self.api.updater is not None and not self.api.updater.ready:
+        if self.updater is not None and not self.updater.ready:
             return False, "the APIServices do not have podgpu's certificate yet\n"
         return True, "OK\n"
 
@@ -94,9 +74,9 @@ class AutoscaleServer:
     def families(self) -> list[Family]:
         calls: Counter[tuple[str, str]] = Counter()
         if self.api is not None:
-            calls.update({(CUSTOM_GROUP, code): count for code, count in self.api.api.calls.items()})
-        if self.keda is not None:
-            calls.update({(f"keda {method}", code): count for (method, code), count in self.keda.scaler.calls.items()})
+            calls.update({(CUSTOM_GROUP, code): count for code, count in self.api.calls.items()})
+        if self.scaler is not None:
+            calls.update({(f"keda {method}", code): count for (method, code), count in self.scaler.calls.items()})
         requests = [
             Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in sorted(calls.items())
         ]

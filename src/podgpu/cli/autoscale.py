@@ -13,11 +13,11 @@ import click
 from podgpu.autoscale.certificates import CaBundleUpdater, ServiceName, issue
 from podgpu.autoscale.keda import KEDA_OPTION, ExternalScaler, KedaTls
 from podgpu.autoscale.metrics import PROFILING_METRICS
-from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, make_api_tls, parse_front_proxy
+from podgpu.autoscale.metrics_api import API_OPTION, FrontProxy, MetricsApi, parse_front_proxy
 from podgpu.autoscale.pods import PodWatcher
 from podgpu.autoscale.requests import CUSTOM_GROUP, CUSTOM_VERSIONS
 from podgpu.autoscale.samples import SampleStore
-from podgpu.autoscale.server import ApiListener, AutoscaleServer, KedaListener
+from podgpu.autoscale.server import AutoscaleServer
 from podgpu.cli.cluster import check_backend, choose_ages, choose_collector
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, make_command, options_of
 from podgpu.cli.terminal import configure_logging
@@ -25,7 +25,7 @@ from podgpu.cluster.collect import MAX_ROUNDS, ViewSettings, check_settings, dur
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.errors import UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import ApiConfig, is_loopback, require_config
+from podgpu.kube.config import is_loopback, require_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import run
@@ -61,7 +61,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with ExitStack() as stack:
         make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
         server = make_server(options, settings, make_collector, stack)
-        run([server.cluster], server.listeners(options["probe_address"]))
+        run([server.cluster], server.listeners(options["probe_address"], options["api_address"]))
 
 
 def _make_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
@@ -99,13 +99,21 @@ def make_server(
     pods = PodWatcher(config)
     stack.callback(pods.close)
     store = SampleStore(settings, options["longest_window"], pods.current)
-    keda = api = None
+    scaler = api = updater = None
     if keda_address is not None:
-        scaler = ExternalScaler(store, _split_names(options["keda_client_name"]))
-        keda = KedaListener(scaler, keda_address, None if keda_tls is None else keda_tls.make_credentials)
+        scaler = ExternalScaler(store, keda_address, keda_tls, _split_names(options["keda_client_name"]))
     if api_address is not None:
-        api = _make_api(options, api_address, service, config, store, stack)
-    return AutoscaleServer(store, Cluster(make_collector, settings, on_round=store.add_round), keda, api)
+        selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
+        watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
+        stack.callback(watcher.close)
+        certificate, key = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
+        if service is not None:
+            own = issue(service.host, socket.gethostname())
+            certificate, key = own.pems()
+            updater = CaBundleUpdater(ApiClient(config), own.certificate, API_SERVICES, service)
+        api = MetricsApi(store, certificate, key, lambda: next(iter(watcher.items()), None))
+    cluster = Cluster(make_collector, settings, on_round=store.add_round)
+    return AutoscaleServer(store, cluster, scaler, api, updater)
 
 
 def _split_names(text: str) -> frozenset[str]:
@@ -137,35 +145,6 @@ def _parse_api_certificate(options: Mapping[str, Any]) -> ServiceName | None:
             "NAMESPACE/NAME for podgpu's own certificate"
         )
     return _parse_service(options["api_service"])
-
-
-def _make_api(
-    options: Mapping[str, Any],
-    address: Address,
-    service: ServiceName | None,
-    config: ApiConfig,
-    store: SampleStore,
-    stack: ExitStack,
-) -> ApiListener:
-    selector = {"fieldSelector": f"metadata.name={_CONFIGMAP}"}
-    watcher: Informer[FrontProxy] = Informer(config, _CONFIGMAPS, selector, parse_front_proxy)
-    stack.callback(watcher.close)
-    updater = None
-    if service is None:
-        certificate, key = Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"])
-    else:
-        own = issue(service.host, socket.gethostname())
-        certificate, key = own.pems()
-        updater = CaBundleUpdater(ApiClient(config), own.certificate, API_SERVICES, service)
-
-    def find_proxy() -> FrontProxy | None:
-        return next(iter(watcher.items()), None)
-
-    def require_proxy() -> FrontProxy:
-        return find_proxy() or FrontProxy()
-
-    tls = make_api_tls(certificate, key, require_proxy)
-    return ApiListener(MetricsApi(store, require_proxy), address, tls, find_proxy, updater)
 
 
 def _parse_service(text: str) -> ServiceName:

@@ -9,13 +9,11 @@ from typing import Any
 import click
 
 from podgpu.agent.counters import collection_of_fields, counters_in_configmap
-from podgpu.cli.config_file import merge_config_file
-from podgpu.cli.exporter import check_options, list_ignored_options, parse_host_engine
+from podgpu.cli.exporter import check_options, list_ignored_options, resolve_options
 from podgpu.cli.node import Options, choose_counters, make_allocations, make_identities, open_telemetry
 from podgpu.cli.options import EXPORTER_OPTIONS, is_set, make_command, options_of
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.device_selection import parse_selection
-from podgpu.doctor.autoscale import check_autoscaling
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
 from podgpu.doctor.holders import check_holders, check_watches
 from podgpu.doctor.node import (
@@ -35,12 +33,11 @@ from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.api import ApiAccess, LabelFilter, NoApi
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.counters import CounterSpec, shipped_counters
+from podgpu.metrics.counters import CounterSpec
 from podgpu.web.app import load_protection
 from podgpu.workers import Workers
 
 DEADLINE = 5.0
-CONFIG_FILE = "configuration file"
 _CONFIGMAP = (
     "check that it exists (kubectl get configmap), and that podgpu's service account may list and watch configmaps in"
     " that namespace"
@@ -52,7 +49,6 @@ _CONFIGMAP = (
     options_of("doctor", (option.flag for option in EXPORTER_OPTIONS), hidden=True),
     ("podgpu doctor", "check that podgpu can read the GPUs and find their pods"),
     ("podgpu doctor -k --allocation kubelet", "check `podgpu exporter` with these options"),
-    ("podgpu doctor --autoscale", "check the GPU metrics of this cluster's HPAs"),
 )
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
@@ -61,35 +57,16 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     Accepts every option and variable of the exporter (see --help-all), and checks whether they work here. The exit
     code is 0 if nothing is wrong, otherwise 1.
     """
-    if options["autoscale"]:
-        with quiet_logs(options["debug"]):
-            return _print(options, check_autoscaling(options["kubeconfig"]))
     kubernetes_is_set = is_set(ctx, "kubernetes")
-    options, config_findings = _merge_config_file(ctx, options)
+    options = resolve_options(ctx, options)
     check_options(options)
-    options = parse_host_engine(ctx, options)
+    load_protection(options["web_config_file"])
     ignored = (*list_ignored_options(ctx), *options["config"].ignored)
     examination = NodeExamination(options, options["kubernetes"] or not kubernetes_is_set)
     with quiet_logs(options["debug"]):
-        findings = examination.run()
-    return _print(options, [*config_findings, *(note("options", text) for text in ignored), *findings])
-
-
-def _print(options: dict[str, Any], findings: list[Finding]) -> int:
+        findings = [*(note("options", text) for text in ignored), *examination.run()]
     print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
-
-
-def _merge_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Merges the configuration file. An invalid file becomes a finding, and the other checks run without it."""
-    path = options["config_file"]
-    try:
-        merged = merge_config_file(ctx, options)
-    except UsageError as e:
-        if not path:
-            raise
-        return merge_config_file(ctx, {**options, "config_file": ""}), [wrong(CONFIG_FILE, str(e))]
-    return merged, []
 
 
 class NodeExamination:
@@ -100,6 +77,8 @@ class NodeExamination:
         self._options = options
         self._kubernetes = kubernetes
         self._selection = parse_selection(options["devices"])
+        self._counters = choose_counters(options, options["dcgm_names"])[0]
+        collection_of_fields(self._counters, options["config"].collections)
         LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
         self._telemetry = telemetry or open_telemetry(options["telemetry"], options)
         self._api = ApiAccess(options["kubeconfig"])
@@ -109,8 +88,7 @@ class NodeExamination:
         self, deadline: float = DEADLINE, pause: Callable[[float], object] = time.sleep, dev: str = "/dev"
     ) -> list[Finding]:
         options, telemetry, workers = self._options, self._telemetry, self._workers
-        counters, findings = self._read_counters()
-        findings += self._check_collections(counters) + _check_web_config(options["web_config_file"])
+        counters, findings = self._read_configmap()
         sources, source_findings = self._make_sources(deadline)
         findings += source_findings
         try:
@@ -136,38 +114,18 @@ class NodeExamination:
             self._api.close()
             workers.close()
 
-    def _read_counters(self) -> tuple[tuple[CounterSpec, ...], list[Finding]]:
-        findings, names = [], self._options["dcgm_names"]
-        try:
-            counters = choose_counters(self._options, names)[0]
-        except UsageError as error:
-            counters, findings = shipped_counters("default") or (), [wrong("counters", str(error))]
+    def _read_configmap(self) -> tuple[tuple[CounterSpec, ...], list[Finding]]:
         name = self._options["configmap_data"]
         if name == "none":
-            return counters, findings
+            return self._counters, []
         try:
-            counters = counters_in_configmap(name, self._api.configmap(name), names)()
-            findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
+            counters = counters_in_configmap(name, self._api.configmap(name), self._options["dcgm_names"])()
         except NoApi as error:
-            findings.append(wrong("counters", f"-m {name}: {error}"))
+            return self._counters, [wrong("counters", f"-m {name}: {error}")]
         except SourceError as error:
             text = f"-m {name}: {error}; the counters of -f are used until it can be read"
-            findings.append(wrong("counters", text, _CONFIGMAP))
-        return counters, findings
-
-    def _check_collections(self, counters: tuple[CounterSpec, ...]) -> list[Finding]:
-        config = self._options["config"]
-        if not config.path:
-            return []
-        try:
-            chosen = collection_of_fields(counters, config.collections)
-        except UsageError as error:
-            return [wrong(CONFIG_FILE, str(error))]
-        parts = [f"{len(counters) - len(chosen)} fields every {self._options['collect_interval']:g} s"]
-        for collection in config.collections:
-            number = sum(owner is collection for owner in chosen.values())
-            parts.append(f"{collection.name}: {number} every {collection.every:g} s")
-        return [ok(CONFIG_FILE, f"{config.path}: {'; '.join(parts)}")]
+            return self._counters, [wrong("counters", text, _CONFIGMAP)]
+        return counters, [ok("counters", f"{len(counters)} from the ConfigMap {name}")]
 
     def _make_sources(self, deadline: float) -> tuple[list[AllocationSource], list[Finding]]:
         """Opens the sources and watches that the exporter would open."""
@@ -183,7 +141,7 @@ class NodeExamination:
             return [], [*findings, wrong("allocation", f"--allocation {options['allocation']}: {error}")]
         for source in sources:
             if isinstance(source, KubeletAllocation):
-                source.client.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
+                source.deadline = 0.8 * deadline  # the client's message is clearer than the worker's
                 if options["kubernetes_enable_dra"] and source.claims is None:
                     findings.append(self._explain_no_claims())
         return sources, findings
@@ -211,13 +169,3 @@ class NodeExamination:
         if name != SIMULATED and options["usage_from"] != "none":
             findings.append(check_pid_namespace(options["path_proc"]))
         return findings
-
-
-def _check_web_config(path: str) -> list[Finding]:
-    if not path:
-        return []
-    try:
-        load_protection(path)
-    except UsageError as error:
-        return [wrong("web config", str(error))]
-    return [ok("web config", path)]

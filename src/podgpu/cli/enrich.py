@@ -15,7 +15,7 @@ from podgpu.cli.node import make_holders, open_exposition, open_telemetry
 from podgpu.cli.options import EXPORTER_ACCESS_FLAGS, is_set, make_command, options_of
 from podgpu.cli.terminal import configure_logging, stop_on_signal
 from podgpu.clock import Clock
-from podgpu.enrich.enricher import Enricher, EnrichSettings
+from podgpu.enrich import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.exporter import ExpositionSource, FileExposition, parse_exposition

@@ -6,14 +6,14 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from podgpu.agent.loop import Agent
 from podgpu.cli.config_file import merge_config_file
 from podgpu.cli.node import build_exporter_agent
-from podgpu.cli.options import EXPORTER_OPTIONS, is_given, is_set, make_command
+from podgpu.cli.options import EXPORTER_OPTIONS, is_given, make_command
 from podgpu.cli.terminal import configure_logging, print_out
 from podgpu.cluster.prices import read_prices
 from podgpu.device_selection import parse_selection
@@ -24,9 +24,6 @@ from podgpu.web.app import load_protection
 from podgpu.web.exporter_app import PageSources, RequestLimits, serve
 from podgpu.web.node_page import node_recorder, node_usage
 from podgpu.web.sockets import open_systemd_sockets
-
-if TYPE_CHECKING:  # imports bcrypt and YAML, which are needed only with --web-config-file
-    pass
 
 _log = logging.getLogger("podgpu")
 
@@ -76,8 +73,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Merges the configuration file into the options and checks DCGM's options. Raises UsageError."""
-    return parse_host_engine(ctx, merge_config_file(ctx, options))
+    """Merges the configuration file into the options and checks DCGM's options. Raises UsageError.
+
+    Adds `host_engine`, which is None unless -r is given.
+    """
+    options = merge_config_file(ctx, options)
+    engine = None
+    if options["remote_hostengine_info"]:
+        from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
+
+        engine = parse_address(options["remote_hostengine_info"])
+    parse_selection(options["switch_devices"], "-s")
+    parse_selection(options["cpu_devices"], "-p")
+    return {**options, "host_engine": engine}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -86,18 +94,6 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise UsageError("--gpu-manager-address needs --gpu-manager-metrics")
     if options["kubernetes_virtual_gpus"] and not options["dcgm_holder_labels"]:
         raise UsageError("--kubernetes-virtual-gpus needs --dcgm-holder-labels")
-
-
-def parse_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Checks DCGM's options and adds `host_engine`, which is None unless -r is given."""
-    engine = None
-    if is_set(ctx, "remote_hostengine_info") and options["remote_hostengine_info"]:
-        from podgpu.gpu.dcgm.connection import parse_address  # imports the DCGM client, which is optional
-
-        engine = parse_address(options["remote_hostengine_info"])
-    parse_selection(options["switch_devices"], "-s")
-    parse_selection(options["cpu_devices"], "-p")
-    return {**options, "host_engine": engine}
 
 
 def list_ignored_options(ctx: click.Context) -> list[str]:

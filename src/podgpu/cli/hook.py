@@ -74,10 +74,22 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Hoo
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:
-    from podgpu.hook.hook_app import hook_application
-    from podgpu.web.app import Listener, run
+    from aiohttp import web
 
-    run([hook], [Listener(hook_application(hook), address, announcement="the hook's own metrics are at %s/metrics")])
+    from podgpu.metrics.encode import Body, encode
+    from podgpu.web.app import Listener, make_application, run
+    from podgpu.web.responses import metrics_response, probe_routes
+
+    async def metrics(request: web.Request) -> web.Response:
+        return metrics_response(request, Body(encode(hook.families())))
+
+    def ready() -> tuple[bool, str]:
+        if not hook.is_synchronised:
+            return False, "the runtime has not reported its containers yet\n"
+        return (True, "OK\n") if hook.is_up_to_date else (False, "podlist.json is not up to date\n")
+
+    app = make_application([web.get("/metrics", metrics), *probe_routes(lambda: (True, "OK\n"), ready)], None)
+    run([hook], [Listener(app, address, announcement="the hook's own metrics are at %s/metrics")])
 
 
 def _run_without_port(hook: Hook) -> None:

@@ -114,6 +114,11 @@ def run(arguments: list[str]) -> int:
         return _fail(str(error), 2)
     except PodgpuError as error:
         return _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        if error.name not in ("grpc", "cryptography"):
+            raise
+        advice = "pip install 'podgpu[autoscale]', or use the image with the tag -autoscale"
+        return _fail(f"podgpu {arguments[0]} needs the package {error.name}: {advice}", 1)
     return result if isinstance(result, int) else 0
 
 

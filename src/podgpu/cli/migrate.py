@@ -14,10 +14,9 @@ from podgpu.cli.options import make_command, options_of
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import AtomicFile, read_bounded
-from podgpu.migrate.dashboard import migrate_dashboard
+from podgpu.migrate.documents import MigratedFile, migrate_dashboard, migrate_rules
 from podgpu.migrate.promql import PromqlError
-from podgpu.migrate.rewrite import MigratedFile, rewrite_query
-from podgpu.migrate.rules import migrate_rules
+from podgpu.migrate.rewrite import rewrite_query
 
 _MOST_BYTES = 8 * 1024 * 1024
 _STDIN = "-"

@@ -27,8 +27,7 @@ from podgpu.gpu.nvml.switch_attribution import HIDDEN_PID, KERNEL_PID, SwitchLog
 from podgpu.gpu.nvml.switch_trace import EngineTrace, make_trace
 from podgpu.holders.api import ApiAccess
 from podgpu.holders.identity import Identities
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
-from podgpu.metrics.fields import fields
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, fields
 from podgpu.model import Device
 from podgpu.usage.containers import ContainerFinder, require_host_pid_namespace
 
@@ -151,6 +150,8 @@ class Recording:
     def summarize(self) -> str:
         stays = sum(len(engine.stays) for engine in self._engines.values())
         found = f"{stays:,} stays" if stays else "no context switch, because fewer than two processes used the GPU"
+        if any(stay.pid == HIDDEN_PID for engine in self._engines.values() for stay in engine.stays):
+            found += ", processes of other users without names (run as root)"
         return f"{self._elapsed:.1f} s, {found}"
 
     def _read(self) -> None:

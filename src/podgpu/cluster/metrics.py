@@ -15,8 +15,8 @@ from podgpu.cluster.nodes import NodeEntry
 from podgpu.cluster.parts import HeldPart, gpu_id, group_held, holders_of, slot_model, slot_utilization, sum_held
 from podgpu.cluster.state import CLUSTER, ClusterState, Scope
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, families_in, make_families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, families_in, make_families
+from podgpu.metrics.labels import holder_names
 from podgpu.model import DeviceState, MigInstance, Workload
 
 _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
@@ -176,14 +176,7 @@ def _place(node: NodeEntry, gpu: DeviceState, instance: MigInstance | None) -> t
 
 
 def _holder_labels(holder: Workload) -> Iterator[tuple[str, str]]:
-    if holder.job:
-        yield JOB_LABEL, holder.job
-    elif holder.pod:
-        yield from zip(POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
-    else:
-        if holder.container:
-            yield POD_LABELS[2], holder.container
-        yield from zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
+    return ((name, text) for name, text in holder_names(holder).items() if text or holder.pod)
 
 
 # Counts. In MIG mode the instances are counted instead of the GPU, under a model name of their own.

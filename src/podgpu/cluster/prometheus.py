@@ -25,15 +25,14 @@ from podgpu.errors import SourceError
 from podgpu.metrics.adapter import (
     GPU_LABELS,
     IDENTITY,
-    POD_LABEL_VARIANTS,
     REPLICA_LABELS,
     TARGET_LABELS,
+    WORKLOAD_LABELS,
     PodName,
     TargetState,
     nodes_from_vectors,
 )
 from podgpu.metrics.conditions import FIELD_CONDITIONS
-from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS
 from podgpu.metrics.fields import XID_FIELD
 from podgpu.metrics.names import generations, meaning, names_of
 from podgpu.metrics.parse import ParsedSample
@@ -41,11 +40,7 @@ from podgpu.model import WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
-HOLDER_LABELS = (
-    *(label for labels in POD_LABEL_VARIANTS for label in labels),
-    *(JOB_LABEL, *NAMELESS_LABELS, "vgpu"),
-)
-_SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *HOLDER_LABELS)
+_SERIES_LABELS = ("__name__", *TARGET_LABELS, *REPLICA_LABELS, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 _OWNER_RETRY_SECONDS = 60.0  # kube-state-metrics may report a new pod later than the exporter
 _PODS_PER_QUERY = 500
 _IDLE_SECONDS = 600.0  # interval of the query for idle devices

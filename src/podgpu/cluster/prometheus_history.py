@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, HOLDER_LABELS, POWER, TEMPERATURE, UTIL
+from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, POWER, TEMPERATURE, UTIL
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, RangeSeries, by, one_of, quote, select
 from podgpu.history.answers import (
     JSON,
@@ -25,7 +25,7 @@ from podgpu.history.answers import (
     utilization_byte,
 )
 from podgpu.history.store import Figures
-from podgpu.metrics.adapter import POD_LABEL_VARIANTS, LabelMap, PodName, read_workload
+from podgpu.metrics.adapter import POD_LABEL_VARIANTS, UUID_LABELS, WORKLOAD_LABELS, LabelMap, PodName, read_workload
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import generations, names_of, successors
@@ -37,8 +37,7 @@ _MAX_GAP_SECONDS = 300  # a holder or a condition continues over shorter gaps, i
 _CONCURRENCY = 2
 _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
-_UUIDS = ("UUID", "uuid", "gpu_uuid")
-_KEYS = (*_UUIDS, "GPU_I_ID")
+_KEYS = (*UUID_LABELS, "GPU_I_ID")
 _HELD_NAMES = ("podgpu_allocation_info", *names_of(UTIL), *names_of(GR_ENGINE))
 
 T = TypeVar("T")
@@ -211,7 +210,7 @@ class _HistoryReader:
         return f"({query}) and on ({', '.join(_KEYS)}) ({self._held_by(pod)})" if pod else query
 
     def _held(self, uuids: Sequence[str]) -> str:
-        labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *HOLDER_LABELS)
+        labels = by(*_KEYS, "job", "instance", "gpu", *self._node_labels, *WORKLOAD_LABELS)
         return self._over_steps("max", f"group {labels} ({self._select(_HELD_NAMES, uuids)})")
 
     def _own_pods(self, uuids: Sequence[str]) -> str:
@@ -220,7 +219,7 @@ class _HistoryReader:
         return self._over_steps("max", targets)
 
     def _of_holders(self, name: str, uuids: Sequence[str]) -> str:
-        labels = by(*_KEYS, "job", "instance", *HOLDER_LABELS)
+        labels = by(*_KEYS, "job", "instance", *WORKLOAD_LABELS)
         return self._over_steps("avg", f"max {labels} ({self._select((name,), uuids)})")
 
     def _health(self, uuids: Sequence[str], pod: PodName | None) -> str:
@@ -229,7 +228,7 @@ class _HistoryReader:
 
     def _field(self, number: int, uuids: Sequence[str]) -> str:
         """Returns a query in the unit of dcgm-exporter 4.8. GPU fields repeated on MIG instances count for the GPU."""
-        labels = by(*_KEYS) if fields()[number].per_instance else by(*_UUIDS)
+        labels = by(*_KEYS) if fields()[number].per_instance else by(*UUID_LABELS)
         old_names, new_names = generations(number)
         query = f"max {labels} (({self._select(old_names, uuids)}) < {_DCGM_BLANK})"
         if new_names:
@@ -240,7 +239,7 @@ class _HistoryReader:
         return query
 
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
-        matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in _UUIDS]
+        matchers = [one_of(label, uuids) if uuids else f'{label}!=""' for label in UUID_LABELS]
         return " or ".join(select(names, matcher, self._match) for matcher in matchers)
 
     def _over_steps(self, function: str, query: str) -> str:
@@ -336,7 +335,7 @@ class _DeviceLines:
 
 
 def _read_device(labels: LabelMap) -> Device:
-    return next((labels[name] for name in _UUIDS if labels.get(name)), ""), labels.get("GPU_I_ID", "")
+    return next((labels[name] for name in UUID_LABELS if labels.get(name)), ""), labels.get("GPU_I_ID", "")
 
 
 def _read_target(labels: LabelMap) -> tuple[str, str]:

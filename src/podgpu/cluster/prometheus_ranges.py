@@ -15,14 +15,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from podgpu.cluster.prices import Prices
-from podgpu.cluster.prometheus import GR_ENGINE, HOLDER_LABELS, TEMPERATURE, UTIL, PodOwners
+from podgpu.cluster.prometheus import GR_ENGINE, TEMPERATURE, UTIL, PodOwners
 from podgpu.cluster.promql import PrometheusClient, PrometheusServer, by, quote, select
 from podgpu.cluster.ranges import RangeAnswer, RangeQuery, RowName, make_range, name_row, utc_text
 from podgpu.cluster.state import ClusterState
 from podgpu.errors import SourceError
 from podgpu.history.queries import UsageSum
 from podgpu.history.store import COARSE, FINE, HOUR, UNALLOCATED, Amounts, UsageAccount
-from podgpu.metrics.adapter import LabelMap, PodName, read_gpu_id, read_workload
+from podgpu.metrics.adapter import (
+    MODEL_LABELS,
+    UUID_LABELS,
+    WORKLOAD_LABELS,
+    LabelMap,
+    PodName,
+    read_gpu_id,
+    read_workload,
+)
 from podgpu.metrics.mig import billed_name, parent_and_fraction
 from podgpu.metrics.names import names_of
 from podgpu.metrics.parse import ParsedSample
@@ -50,9 +58,8 @@ _GPU_NAMES = (
     *(name for field in (TEMPERATURE, UTIL, GR_ENGINE) for name in names_of(field)),
     "podgpu_device_energy_joules_total",
 )
-_MODEL_LABELS = ("modelName", "model_name")
-_GPU_KEYS = ("UUID", "uuid", "gpu_uuid", *_MODEL_LABELS)
-_HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *HOLDER_LABELS)
+_GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
+_HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
 _RULE_KEYS = ("kind", "namespace", "owner_kind", "owner_name", "hpc_job", "modelName", "GPU_I_PROFILE")
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
@@ -172,7 +179,7 @@ class _RangeReader:
         queries = {kind: self._increase(name, end - start) for kind, name in _COUNTERS.items()}
         queries["shares"] = self._shares(end - start)
         queries["gpu_seconds"] = (
-            f"{step} * sum {by(self._cluster, *_MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
+            f"{step} * sum {by(self._cluster, *MODEL_LABELS)} (count_over_time(({gpus})[{length}ms:{step}s]))"
         )
         return await self._ask_all(queries, end)
 
@@ -247,7 +254,7 @@ class _RangeReader:
         for names, label in ((_GPU_NAMES, name), (("kube_pod_labels",), f"label_{name}")):
             matcher = f'{label}!=""'
             series = f"last_over_time({select(names, matcher, self._match)}[{window}])"
-            query = f"group {by(self._cluster, *HOLDER_LABELS, label)} ({series})"
+            query = f"group {by(self._cluster, *WORKLOAD_LABELS, label)} ({series})"
             for sample in await self._ask(f"label {label}", query, end):
                 pod = read_workload(sample.labels)
                 if pod is not None and pod.pod:
@@ -341,4 +348,4 @@ class _RangeReader:
 
 
 def _read_model(labels: LabelMap) -> str:
-    return next((labels[name] for name in _MODEL_LABELS if labels.get(name)), "")
+    return next((labels[name] for name in MODEL_LABELS if labels.get(name)), "")

@@ -35,8 +35,7 @@ from podgpu.cluster.state import ClusterState
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.metrics.conditions import UNALLOCATED, xid_spec
-from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
-from podgpu.metrics.fields import detail_helps, field_named, fields
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, clock_events_in_words, detail_helps, field_named, fields
 from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import (
     MJ,

@@ -1,1 +1,1 @@
-"""Implements `podgpu doctor`, which checks a node or the cluster's autoscalers and reports findings with advice."""
+"""Implements `podgpu doctor`, which checks a node and reports findings with advice."""

@@ -1,1 +1,241 @@
-"""Adds pod labels to an existing exporter's metrics, in a file for node_exporter's textfile collector."""
+"""Reads metrics text, adds the pod labels, and writes a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from podgpu import __version__
+from podgpu.clock import Clock, FaultLog
+from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError, read_bounded
+from podgpu.gpu.exporter import find_devices
+from podgpu.gpu.source import CompanionDriver
+from podgpu.holders.reader import AllocationResult
+from podgpu.metrics.adapter import LabelMap, read_device_key
+from podgpu.metrics.encode import Family, Labels, Sample, encode
+from podgpu.metrics.labels import HOLDER_LABELS, Policy, holder_pairs
+from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
+from podgpu.metrics.render import render_self
+from podgpu.model import Assignment, Device, NodeState, SourceStatus, source_statuses
+from podgpu.workers import ErrorCounts
+
+_log = logging.getLogger("podgpu")
+SOURCE = "exporter"
+"""Value of the `source` label for the exporter's metrics in podgpu's own metrics."""
+OUTPUT = "textfile"
+_OWN_PREFIX = "podgpu_"
+_LOG_AGAIN_SECONDS = 60.0
+_MAX_BYTES = 64 * 1024 * 1024
+_WITHOUT_VALUES = b"# The exporter's metrics cannot be read: see podgpu's log.\n"
+"""First line of a file that contains only podgpu's own metrics."""
+
+
+# Labels
+
+
+def relabel(
+    exposition: Iterable[ParsedFamily], assignments: Iterable[Assignment], policy: Policy
+) -> tuple[list[ParsedFamily], int]:
+    """Adds pod labels to series of devices with exactly one holder. Existing pod labels are removed.
+
+    Copies of a series for several holders are merged into one series. podgpu's own families stay unchanged. Also
+    returns the number of series that are dropped because their copies have different values.
+    """
+    holders = _find_sole_holders(assignments)
+    families: list[ParsedFamily] = []
+    ambiguous = 0
+    for family in exposition:
+        if family.name.startswith(_OWN_PREFIX):
+            families.append(family)
+            continue
+        copies: dict[object, tuple[LabelMap, list[ParsedSample]]] = {}
+        for sample in family.samples:
+            labels = _make_labels(sample, holders, policy)
+            key = sample.name, frozenset(labels.items())
+            copies.setdefault(key, (labels, []))[1].append(sample)
+        kept = [
+            ParsedSample(chosen.name, labels, chosen.value)
+            for labels, samples in copies.values()
+            if (chosen := samples[0] if len(samples) == 1 else _select_copy(samples)) is not None
+        ]
+        ambiguous += len(copies) - len(kept)
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
+    return families, ambiguous
+
+
+def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
+    """Returns the copy without pod labels if there is one, else the first. Returns None if their values differ."""
+    without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
+    chosen = without_holder or copies
+    return chosen[0] if len({str(sample.value) for sample in chosen}) == 1 else None  # as text, because of NaN
+
+
+def _find_sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
+    """Maps devices with exactly one workload to its assignment."""
+    held: dict[str, Assignment | None] = {}
+    for assignment in assignments:
+        first = held.setdefault(assignment.device, assignment)
+        if first is None or first.holder.key != assignment.holder.key:
+            held[assignment.device] = None
+    return {device: assignment for device, assignment in held.items() if assignment is not None}
+
+
+def _make_labels(sample: ParsedSample, holders: Mapping[str, Assignment], policy: Policy) -> LabelMap:
+    device = read_device_key(sample.labels)
+    if not device:
+        return sample.labels
+    labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
+    assignment = holders.get(device)
+    if assignment is not None:
+        labels |= dict(sorted((*holder_pairs(assignment.holder, policy), *assignment.attributes)))
+    return labels
+
+
+# The file
+
+
+@dataclass(frozen=True)
+class EnrichSettings:
+    policy: Policy = field(default_factory=Policy)
+    stale_after: float | None = 75.0  # seconds after which old values are removed; None means never
+    device_name_ids: bool = False
+
+
+class Enricher:
+    def __init__(
+        self,
+        fetch: Callable[[], Sequence[ParsedFamily]],
+        find_holders: Callable[[Sequence[Device]], AllocationResult],
+        textfile: AtomicFile,
+        errors: ErrorCounts,
+        settings: EnrichSettings | None = None,
+        companion: CompanionDriver | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._fetch = fetch
+        self._find_holders = find_holders
+        self._file = textfile
+        self._settings = settings or EnrichSettings()
+        self._companion = companion or CompanionDriver(None)
+        self._clock = (clock or Clock()).monotonic
+        self._wall = (clock or Clock()).wall
+        self._errors = errors
+        self._faults: FaultLog[str] = FaultLog(self._clock, _LOG_AGAIN_SECONDS)
+        self._written_at = None if textfile.age is None else self._clock() - textfile.age
+        """Time at which the values in the file were read; None if it has none."""
+        with suppress(SourceError):
+            if read_bounded(str(textfile.path), _MAX_BYTES).startswith(_WITHOUT_VALUES):
+                self._written_at = None
+
+    def turn(self) -> Sequence[SourceStatus]:
+        """Reads the metrics, adds the labels and writes the file. Returns the status of the holder sources.
+
+        Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
+        """
+        started = self._clock()
+        try:
+            exposition = self._fetch()
+            devices = self._complete_devices(exposition)
+        except SourceError as e:
+            is_logged = self._count_error(SOURCE, e.reason, f"{e}; {self._describe_file()}")
+            if self._is_stale():
+                if not is_logged and self._written_at is not None:
+                    _log.warning("%s", self._describe_file())
+                failure = SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e))
+                self._write(_WITHOUT_VALUES + self._encode_self((failure,), AllocationResult(), 0.0))
+                self._written_at = None
+            raise
+        self._log_success(SOURCE)
+        held = self._find_holders(devices)
+        for source in held.sources:
+            if source.up:
+                self._log_success(source.name)
+            else:
+                self._log_failure(source.name, source.error, source.message)
+        assignments = [replace(one, holder=held.with_api_uid(one.holder)) for one in held.allocation.assignments]
+        families, ambiguous = relabel(exposition, assignments, self._settings.policy)
+        if ambiguous:
+            self._errors.add(SOURCE, "copies_differ", ambiguous)
+        sources = (SourceStatus(SOURCE, True, self._clock() - started), *held.sources)
+        existing = {family.name for family in families}
+        self._write(encode_parsed(families) + self._encode_self(sources, held, self._wall(), existing))
+        self._written_at = self._clock()
+        return held.sources
+
+    def _complete_devices(self, exposition: Iterable[ParsedFamily]) -> tuple[Device, ...]:
+        samples = (sample for family in exposition for sample in family.samples)
+        slots = find_devices(samples, SOURCE, self._settings.device_name_ids)
+        self._companion.update()
+        return tuple(self._companion.complete(device) for device, _ in slots)
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+        except OutputError as e:
+            self._count_error(OUTPUT, e.reason, str(e))
+            if self._is_stale():
+                self._remove_file()
+            raise
+        self._log_success(OUTPUT)
+
+    def _remove_file(self) -> None:
+        """Deletes the stale file if it cannot be overwritten. Deleting works even on a full disk."""
+        if self._written_at is None:
+            return
+        try:
+            self._file.remove()
+        except OutputError as e:
+            self._count_error(OUTPUT, "not_removed", f"the file has stale values, but {e}")
+            return
+        self._written_at = None
+        _log.warning("%s: removed, because its values are stale and it cannot be written", self._file.path)
+
+    def _is_stale(self) -> bool:
+        limit = self._settings.stale_after
+        return limit is not None and (self._written_at is None or self._clock() - self._written_at > limit)
+
+    def _describe_file(self) -> str:
+        if self._written_at is None:
+            return f"{self._file.path} has no values until the metrics can be read"
+        if self._is_stale():
+            return f"the stale values in {self._file.path} are removed"
+        limit = self._settings.stale_after
+        return f"{self._file.path} keeps the last values" + ("" if limit is None else f" for {limit:g} s in total")
+
+    def _encode_self(
+        self,
+        sources: tuple[SourceStatus, ...],
+        held: AllocationResult,
+        taken_at: float,
+        existing: Set[str] = frozenset(),
+    ) -> bytes:
+        """Encodes podgpu's own metrics. Skips `existing` families, because a second HELP line would be invalid."""
+        statuses = source_statuses(sources, self._errors.copy(), held.allocation.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
+        families = (family for family in render_self(state) if family.name not in existing)
+        return encode(_add_file_label(family, self._file.path.name) for family in families)
+
+    def _count_error(self, source: str, reason: str, message: str) -> bool:
+        self._errors.add(source, reason)
+        return self._log_failure(source, reason, message)
+
+    def _log_failure(self, source: str, reason: str, message: str) -> bool:
+        """Returns whether the failure is new, and therefore logged."""
+        is_new = self._faults.fail(source, reason)
+        if is_new:
+            _log.warning("%s: %s", source, message)
+        return is_new
+
+    def _log_success(self, source: str) -> None:
+        if self._faults.recover(source):
+            _log.info("%s: works again", source)
+
+
+def _add_file_label(family: Family, file: str) -> Family:
+    """Adds the label `file`, because two files in one directory must not contain the same series."""
+    return family._replace(
+        samples=tuple(Sample(Labels((*s.labels.pairs, ("file", file))), s.value) for s in family.samples)
+    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.files import read_bounded
@@ -21,6 +21,13 @@ from podgpu.kube.objects import PodRecord
 
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
 """Directory in which NVIDIA's device plugin mounts one file per GPU (volume-mounts strategy)."""
+_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+_NVIDIA_MAJOR = 195
+_FIRST_CONTROL_MINOR = 254
+"""254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
+_DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
+"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, because they list the host's /dev."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
 _CDI_NAME = re.compile(r"[a-z0-9.-]+/[a-z0-9-]+=(.+)", re.IGNORECASE | re.ASCII)
 _MANAGEMENT = "management.nvidia.com/"
@@ -95,39 +102,27 @@ def _parse_card(text: str) -> Card:
 # The GPUs of a sandbox
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerFacts:
-    id: str
-    name: str
-    visible: str = ""  # NVIDIA_VISIBLE_DEVICES
-    is_monitor: bool = False  # its driver capabilities allow queries only
-    mounted: tuple[str, ...] = ()  # names under MOUNTED_DEVICES
-    minors: tuple[int, ...] = ()  # minors of its device nodes; empty if it is privileged, because it then has all nodes
+class Sandbox(NamedTuple):
+    """NRI's PodSandbox and Containers. They are not changed, so that other threads can read them."""
 
-
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    id: str
-    namespace: str
-    name: str
-    uid: str = ""
-    koordinator: str = ""  # koordinator's annotation
-    containers: tuple[ContainerFacts, ...] = ()
+    pod: Any
+    containers: tuple[Any, ...] = ()
 
 
 def find_gpus(sandbox: Sandbox, cards: Cards) -> list[PodlistEntry]:
     """Returns the containers of the sandbox that have GPUs. Raises BadAnnotation."""
-    if not sandbox.namespace or not sandbox.name:  # readers reject a file with such an entry
+    pod = sandbox.pod
+    if not pod.namespace or not pod.name:  # readers reject a file with such an entry
         return []
-    assigned = find_assigned(sandbox, cards)
+    assigned = find_assigned(pod, cards)
     held = ((container.name, assigned or _find_own(container, cards)) for container in sandbox.containers)
-    return [PodlistEntry(sandbox.name, sandbox.namespace, name, list(gpus)) for name, gpus in held if gpus]
+    return [PodlistEntry(pod.name, pod.namespace, name, list(gpus)) for name, gpus in held if gpus]
 
 
-def find_assigned(sandbox: Sandbox, cards: Cards) -> tuple[str, ...]:
+def find_assigned(pod: Any, cards: Cards) -> tuple[str, ...]:
     """Returns the GPUs that koordinator assigned to the pod. Raises BadAnnotation."""
-    annotations = ((KOORDINATOR_DEVICES, sandbox.koordinator),)
-    held = read_grants(PodRecord(sandbox.namespace, sandbox.name, sandbox.uid, annotations=annotations))
+    annotations = ((KOORDINATOR_DEVICES, pod.annotations.get(KOORDINATOR_DEVICES, "")),)
+    held = read_grants(PodRecord(pod.namespace, pod.name, pod.uid, annotations=annotations))
     minors = ((entry.text, entry.device_id.minor if entry.device_id else None) for entry in held)
     return _unique(text if minor is None else cards.find_by_minor(minor) for text, minor in minors)
 
@@ -136,14 +131,33 @@ def _unique(ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _find_own(container: ContainerFacts, cards: Cards) -> tuple[str, ...]:
-    visible = container.visible.strip()
+def read_variables(container: Any) -> dict[str, str]:
+    """Returns the container's NVIDIA variables. The last value of a repeated name is used."""
+    texts = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
+    return dict(text.partition("=")[::2] for text in texts)
+
+
+def _find_own(container: Any, cards: Cards) -> tuple[str, ...]:
+    variables = read_variables(container)
+    visible = variables.get(VISIBLE_DEVICES, "").strip()
     if visible == "none":
         return ()
-    gpus = _resolve(visible.split(","), container, cards)
+    is_monitor = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""} == {"utility"}
+    gpus = _resolve(visible.split(","), is_monitor, cards)
     if gpus is None:
-        gpus = _resolve(map(_mounted_name, container.mounted), container, cards)
-    return tuple(map(cards.find_by_minor, container.minors)) if gpus is None else gpus
+        prefix = f"{MOUNTED_DEVICES}/".encode()
+        mounted = (mount.destination for mount in container.mounts if mount.destination.startswith(prefix))
+        names = (destination[len(prefix) :].decode(errors="replace") for destination in mounted)
+        gpus = _resolve(map(_mounted_name, names), is_monitor, cards)
+    return tuple(map(cards.find_by_minor, _read_minors(container.linux.devices))) if gpus is None else gpus
+
+
+def _read_minors(devices: Sequence[Any]) -> list[int]:
+    """Returns the minors of the device nodes. A privileged container has all nodes of the host and holds none."""
+    if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
+        return []
+    minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}
+    return sorted(minor for minor in minors if 0 <= minor < _FIRST_CONTROL_MINOR)
 
 
 def _mounted_name(name: str) -> str:
@@ -152,8 +166,11 @@ def _mounted_name(name: str) -> str:
     return f"{parts[1]}/{parts[2]}={parts[3]}" if parts[0] == "cdi" and len(parts) == 4 else name
 
 
-def _resolve(words: Iterable[str], container: ContainerFacts, cards: Cards) -> tuple[str, ...] | None:
-    """Resolves ids as the container toolkit does. Returns None if no word is an id."""
+def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str, ...] | None:
+    """Resolves ids as the container toolkit does. Returns None if no word is an id.
+
+    `is_monitor`: the container's driver capabilities allow queries only, so `all` does not make it a holder.
+    """
     ids: list[str] = []
     is_known = False
     for word in map(str.strip, words):
@@ -163,7 +180,7 @@ def _resolve(words: Iterable[str], container: ContainerFacts, cards: Cards) -> t
         cdi = _CDI_NAME.fullmatch(word)
         name = cdi[1] if cdi else word
         if name == "all":
-            ids += () if container.is_monitor else cards.uuids or (name,)
+            ids += () if is_monitor else cards.uuids or (name,)
             is_known = True
         elif _NUMBER.fullmatch(name):
             ids.append(cards.find_by_index(int(name)))

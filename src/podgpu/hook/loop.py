@@ -15,13 +15,12 @@ from functools import partial
 from podgpu import __version__
 from podgpu.errors import SourceError, StartError
 from podgpu.files import AtomicFile
-from podgpu.hook.counters import HookCounters
+from podgpu.hook import HookCounters
 from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.podlist import PodlistWriter
-from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
-from podgpu.metrics.families import make_families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample, make_families
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from podgpu.errors import SourceError
-from podgpu.hook import nri_pb2
-from podgpu.hook.counters import HookCounters
+from podgpu.hook import HookCounters, nri_pb2
 
 PLUGIN_SERVICE = 1  # stream of the runtime's requests
 RUNTIME_SERVICE = 2  # stream of the plugin's requests

@@ -6,15 +6,12 @@ This module never waits for a disk, a driver or a lock, because the runtime wait
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotations import KOORDINATOR_DEVICES
-from podgpu.hook import nri_pb2
-from podgpu.hook.counters import HookCounters
-from podgpu.hook.devices import MOUNTED_DEVICES, Cards, ContainerFacts, Sandbox, find_assigned
+from podgpu.hook import HookCounters, nri_pb2
+from podgpu.hook.devices import VISIBLE_DEVICES, Cards, Sandbox, find_assigned, read_variables
 from podgpu.hook.nri import NoSuchMethod
 
 _RUN_POD, _STOP_POD, _REMOVE_POD, _CREATE, _START, _UPDATE, _STOP, _REMOVE = 1, 2, 3, 4, 6, 8, 10, 11
@@ -30,56 +27,19 @@ _EVENT_OF_METHOD = {
 EVENTS = sum(1 << number - 1 for number in (_CREATE, *_EVENT_OF_METHOD.values()))
 """Subscribed events. Each one adds a request to every pod start."""
 _STOPPED = 4
-_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-_NVIDIA_MAJOR = 195
-_FIRST_CONTROL_MINOR = 254
-"""254 is nvidia-modeset and 255 is nvidiactl. Every GPU container has them."""
-_DEFAULT_DEVICES = {(1, 3), (1, 5), (1, 8)}
-"""/dev/null, /dev/zero and /dev/random. Only privileged containers list them, because they list the host's /dev."""
 _log = logging.getLogger("podgpu")
 
 
-def read_sandbox(pod: Any) -> Sandbox:
-    """Converts NRI's PodSandbox."""
-    return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, pod.annotations.get(KOORDINATOR_DEVICES, ""))
-
-
-def read_container(container: Any) -> ContainerFacts:
-    """Converts NRI's Container."""
-    texts = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
-    variables = dict(text.partition("=")[::2] for text in texts)  # the last value of a repeated name is used
-    capabilities = {word.strip() for word in variables.get(_CAPABILITIES, "").split(",")} - {""}
-    prefix = f"{MOUNTED_DEVICES}/".encode()
-    mounted = (mount.destination for mount in container.mounts if mount.destination.startswith(prefix))
-    return ContainerFacts(
-        container.id,
-        container.name,
-        variables.get(_VISIBLE_DEVICES, ""),
-        capabilities == {"utility"},
-        tuple(destination[len(prefix) :].decode(errors="replace") for destination in mounted),
-        _read_minors(container.linux.devices),
-    )
-
-
-def _read_minors(devices: Sequence[Any]) -> tuple[int, ...]:
-    if any((device.major, device.minor) in _DEFAULT_DEVICES for device in devices):
-        return ()
-    minors = {device.minor for device in devices if device.major == _NVIDIA_MAJOR}
-    return tuple(sorted(minor for minor in minors if 0 <= minor < _FIRST_CONTROL_MINOR))
-
-
 class Sandboxes:
-    """All sandboxes and containers of the node. Records are frozen, so that other threads can read them."""
+    """All sandboxes and containers of the node."""
 
     def __init__(self, pods: Iterable[Any] = (), containers: Iterable[Any] = ()) -> None:
         self._by_id: dict[str, Sandbox] = {}
         pod_by_id = {pod.id: pod for pod in pods}
         for pod in pod_by_id.values():
             self.add(pod)
-        for container in sorted(
-            containers, key=lambda c: c.created_at
-        ):  # if two have the same name, the newer one is running
+        # If two containers have the same name, the newer one is running.
+        for container in sorted(containers, key=lambda container: container.created_at):
             if container.pod_sandbox_id in pod_by_id:
                 self.put_container(pod_by_id[container.pod_sandbox_id], container)
 
@@ -92,8 +52,8 @@ class Sandboxes:
     def add(self, pod: Any) -> None:
         """Adds a sandbox. Removes older sandboxes of the same pod, whose stop event may have been missed."""
         for sandbox in self.all():
-            if pod.uid and sandbox.uid == pod.uid and sandbox.id != pod.id:
-                self.remove(sandbox.id)
+            if pod.uid and sandbox.pod.uid == pod.uid and sandbox.pod.id != pod.id:
+                self.remove(sandbox.pod.id)
         self._update(pod)
 
     def remove(self, sandbox_id: str) -> None:
@@ -106,23 +66,21 @@ class Sandboxes:
             return
         if not container.id or not pod.id:
             raise SourceError("nameless", "the runtime reported a container without an id or without a sandbox")
-        sandbox, facts = self._update(pod), read_container(container)
-        others = (other for other in sandbox.containers if other.name != facts.name)
-        self._by_id[pod.id] = replace(sandbox, containers=(*others, facts))
+        sandbox = self._update(pod)
+        others = (other for other in sandbox.containers if other.name != container.name)
+        self._by_id[pod.id] = Sandbox(sandbox.pod, (*others, container))
 
     def remove_container(self, container_id: str) -> None:
         for sandbox in self.all():
             kept = tuple(container for container in sandbox.containers if container.id != container_id)
             if len(kept) < len(sandbox.containers):
-                self._by_id[sandbox.id] = replace(sandbox, containers=kept)
+                self._by_id[sandbox.pod.id] = Sandbox(sandbox.pod, kept)
 
     def _update(self, pod: Any) -> Sandbox:
         """Keeps the known facts if the runtime sends only the id, as it does when a container ends."""
         known = self._by_id.get(pod.id)
         if known is None or pod.name:
-            sandbox = read_sandbox(pod)
-            known = sandbox if known is None else replace(sandbox, containers=known.containers)
-            self._by_id[pod.id] = known
+            known = self._by_id[pod.id] = Sandbox(pod, known.containers if known else ())
         return known
 
 
@@ -196,14 +154,14 @@ class Plugin:
         sandbox = self._sandboxes.get(subject.pod.id)
         if self._cards is None or sandbox is None:
             return b""
-        value = ",".join(find_assigned(sandbox, self._cards()))
-        if not value or value == read_container(subject.container).visible:
+        value = ",".join(find_assigned(sandbox.pod, self._cards()))
+        if not value or value == read_variables(subject.container).get(VISIBLE_DEVICES, ""):
             return b""
         self._counters.add("podgpu_hook_adjustments_total")
-        env = [nri_pb2.KeyValue(key=_VISIBLE_DEVICES, value=value)]
-        if any(variable.startswith(f"{_VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
+        env = [nri_pb2.KeyValue(key=VISIBLE_DEVICES, value=value)]
+        if any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in subject.container.env):
             # Another plugin may have set the variable. Without removal, the runtime would reject the container.
-            env.insert(0, nri_pb2.KeyValue(key=f"-{_VISIBLE_DEVICES}", value=""))
+            env.insert(0, nri_pb2.KeyValue(key=f"-{VISIBLE_DEVICES}", value=""))
         return _encode(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
     def _apply(self, event: int, pod: Any, container: Any) -> None:

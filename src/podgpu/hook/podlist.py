@@ -17,7 +17,7 @@ import msgspec
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
 from podgpu.holders.node_files import MAX_BYTES, PodlistEntry
-from podgpu.hook.counters import HookCounters
+from podgpu.hook import HookCounters
 from podgpu.hook.devices import Cards, Sandbox, find_gpus
 from podgpu.workers import Workers
 
@@ -116,7 +116,9 @@ class PodlistWriter:
             except SourceError as error:
                 problems[str(error)] = error.reason
             except Exception as error:  # noqa: BLE001 - one pod must not remove the entries of others
-                problems[f"pod {sandbox.namespace}/{sandbox.name} is skipped, please report this: {error!r}"] = "bug"
+                problems[
+                    f"pod {sandbox.pod.namespace}/{sandbox.pod.name} is skipped, please report this: {error!r}"
+                ] = "bug"
         for text in problems.keys() - self._logged:
             self._counters.error(problems[text])
             _log.warning("%s", text)

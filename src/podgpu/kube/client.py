@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self
 
@@ -50,17 +50,12 @@ class ApiClient:
         config: ApiConfig,
         *,
         deadline: float = 30.0,
-        verbs: Sequence[str] = ("list",),
         metadata_only: bool = False,
     ) -> None:
-        """`verbs` are named in the error if a collection is forbidden, so that one message lists all permissions.
-
-        `metadata_only` requests objects without spec and status, which makes a pod ten times smaller.
-        """
+        """`metadata_only` requests objects without spec and status, which makes a pod ten times smaller."""
         self.config = config
         self._deadline = deadline
         self._credentials = Credentials(config)
-        self._verbs = verbs
         self._metadata_only = metadata_only
         self._session: aiohttp.ClientSession | None = None
 
@@ -159,7 +154,7 @@ class ApiClient:
             self._credentials.invalidate()
         seconds = response.headers.get("Retry-After", "").strip()  # HTTP also allows a date; API servers send seconds
         retry_after = min(float(seconds), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
-        return explain_status(response.status, body, path, self.config.origin, self._verbs, retry_after)
+        return explain_status(response.status, body, path, self.config.origin, retry_after)
 
     def _explain(self, failure: str, why: str, path: str) -> SourceError:
         if failure == "tls":
@@ -178,14 +173,12 @@ def _parse_object(body: bytes, path: str) -> KubeObject:
         ) from error
 
 
-def explain_status(
-    status: int, body: bytes, path: str, origin: str, verbs: Sequence[str] = (), retry_after: float = 0.0
-) -> ApiError:
-    """Returns an error that explains a response other than 200. For a 403, it names the missing RBAC rule."""
+def explain_status(status: int, body: bytes, path: str, origin: str, retry_after: float = 0.0) -> ApiError:
+    """Returns an error that explains a response other than 200. The message of a 403 names the missing permission."""
     reason = _STATUSES.get(status, "server_error" if status >= 500 else "bad_answer")
     text = f"the API server answered {path} with status {status} ({status_message(body)}), credentials from {origin}"
     if status == 403:
-        text += f": {missing_rule(path, verbs)}"
+        text += ": add this permission to podgpu's ClusterRole or Role"
     return ApiError(reason, text, status, retry_after)
 
 
@@ -197,17 +190,3 @@ def status_message(body: bytes) -> str:
     except SourceError:
         text = body[:2000].decode("utf-8", "replace")
     return one_line(" ".join(text.split()))[:600] or "no message"
-
-
-def missing_rule(path: str, verbs: Sequence[str]) -> str:
-    """Names the RBAC rule that allows `path`."""
-    parts = path.strip("/").split("/")
-    group, rest = ("", parts[2:]) if parts[0] == "api" else ("/".join(parts[1:2]), parts[3:])
-    role = "ClusterRole"
-    if len(rest) > 2 and rest[0] == "namespaces":
-        role, rest = f"Role in namespace {rest[1]}", rest[2:]
-    if not rest:
-        return f'add to podgpu\'s ClusterRole the rule {{nonResourceURLs: ["{path}"], verbs: ["get"]}}'
-    listed = ", ".join(f'"{verb}"' for verb in (("get",) if len(rest) > 1 else verbs))
-    resource = "/".join([rest[0], *rest[2:]])
-    return f'add to podgpu\'s {role} the rule {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{listed}]}}'

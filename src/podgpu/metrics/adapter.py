@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_spec
-from podgpu.metrics.families import EXPORTED, JOB_LABEL, OLD_POD_LABELS, POD_LABELS, families_in
+from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.fields import DEVICE_LEVELS, fields
+from podgpu.metrics.labels import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.metrics.names import KEY_FIELDS, POWER, XID_NAME, Meaning, gpu_figures, meaning, slot_figures
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.model import RESERVATION, NodeState, Workload, WorkloadKey, device_key
@@ -34,6 +35,7 @@ POD_LABEL_VARIANTS = (  # (namespace, pod, container); the first row whose pod l
     POD_LABELS,
     OLD_POD_LABELS,
 )
+WORKLOAD_LABELS = (*(label for row in POD_LABEL_VARIANTS for label in row), JOB_LABEL, *NAMELESS_LABELS, "vgpu")
 TARGET_LABELS = ("cluster", "job", "instance")
 REPLICA_LABELS = ("prometheus_replica", "replica")  # distinguish the two Prometheus servers of an HA pair
 MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
@@ -49,33 +51,14 @@ PodName = tuple[str, str]  # namespace, name
 # Rules that assign samples to members of the document
 
 
-class OwnRule(NamedTuple):
-    """Assigns a podgpu metric to a member of one part of the document."""
-
-    part: str
-    member: str  # `{}` is replaced by the value of `label`
-    factor: int = 0  # if not 0, the value is multiplied by this and rounded to an integer
-    label: str = ""  # if `member` has no `{}`, this label's value is stored (info metrics)
-
-
-OWN_RULES = {
-    **{n: OwnRule(spec.part, spec.member, spec.factor) for n, spec in families_in("exporter").items() if spec.part},
-    "podgpu_allocation_info": OwnRule("holder", "source", label="source"),
-    "podgpu_device_usage_method": OwnRule("slot_usage", "method", label="method"),
-    "podgpu_device_last_holder_info": OwnRule("holder", "is_last"),
-    "podgpu_device_condition_since_timestamp_seconds": OwnRule("conditions", "{}", label="condition"),
-    "podgpu_exporter_source_up": OwnRule("sources", "{}", label="source"),
-    "podgpu_exporter_build_info": OwnRule("node", "version", label="version"),
-    "podgpu_exporter_snapshot_timestamp_seconds": OwnRule("node", "taken_at"),
-    "podgpu_device_count": OwnRule("node", "gpus_{}", 1, "state"),
-}
-
-
 @cache
-def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | Meaning]:
-    """Returns the rules by metric name. `keep_fields` lists the DCGM fields to store; None means all."""
+def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Meaning]:
+    """Returns the member of the document for each metric. `keep_fields` lists the DCGM fields to store; None means all.
+
+    A `FamilySpec` describes a metric of podgpu, a `Meaning` a DCGM field.
+    """
     needed = {*KEY_FIELDS, *_CONDITION_FIELDS, XID_NAME, *(keep_fields or ())}
-    rules: dict[str, OwnRule | Meaning] = {**OWN_RULES}
+    rules: dict[str, FamilySpec | Meaning] = {name: spec for name, spec in families_in("exporter").items() if spec.part}
     for declared in fields().values():
         if declared.level in DEVICE_LEVELS and declared.type != "text" and declared.id < 9000:
             for name in declared.names:
@@ -186,18 +169,19 @@ class _NodeBuilder:
             named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
             slot.texts = {label.field.name: text for label, text in named if label}
 
-    def add_own(self, rule: OwnRule, sample: ParsedSample) -> None:
-        members = self._find_members(rule.part, sample.labels)
-        name, value = sample.labels.get(rule.label, ""), sample.value * (rule.factor or 1)
+    def add_own(self, spec: FamilySpec, sample: ParsedSample) -> None:
+        labels, value = sample.labels, sample.value * (spec.factor or 1)
+        members = self._find_members(spec.part, labels)
         if members is None:
             return
-        if rule.part == "conditions":
-            since = value if value >= 0 else None
-            members[name] = {"name": name, "since": since, "detail": sample.labels.get("detail", "")}
-        elif rule.label and "{}" not in rule.member:
-            members[rule.member] = name
+        if spec.part == "conditions":
+            name, since = labels["condition"], value if value >= 0 else None
+            members[name] = {"name": name, "since": since, "detail": labels.get("detail", "")}
+        elif spec.is_text:
+            members[spec.member] = labels.get(spec.member, "")
         elif 0 <= value < _MAX_AMOUNT:
-            members[rule.member.format(name)] = round(value) if rule.factor else value
+            member = spec.member.format_map(defaultdict(str, labels)) if "{" in spec.member else spec.member
+            members[member] = round(value) if spec.factor else value
 
     def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
         """Returns the dict to store a sample in, or None if the labels do not identify one."""
@@ -331,7 +315,7 @@ def node_from_samples(
         builder = _NodeBuilder(own_pods)
         for sample in own:
             rule = rules[sample.name]
-            if isinstance(rule, OwnRule):
+            if isinstance(rule, FamilySpec):
                 builder.add_own(rule, sample)
             else:
                 builder.add_field(rule, sample)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from podgpu.metrics.conditions import xid_spec
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Family, Labels, Sample
-from podgpu.metrics.families import CLOCK_EVENTS
-from podgpu.metrics.fields import XID_FIELD, fields
+from podgpu.metrics.fields import CLOCK_EVENTS, XID_FIELD, fields
 from podgpu.metrics.labels import (
     LabelPairs,
     Policy,

@@ -1,16 +1,19 @@
-"""Encodes metric families in the Prometheus text format 0.0.4.
+"""Metric families: podgpu's definitions (families.csv), and the Prometheus text format 0.0.4.
 
-The text of labels and headers is cached.
+The reference is generated from families.csv. The text of labels and headers is cached.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
+
+from podgpu.metrics.fields import table_rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GZIP_LEVEL = 1  # fast, because the first scrape waits for it; metrics text compresses 20:1 even at this level
@@ -50,6 +53,56 @@ class Family(NamedTuple):
     help: str
     samples: tuple[Sample, ...]
     dcgm_numbers: bool = False
+
+
+# Definitions
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySpec:
+    name: str
+    type: str
+    help: str
+    labels: tuple[str, ...]
+    part: str = ""
+    """Part of the document that contains the value, if each sample is one member of that part."""
+    member: str = ""
+    """`{label}` in it stands for the text of that label."""
+    factor: int = 0
+    """If not 0, the sample times this factor is the member, an integer. If 0, both are the same float."""
+    is_text: bool = False
+    """True if the member is the text of the label with the same name, not the value."""
+
+    def of(self, samples: Iterable[Sample]) -> Family:
+        return Family(self.name, self.type, self.help, tuple(samples))
+
+
+@cache
+def families_in(group: str) -> Mapping[str, FamilySpec]:
+    """Returns the families of a group of families.csv by name, in the order of the file."""
+    return {
+        row["name"]: FamilySpec(
+            row["name"],
+            row["type"],
+            row["help"],
+            tuple(row["labels"].split()),
+            row["part"],
+            row["member"],
+            factor=int(row["factor"]) if row["factor"].isdecimal() else 0,
+            is_text=row["factor"] == "label",
+        )
+        for row in table_rows("families.csv")
+        if row["group"] == group
+    }
+
+
+def make_families(group: str, samples: Mapping[str, Iterable[Sample]]) -> list[Family]:
+    """Creates families of the group from their samples by name."""
+    specs = families_in(group)
+    return [specs[name].of(found) for name, found in samples.items()]
+
+
+# Text
 
 
 def encode(families: Iterable[Family]) -> bytes:

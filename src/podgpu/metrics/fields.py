@@ -28,6 +28,31 @@ ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
 DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
 XID_FIELD = 230
+CLOCK_EVENTS_FIELD = 112
+CLOCK_EVENTS: dict[int, str] = {
+    0x1: "gpu_idle",
+    0x2: "clocks_setting",
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""Bit of field 112 (DCGM_FI_DEV_CLOCKS_EVENT_REASONS) -> dcgm-exporter's name of the event."""
+THROTTLE_REASONS: dict[int, str] = {
+    240: "power_cap",
+    241: "thermal",
+    242: "sync_boost",
+    243: "board_limit",
+    244: "low_utilization",
+    245: "reliability",
+    1422: "sw_thermal",
+    1423: "hw_thermal",
+    1424: "hw_power_brake",
+}
+"""DCGM field id (a time in nanoseconds) -> label `reason` of podgpu_device_throttled_seconds_total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +207,10 @@ def detail_helps() -> Mapping[int, str]:
 
 def detail_fields() -> tuple[Field, ...]:
     return tuple(fields()[number] for number in detail_helps())
+
+
+def clock_events_in_words(mask: int) -> str:
+    return ", ".join(event for bit, event in CLOCK_EVENTS.items() if mask & bit) or "nothing"
 
 
 # Conversion of values

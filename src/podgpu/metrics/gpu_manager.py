@@ -12,8 +12,7 @@ from functools import lru_cache
 from math import fsum
 from typing import NamedTuple
 
-from podgpu.metrics.encode import Family, Labels, Sample
-from podgpu.metrics.families import families_in, make_families
+from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import fraction_of_gpu
 from podgpu.model import MIB, DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest

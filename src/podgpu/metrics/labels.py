@@ -9,10 +9,23 @@ from functools import cached_property, lru_cache
 
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.encode import Labels
-from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.model import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
 
 LabelPairs = tuple[tuple[str, str], ...]
+POD_LABELS = ("namespace", "pod", "container")
+OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
+"""Pod labels of dcgm-exporter 1.x, used with `-o`."""
+EXPORTED = tuple(f"exported_{name}" for name in POD_LABELS)
+"""Prometheus renames a label that the scrape target also has (honor_labels: false)."""
+JOB_LABEL = "hpc_job"
+NAMELESS_LABELS = ("pod_uid", "container_id")
+"""Labels that identify a holder whose pod name is unknown."""
+HOLDER_LABELS = frozenset(
+    {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
+    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
+    | {"dra_mig_device_uuid", "dra_mig_profile"}
+)
+"""Labels that describe the holder of a device, in all versions of dcgm-exporter and podgpu."""
 _RESERVED = HOLDER_LABELS | {
     *("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
     *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"),
@@ -37,7 +50,7 @@ class Policy:
     copy_parent_values: bool = False  # repeat the GPU's values on its MIG instances, as dcgm-exporter does
     gpu_manager: bool = False
     wait_pairs: int = 0  # lowest percentage of waiting for which a pair of containers has a series; 0: no series
-    process_metrics: str = ""  # path of /proc; no process_* families if empty
+    process_metrics: bool = False  # the process_* families
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 
@@ -86,23 +99,20 @@ def device_names(gpu: DeviceState, slot: Slot, policy: Policy) -> dict[str, str]
 
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     """Returns the holder's labels for dcgm-exporter's series and usage series. Empty labels are omitted."""
-    if holder.job:
-        return [(JOB_LABEL, holder.job)]
-    names, (uid, container_id) = OLD_POD_LABELS if policy.old_namespace else POD_LABELS, NAMELESS_LABELS
-    pairs = [*zip(names, (holder.namespace, holder.pod, holder.container), strict=True)]
-    pairs += [(uid, holder.uid)] if policy.pod_uid or not holder.pod else []
-    pairs += [] if holder.pod else [(container_id, holder.container_id)]
-    return [pair for pair in pairs if pair[1]]
+    names = holder_names(holder, OLD_POD_LABELS if policy.old_namespace else POD_LABELS)
+    if policy.pod_uid and not holder.job:
+        names[NAMELESS_LABELS[0]] = holder.uid
+    return [pair for pair in names.items() if pair[1]]
 
 
-def holder_names(holder: Workload) -> dict[str, str]:
+def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> dict[str, str]:
     """Returns the holder's labels for podgpu's allocation families. They do not depend on the policy.
 
     Empty labels are kept, because Prometheus (honor_labels: true) would add the exporter's own pod instead.
     """
     if holder.job:
         return {JOB_LABEL: holder.job}
-    names = dict(zip(POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True))
+    names = dict(zip(pod_labels, (holder.namespace, holder.pod, holder.container), strict=True))
     nameless = zip(NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
     return names if holder.pod else {**names, **dict(nameless)}
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 
 from podgpu.metrics.dcgm import render_dcgm
-from podgpu.metrics.encode import Family, Labels, Sample
-from podgpu.metrics.families import families_in, make_families
+from podgpu.metrics.encode import Family, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
     Policy,
     assigned_holders,
@@ -93,17 +92,13 @@ def _self(state: NodeState) -> Iterator[Row]:
 def _usage(state: NodeState, policy: Policy) -> list[Family]:
     holders: list[tuple[Labels, Document]] = []
     devices: list[tuple[Labels, Document]] = []
-    methods = []
     for gpu, slot in visible_slots(state):
         names = device_names(gpu, slot, policy)
         for holder in slot.holders:
             if holder.usage is not None and holder.has_labels:
                 holders.append((dcgm_labels(names, policy, holder_pairs(holder, policy)), holder.usage))
         if slot.usage is not None:
-            labels = dcgm_labels(names, policy)
-            devices.append((labels, slot.usage))
-            if slot.usage.method:
-                methods.append(Sample(make_labels((*labels.pairs, ("method", slot.usage.method))), 1))
+            devices.append((dcgm_labels(names, policy), slot.usage))
     namespaces: list[tuple[Labels, Document]] = []
     for usage in state.namespaces:
         model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
@@ -112,7 +107,6 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
     return [
         *_figures("holder_usage", holders),
         *_figures("slot_usage", devices),
-        families_in("exporter")["podgpu_device_usage_method"].of(methods),
         *_figures("namespaces", namespaces),
     ]
 
@@ -134,9 +128,13 @@ def _figures(part: str, rows: Iterable[tuple[Labels, Document]]) -> Iterator[Fam
     """Renders the families whose samples are members of this part of the document."""
     for spec in families_in("exporter").values():
         if spec.part == part:
-            numbers = ((labels, getattr(row, spec.member)) for labels, row in rows)
-            divisor = spec.factor if spec.factor > 1 else None
-            yield spec.of(Sample(labels, n / divisor if divisor else n) for labels, n in numbers if n is not None)
+            members = [(labels, getattr(row, spec.member)) for labels, row in rows]
+            if spec.is_text:
+                texts = (make_labels((*labels.pairs, (spec.member, text))) for labels, text in members if text)
+                yield spec.of(Sample(labels, 1) for labels in texts)
+            else:
+                divisor = spec.factor if spec.factor > 1 else None
+                yield spec.of(Sample(labels, n / divisor if divisor else n) for labels, n in members if n is not None)
 
 
 # Health, devices and allocations

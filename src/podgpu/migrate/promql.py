@@ -317,17 +317,6 @@ def find_selectors(node: Node) -> Iterator[VectorSelector]:
     return (child for child in walk(node) if isinstance(child, VectorSelector))
 
 
-def find_labels(tree: Node) -> Iterator[str]:
-    for node in walk(tree):
-        match node:
-            case Binary():
-                yield from (word.text for word in node.labels)
-            case VectorSelector():
-                yield from (matcher.label.text for matcher in node.matchers)
-            case Call():
-                yield from (word.text for word in (*node.labels, *label_arguments(node), *requested_label(node)))
-
-
 def label_arguments(call: Call) -> Sequence[Word]:
     """Returns the arguments that are names of labels, without their quotes. The first one is the label that is set."""
     arguments = call.arguments

@@ -24,7 +24,6 @@ from podgpu.migrate.promql import (
     VectorSelector,
     Word,
     Wrapped,
-    find_labels,
     find_selectors,
     is_named_by_variable,
     label_arguments,
@@ -48,7 +47,6 @@ _LINEAR = frozenset(
     }
 )
 """Range functions whose result is proportional to the values."""
-_SQUARE = frozenset({"stdvar_over_time"})
 _UNITLESS = frozenset(
     {
         *("count_over_time", "present_over_time", "absent_over_time", "changes", "resets"),
@@ -65,7 +63,6 @@ class RenamedMetric:
     name: str
     factor: Fraction  # old value = new value * factor
     is_default: bool  # dcgm-exporter exports it without a custom counter file
-    is_inferred: bool  # no release has the new name yet
 
 
 @cache
@@ -73,9 +70,7 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
     """Old name -> new name and unit."""
     default = {counter.name for counter in shipped_counters("default") or ()}
     return {
-        name: RenamedMetric(
-            rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default, "infer" in rename.new.seen
-        )
+        name: RenamedMetric(rename.new_name, 1 / Fraction(str(rename.factor)), rename.old.name in default)
         for rename in renames()
         if rename.old.type != "text" and rename.new_name != rename.old.name
         for name in rename.old_names
@@ -107,41 +102,7 @@ class RewriteResult:
     text: str  # unchanged if a part could not be rewritten
     left: tuple[str, ...] = ()  # messages about parts that could not be rewritten
     notes: tuple[str, ...] = ()
-    reads_both: bool = False  # the expression already reads both names and stays unchanged
     is_exporter: bool = False  # the expression reads the exporter's series, so legends use its labels
-
-
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    start: int
-    end: int
-    text: str
-    place: str  # position in the file, for messages
-    result: RewriteResult
-
-
-@dataclass(frozen=True, slots=True)
-class MigratedFile:
-    text: str
-    changed: int = 0  # number of rewritten parts
-    left: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def report_old_names(text: str, problem: str) -> RewriteResult | None:
-    """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
-    names = find_old_names(text)
-    return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
-
-
-def apply_changes(text: str, changes: Iterable[FileChange]) -> MigratedFile:
-    changes = sorted(changes, key=lambda change: change.start)
-    return MigratedFile(
-        apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
-        sum(text[change.start : change.end] != change.text for change in changes),
-        tuple(f"{change.place}: {message}" for change in changes for message in change.result.left),
-        tuple(f"{change.place}: {message}" for change in changes for message in change.result.notes),
-    )
 
 
 def apply_edits(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
@@ -187,10 +148,6 @@ class _Rewriter:
 
     def rewrite(self) -> RewriteResult:
         tree = parse_promql(self.text)
-        reads_both, single = _compare_names(tree)
-        if reads_both:
-            problem = "only this name is read, while other parts read old and new names; rewrite it manually"
-            return RewriteResult(self.text, tuple(f"{name}: {problem}" for name in single), reads_both=not single)
         self.is_exporter = any(self._has_labels(name_of(s)) for s in find_selectors(tree))
         self._rewrite(tree)
         if self.left:
@@ -259,8 +216,8 @@ class _Rewriter:
             renamed = renamed_metrics().get(name_of(argument))
             if renamed is None or renamed.factor == 1 or node.function in _UNITLESS:
                 self._rewrite_selector(argument, None)
-            elif node.function in _LINEAR | _SQUARE:
-                self._rewrite_selector(argument, node, power=2 if node.function in _SQUARE else 1)
+            elif node.function in _LINEAR:
+                self._rewrite_selector(argument, node)
             else:
                 self._fail(node, f"the unit of the range changes, and its effect on {node.function}() is unknown")
 
@@ -281,7 +238,7 @@ class _Rewriter:
                 quote = 1 if label != word.text else 0
                 self.edits.append((word.start + quote, word.end - quote, renamed_labels()[label]))
 
-    def _rewrite_selector(self, node: VectorSelector, convert: Node | None, power: int = 1) -> None:
+    def _rewrite_selector(self, node: VectorSelector, convert: Node | None) -> None:
         """Renames the metric. `convert` is the node whose result is converted; None if no conversion is needed."""
         if is_named_by_variable(node):
             self._fail(node, "the metric's name is a dashboard variable, in whole or in part")
@@ -298,7 +255,7 @@ class _Rewriter:
                 return
             self._rename(name, renamed)
             if convert is not None and renamed.factor != 1:
-                self._convert(convert, renamed.factor**power)
+                self._convert(convert, renamed.factor)
         if name is not None and self._has_labels(name.text):
             self._rewrite_labels([matcher.label for matcher in node.matchers])
         elif any(matcher.label.text in renamed_labels() for matcher in node.matchers):
@@ -311,8 +268,6 @@ class _Rewriter:
                 f"{name.text} is not a default counter of dcgm-exporter: also rename it to {renamed.name} in your"
                 " counter file"
             )
-        if renamed.is_inferred:
-            self.notes.append(f"{renamed.name}: this name is inferred; no release has it yet")
 
     def _convert(self, node: Node, factor: Fraction) -> None:
         """Multiplies or divides the value of a node.
@@ -324,15 +279,6 @@ class _Rewriter:
         rounds = self.is_compared and factor == _PERCENT
         self.edits.append((node.start, node.start, "round(" if rounds else "("))
         self.edits.append((node.end, node.end, f"{conversion}, 0.0001)" if rounds else f"{conversion})"))
-
-
-def _compare_names(tree: Node) -> tuple[bool, list[str]]:
-    """Returns True if any old name is read together with its new name, and the old names without their new name."""
-    metrics = dict.fromkeys(map(name_of, find_selectors(tree)))
-    labels = dict.fromkeys(find_labels(tree))
-    has_new = {name: renamed_metrics()[name].name in metrics for name in metrics if name in renamed_metrics()}
-    has_new |= {label: renamed_labels()[label] in labels for label in labels if label in renamed_labels()}
-    return any(has_new.values()), [name for name, has in has_new.items() if not has]
 
 
 def _has_renamed(node: Node) -> bool:

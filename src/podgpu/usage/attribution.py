@@ -22,7 +22,7 @@ from podgpu.model import (
     WorkloadKey,
     parts_of,
 )
-from podgpu.usage.owners import Owners
+from podgpu.usage.containers import Owners
 
 K = TypeVar("K")
 Owner = Workload | Literal["host", "unknown"]  # "host": not in a pod; "unknown": not determined

@@ -50,8 +50,8 @@ def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0
 
 def test_a_stay_continues_in_the_next_window() -> None:
     first, second = windows([(IN, 1, 2 * MS), (OUT, 1, 15 * MS)], [10 * MS, 20 * MS])
-    assert (first.sum_by_process(), first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
-    assert second.sum_by_process() == {1: 5 * MS}
+    assert (first.resident, first.unknown, first.switching) == ({1: 8 * MS}, 2 * MS, 0)
+    assert second.resident == {1: 5 * MS}
     assert second.unknown == 5 * MS  # a millisecond after a save without a switch-in, no context is resident
 
 
@@ -59,7 +59,7 @@ def test_the_time_between_contexts_and_the_lead_are_switching() -> None:
     switches = [(IN, 1, 0), (OUT, 1, 4 * MS), (IN, 2, 4 * MS + 84_000)]
     (only,) = windows(switches, [10 * MS], lead=64_000)
     assert only.switching == 64_000 + 84_000 + 64_000
-    assert only.sum_by_process() == {1: 4 * MS - 64_000, 2: 6 * MS - 84_000 - 64_000}
+    assert only.resident == {1: 4 * MS - 64_000, 2: 6 * MS - 84_000 - 64_000}
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_stays_switching_and_unknown_add_up_to_any_window(
         at += pause + stay
     cuts = [sum(ends[: n + 1]) for n in range(len(ends))]
     for window in windows(switches, cuts, lead):
-        assert sum(window.sum_by_process().values()) + window.switching + window.unknown == window.window
+        assert sum(window.resident.values()) + window.switching + window.unknown == window.window
         assert all(window.since <= stay.since < stay.until <= window.until for stay in window.stays)
-    whole = windows(switches, [cuts[-1]], lead)[0].sum_by_process()
+    whole = windows(switches, [cuts[-1]], lead)[0].resident
     parts: dict[int, int] = {}
     for window in windows(switches, cuts, lead):
-        for pid, ns in window.sum_by_process().items():
+        for pid, ns in window.resident.items():
             parts[pid] = parts.get(pid, 0) + ns
     assert parts == whole
 
@@ -168,7 +168,7 @@ def test_no_process_exceeds_its_residency_and_the_sum_does_not_exceed_the_device
     model = BusyShareModel()
     looks = [(int(moment * at), was) for moment, was in samples]
     model.learn(window, looks)
-    resident = window.sum_by_process()
+    resident = window.resident
     for figures in (
         model.estimate(window, device),
         model.estimate(window, device, looks),

@@ -98,10 +98,8 @@ class DcgmTelemetry:
         self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._timestamps = Timestamps(clock)
         self._xids = XidReader()
-        self._health: dict[int, list[Detail]] = {}
-        """GPU id -> state of its health watches and NVLink peers."""
-        self._health_errors: dict[int, SourceError] = {}
-        """Field id -> error of the last reading."""
+        self._details: dict[int, Details | SourceError] = {}
+        """Field id -> state of the health watches or NVLink peers, or the error of the last reading."""
 
     @property
     def versions(self) -> tuple[Version, Version]:
@@ -144,9 +142,7 @@ class DcgmTelemetry:
         if outline != self._outline:
             _log.info("dcgm: %d GPUs, %d of them unreachable", len(outline.states), len(layout.unreachable))
         self.expected = self._count_expected()
-        self._outline, self._layout_read_at = outline, now
-        if layout != self._layout:
-            self._layout = layout
+        self._outline, self._layout, self._layout_read_at = outline, layout, now
 
     def _read_health(self) -> None:
         """Reads XIDs, health and peers, which DCGM returns for all GPUs in one call.
@@ -159,22 +155,18 @@ class DcgmTelemetry:
             layout, lanes = self._watched
             self._read_xids(layout)
             ids = [gpu.entity.id for gpu in layout.gpus]
-            health: dict[int, list[Detail]] = {gpu: [] for gpu in ids}
-            errors: dict[int, SourceError] = {}
+            details: dict[int, Details | SourceError] = {}
             for field_id in {HEALTH_FIELD, P2P_FIELD} & _field_ids(lanes):
                 try:
                     if field_id == HEALTH_FIELD:
-                        details = check_health(self._connection, self._find_gpu_groups(lanes), ids)
+                        details[field_id] = check_health(self._connection, self._find_gpu_groups(), ids)
                     else:
-                        details = read_p2p(self._connection, ids)
+                        details[field_id] = read_p2p(self._connection, ids)
                 except DriverGone:
                     raise
                 except SourceError as e:
-                    errors[field_id] = e
-                else:
-                    for gpu in ids:
-                        health[gpu] += details.get(gpu, ())
-            self._health, self._health_errors = health, errors
+                    details[field_id] = e
+            self._details = details
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
@@ -188,18 +180,23 @@ class DcgmTelemetry:
             latest = self._read_latest(own, fields)
         devices = {e.entity: self._companion.complete(e.device) for e in own if e.device and e.kind != "LINK"}
         readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
-        readings[0] = replace(readings[0], details=tuple(self._health.get(own[0].entity.id, ())))
         links = [e for e in own if e.kind == "LINK"]
-        failed = self._health_errors
         unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
-        unsupported |= {(gpu.uuid, i) for i, e in failed.items() if isinstance(e, Unsupported)}
-        errors = [e.reason for e in failed.values() if not isinstance(e, Unsupported)]
+        details: list[Detail] = []
+        for field_id, result in self._details.items():
+            if isinstance(result, Unsupported):
+                unsupported.add((gpu.uuid, field_id))
+            elif isinstance(result, SourceError):
+                latest.errors.append(result.reason)
+            else:
+                details += result.get(own[0].entity.id, ())
+        readings[0] = replace(readings[0], details=tuple(details))
         xid_watch = self._watches.get(("GPU", self._xid_lane))
         return GpuAnswer(
             tuple(readings),
             unsupported=tuple(sorted(unsupported)),
             dropped=tuple(latest.dropped),
-            errors=_deduplicate([*latest.errors, *errors]),
+            errors=tuple(dict.fromkeys(latest.errors)),
             others=tuple(_make_readings(links, latest)),
             reports_errors=xid_watch is not None and not xid_watch.rejected,
             links_up=len(links) or None,
@@ -208,13 +205,11 @@ class DcgmTelemetry:
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         with self._connection.hold():
             others = self._layout.others
-            if not any(_select_fields(fields, other.kind) for other in others):
-                return GpuAnswer(())
             latest = self._read_latest(others, fields)
         return GpuAnswer(
             (),
             dropped=tuple(latest.dropped),
-            errors=_deduplicate(latest.errors),
+            errors=tuple(dict.fromkeys(latest.errors)),
             others=tuple(_make_readings(others, latest)),
         )
 
@@ -231,7 +226,7 @@ class DcgmTelemetry:
     def _update_watches(self) -> None:
         with self._watch_lock:
             layout, lanes = self._layout, self._lanes
-            if self._watched is not None and self._watched[0] is layout and self._watched[1] is lanes:
+            if self._watched == (layout, lanes):
                 return
             self._stop_watches()
             self._watches = self._make_watches(layout, lanes)
@@ -244,7 +239,7 @@ class DcgmTelemetry:
             self._log_rejected()
             self._connection.call("dcgmUpdateAllFields", 1)
             if HEALTH_FIELD in _field_ids(lanes):
-                start_health(self._connection, self._find_gpu_groups(lanes))
+                start_health(self._connection, self._find_gpu_groups())
             self._watched = layout, lanes
             # Read now, because the first reading of XIDs skips all earlier ones, and new ones must not be skipped.
             self._read_xids(layout)
@@ -279,10 +274,10 @@ class DcgmTelemetry:
         keys = {e.entity: e.device.key for e in layout.entities if e.device is not None and e.kind in _XID_KINDS}
         self._xids.read(self._connection, pairs, keys)
 
-    def _find_gpu_groups(self, lanes: Sequence[Lane]) -> list[int]:
-        """Returns groups that contain all GPUs. Every lane with GPU fields has them, so the first such lane is used."""
-        watches = (self._watches.get(("GPU", lane)) for lane in lanes)
-        return next((watch.groups for watch in watches if watch is not None), [])
+    def _find_gpu_groups(self) -> list[int]:
+        """Returns DCGM's groups that contain all GPUs."""
+        watch = self._watches.get(("GPU", self._xid_lane))
+        return [] if watch is None else watch.groups
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
@@ -299,7 +294,7 @@ class DcgmTelemetry:
             return False
         with self._watch_lock:
             self._watches, self._watched = {}, None
-            self._health, self._health_errors = {}, {}
+            self._details = {}
         return True
 
 
@@ -333,11 +328,6 @@ def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     if kind in ("LINK", SWITCH_LINK):
         return tuple(f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK))
     return tuple(f for f in read if f.level == kind)
-
-
-def _deduplicate(reasons: Sequence[str]) -> tuple[str, ...]:
-    """Removes duplicates, so that a reason is counted once per reading."""
-    return tuple(dict.fromkeys(reasons))
 
 
 # Health and XIDs

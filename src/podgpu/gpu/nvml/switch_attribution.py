@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -94,7 +94,7 @@ class SwitchCosts:
     """Work done in a stay that ended with its time slice."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Residency:
     """All `Stay`s within one window. Their durations plus `switching` and `unknown` add up to the window's length."""
 
@@ -112,11 +112,23 @@ class Residency:
     def window(self) -> int:
         return self.until - self.since
 
-    def sum_by_process(self) -> dict[int, int]:
+    @cached_property
+    def resident(self) -> dict[int, int]:
+        """Nanoseconds by process."""
         resident: dict[int, int] = {}
         for pid, _, since, until in self.stays:
             resident[pid] = resident.get(pid, 0) + until - since
         return resident
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Durations of the stays within the window, sorted."""
+        return sorted(until - since for _, _, since, until in self.stays)
+
+    def measure_up_to(self, duration: float) -> float:
+        """Returns the total duration of the stays if none were longer than this."""
+        place = bisect_right(self.lengths, duration)
+        return sum(self.lengths[:place]) + duration * (len(self.lengths) - place)
 
 
 @dataclass(slots=True)
@@ -328,7 +340,7 @@ class BusyShareModel:
             pid, _ = kind
             estimates[pid] = estimates.get(pid, 0.0) + sum(ns * share for ns, share in by_age)
             uncertainty[pid] = uncertainty.get(pid, 0.0) + sum(ns * share * (1 - share) for ns, share in by_age)
-        at_most = {pid: ns - saving.get(pid, 0) for pid, ns in residency.sum_by_process().items()}
+        at_most = {pid: ns - saving.get(pid, 0) for pid, ns in residency.resident.items()}
         return _fit(max(0, busy - sum(saving.values())), estimates, uncertainty, at_most)
 
 
@@ -360,7 +372,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     Assumes that all stays are busy for the same time from their start, or until their end if they are shorter. More
     accurate than dividing in proportion to residency (H200 traces: 2.7 instead of 3.7 points of error).
     """
-    lengths = sorted(until - since for _, _, since, until in residency.stays)
+    lengths = residency.lengths
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
     left, level = max(0, busy - sum(_compute_saving(residency, lambda _pid, _age: share).values())), 0
     for place, length in enumerate(lengths):

@@ -414,7 +414,7 @@ class BusyTimeSplitter:
         listener: SwitchListener,
     ) -> DeviceUsage:
         worked = max(0, busy_ns - residency.switching)
-        resident = residency.sum_by_process()
+        resident = residency.resident
         if not listener.unsampled:
             self._model.learn(residency, samples)
             saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
@@ -445,7 +445,7 @@ def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> Non
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
         raise _WindowError("unaccounted_time", f"the context-switch log does not cover {percent} % of the time")
-    resident = residency.sum_by_process()
+    resident = residency.resident
     if resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
         raise _WindowError(
             "hidden_process",

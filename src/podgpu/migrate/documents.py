@@ -1,13 +1,13 @@
-"""Rewrites Prometheus rules in a rule file or a PrometheusRule. Keeps comments, order and layout.
+"""Rewrites the queries in Grafana dashboards (JSON) and Prometheus rules (YAML). Keeps comments, order and layout.
 
-Only the scalars that change are written again. The result is parsed to verify every value.
+Only the strings that change are written again.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -15,17 +15,174 @@ import yaml
 from podgpu.errors import UsageError
 from podgpu.migrate.promql import PromqlError, find_selectors, name_of, parse_promql
 from podgpu.migrate.rewrite import (
-    FileChange,
-    MigratedFile,
     RewriteResult,
-    apply_changes,
+    apply_edits,
     find_old_names,
     has_exporter_labels,
     renamed_labels,
-    renamed_metrics,
-    report_old_names,
     rewrite_expression,
+    rewrite_query,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    start: int
+    end: int
+    text: str
+    place: str  # position in the file, for messages
+    result: RewriteResult
+
+
+@dataclass(frozen=True, slots=True)
+class MigratedFile:
+    text: str
+    changed: int = 0  # number of rewritten parts
+    left: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def report_old_names(text: str, problem: str) -> RewriteResult | None:
+    """Reports old names in a text that cannot be rewritten. Returns None if there are none."""
+    names = find_old_names(text)
+    return RewriteResult(text, (f"{', '.join(names)}: {problem}",)) if names else None
+
+
+def apply_changes(text: str, changes: Iterable[FileChange]) -> MigratedFile:
+    changes = sorted(changes, key=lambda change: change.start)
+    return MigratedFile(
+        apply_edits(text, [(change.start, change.end, change.text) for change in changes]),
+        sum(text[change.start : change.end] != change.text for change in changes),
+        tuple(f"{change.place}: {message}" for change in changes for message in change.result.left),
+        tuple(f"{change.place}: {message}" for change in changes for message in change.result.notes),
+    )
+
+
+# Dashboards
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],]')
+_PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
+_VARIABLE_KEYS = frozenset({"repeat", "scopedVars"})
+"""Keys whose values are names of dashboard variables, which may equal the name of a label."""
+_LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
+_PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
+_TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _JsonString:
+    """A key or string value in the file, with its path and position."""
+
+    path: tuple[str | int, ...]
+    value: str
+    start: int
+    end: int
+    is_key: bool = False
+
+    @property
+    def key(self) -> str:
+        """The last key of the path."""
+        return next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
+
+    @property
+    def shown(self) -> str:
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        return "".join(parts).lstrip(".")
+
+
+def migrate_dashboard(text: str, origin: str) -> MigratedFile:
+    """Rewrites a dashboard. Raises UsageError if the text is not a JSON object."""
+    try:
+        document = json.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        place = f", at {error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{place}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{origin}: not a dashboard, which must be a JSON object")
+    texts = _find_strings(text)
+    rewritten = {string: result for string in texts if (result := _rewrite_string(string)) is not None}
+    # Legends, columns and patterns of these panels and variables refer to the exporter's labels.
+    to_rewrite = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter}
+    for string in texts:
+        if _owner_of(string) in to_rewrite and string not in rewritten:
+            rewritten[string] = _rewrite_label_text(string)
+    return apply_changes(text, [_change_string(string, result, text) for string, result in rewritten.items()])
+
+
+def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
+    """Returns the path of the panel or variable that contains the string."""
+    for length in range(len(string.path), 0, -1):
+        if isinstance(string.path[length - 1], int) and length > 1 and string.path[length - 2] in ("panels", "list"):
+            return string.path[:length]
+    return string.path
+
+
+def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange:
+    new = text[string.start : string.end]
+    if rewritten.text != string.value:
+        new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
+    return FileChange(string.start, string.end, new, string.shown, rewritten)
+
+
+def _rewrite_string(string: _JsonString) -> RewriteResult | None:
+    """Rewrites a query. Reports metric names in any other string, except in texts for people."""
+    is_variable = string.path[:1] == ("templating",)
+    if not string.is_key and (string.key == "expr" or (is_variable and string.key in ("query", "definition"))):
+        return _rewrite_promql(string.value, rewrite_expression if string.key == "expr" else rewrite_query)
+    if string.key in _PROSE or is_variable:
+        return None
+    return report_old_names(string.value, "mentioned outside a query; check it manually")
+
+
+def _rewrite_promql(text: str, rewrite: Callable[[str], RewriteResult]) -> RewriteResult | None:
+    try:
+        return rewrite(text)
+    except PromqlError as error:  # the value of a variable may also be a list or a data source
+        return report_old_names(text, f"cannot be parsed as PromQL: {error}")
+
+
+def _rewrite_label_text(string: _JsonString) -> RewriteResult:
+    """Rewrites label names in legends, columns and patterns."""
+    if not _VARIABLE_KEYS.isdisjoint(string.path):
+        return RewriteResult(string.value)
+    if string.key == "regex" and not string.is_key:  # matches series as text, such as `Hostname="…"`
+        return RewriteResult(_PRINTED_LABEL.sub(lambda match: renamed_labels().get(match[0], match[0]), string.value))
+    if string.key in _LEGENDS or "${__" in string.value:
+        return RewriteResult(_TEMPLATE.sub(_rename_in_legend, string.value))
+    if string.is_key or string.key not in _PROSE:
+        return RewriteResult(renamed_labels().get(string.value, string.value))
+    return RewriteResult(string.value)
+
+
+def _rename_in_legend(match: re.Match[str]) -> str:
+    label = match[1] or match[2]
+    return match[0].replace(label, renamed_labels().get(label, label))
+
+
+def _find_strings(text: str) -> list[_JsonString]:
+    """Finds all strings in valid JSON."""
+    strings: list[_JsonString] = []
+    path: list[str | int | None] = []  # key or index in each open container; None where a key is expected
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "{[":
+            path.append(None if token == "{" else 0)
+        elif token in "}]":
+            path.pop()
+        elif token == ",":
+            last = path[-1]
+            path[-1] = last + 1 if isinstance(last, int) else None
+        elif token.startswith('"'):
+            value = json.loads(token, strict=False)
+            is_key = bool(path) and path[-1] is None
+            place = tuple(part for part in path if part is not None)
+            strings.append(_JsonString(place, value, match.start(), match.end(), is_key))
+            if is_key:
+                path[-1] = value
+    return strings
+
+
+# Rules
 
 _BLOCKS = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _LABELS = re.compile(r"((?:\$labels|\.Labels)\.|index\s+\$labels\s+\")(\w+)")
@@ -146,10 +303,7 @@ def _find_metrics(expression: str) -> set[str]:
 
 def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult | None:
     if scalar.use == "expr":
-        try:
-            return rewrite_expression(scalar.value, recorded)
-        except PromqlError as error:
-            return report_old_names(scalar.value, f"cannot be parsed as PromQL: {error}")
+        return _rewrite_promql(scalar.value, lambda text: rewrite_expression(text, recorded))
     if scalar.use == "template":
         return _rewrite_template(scalar.value)
     return report_old_names(scalar.value, "mentioned outside an expression; check it manually")
@@ -161,18 +315,9 @@ def _rewrite_template(value: str) -> RewriteResult:
     def rewrite_block(block: re.Match[str]) -> str:
         if "query" in block[0] and (names := find_old_names(block[0])):
             left.append(f"{', '.join(names)}: queried in a template; check it manually")
-        return _LABELS.sub(lambda match: match[1] + _rename_label(match[2], block[0]), block[0])
+        return _LABELS.sub(lambda match: match[1] + renamed_labels().get(match[2], match[2]), block[0])
 
-    text = _BLOCKS.sub(rewrite_block, value)
-    names = [] if left else [name for name in find_old_names(_BLOCKS.sub("", value)) if name in renamed_metrics()]
-    notes = [f"{', '.join(names)}: mentioned in a text, which is not changed"] if names else []
-    return RewriteResult(text, tuple(left), tuple(notes))
-
-
-def _rename_label(label: str, block: str) -> str:
-    """Returns the new label, unless the template already reads both names."""
-    new = renamed_labels().get(label, label)
-    return label if f".{new}" in block else new
+    return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(left))
 
 
 # Back into the file
